@@ -1,0 +1,93 @@
+"""What can go wrong, as classes. Callers branch on the class, never on the text."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+
+class LanceWalError(Exception):
+    """Base of every error that lancewal raises on purpose."""
+
+
+class InvalidInputError(LanceWalError, ValueError):
+    """The caller's input was refused before anything was written."""
+
+
+class NotInitializedError(LanceWalError):
+    """The table exists, but has no MemWAL index yet: call ``lancewal.initialize``."""
+
+
+class FencedError(LanceWalError):
+    """Another writer claimed the shard; this one never acknowledges a write again.
+
+    ``local_epoch`` is the epoch this writer holds, ``stored_epoch`` the one that
+    superseded it. Open a new writer to take the shard back.
+    """
+
+    def __init__(self, shard_id: UUID, local_epoch: int, stored_epoch: int, where: str = "") -> None:
+        self.shard_id = shard_id
+        self.local_epoch = local_epoch
+        self.stored_epoch = stored_epoch
+        during = f" {where}" if where else ""
+        super().__init__(
+            f"Writer fenced{during}: shard {shard_id} is at epoch {stored_epoch}, this writer "
+            f"holds epoch {local_epoch}. Another writer took over; open a new writer to write again."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_fenced, (self.shard_id, self.local_epoch, self.stored_epoch, str(self)))
+
+
+def _rebuild_fenced(shard_id: UUID, local: int, stored: int, text: str) -> FencedError:
+    error = FencedError(shard_id, local, stored)
+    error.args = (text,)
+    return error
+
+
+class SealedShardError(LanceWalError):
+    """The shard's status is SEALED: it refuses writers until it is unsealed."""
+
+
+class ClosedError(LanceWalError):
+    """The writer was closed; open a new one."""
+
+
+class WalCorruptError(LanceWalError):
+    """A WAL entry that must be readable is not: cut, altered, or missing between others."""
+
+    def __init__(self, shard_id: UUID, position: int, found: str) -> None:
+        self.shard_id = shard_id
+        self.position = position
+        self.found = found
+        super().__init__(f"WAL entry {position} of shard {shard_id} is corrupt: {found}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (WalCorruptError, (self.shard_id, self.position, self.found))
+
+
+class WalTruncatedError(LanceWalError):
+    """The position asked for was garbage-collected; start from ``first_retained`` or a snapshot."""
+
+    def __init__(self, shard_id: UUID, position: int, first_retained: int) -> None:
+        self.shard_id = shard_id
+        self.position = position
+        self.first_retained = first_retained
+        super().__init__(
+            f"WAL position {position} of shard {shard_id} was garbage-collected; the first "
+            f"retained position is {first_retained}. Read a snapshot and follow from there."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (WalTruncatedError, (self.shard_id, self.position, self.first_retained))
+
+
+class ConflictError(LanceWalError):
+    """A commit lost its race too often; nothing of it was written, trying again is safe."""
+
+
+class CorruptManifestError(LanceWalError):
+    """A manifest that must parse does not."""
+
+
+class StorageError(LanceWalError):
+    """The object store failed and retries did not help; the outcome may be unknown."""

@@ -1,0 +1,130 @@
+"""Every path and file name below a Lance table's ``_mem_wal`` directory.
+
+All paths are relative to the table's root, use ``/`` and never start with one.
+Nothing here touches storage.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from uuid import UUID
+
+from lancewal.errors import InvalidInputError
+
+MEM_WAL_DIR = "_mem_wal"
+#: Our own records beside the shards (Lance ignores the directory).
+OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
+
+FIRST_WAL_POSITION = 1
+FIRST_MANIFEST_VERSION = 1
+FIRST_GENERATION = 1
+
+WAL_SUFFIX = ".arrow"
+MANIFEST_SUFFIX = ".binpb"
+VERSION_HINT_NAME = "version_hint.json"
+
+BLOOM_FILTER_NAME = "bloom_filter.bin"
+PK_INDEX_DIR = "_pk_index"
+PK_PAGE_DATA_NAME = f"{PK_INDEX_DIR}/page_data.lance"
+PK_PAGE_LOOKUP_NAME = f"{PK_INDEX_DIR}/page_lookup.lance"
+
+_BITS = re.compile(r"[01]{64}")
+_SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]*)")
+_MAX_NUMBER = (1 << 64) - 1
+
+
+def reversed_bits(number: int) -> str:
+    """The 64-bit binary text of ``number``, least significant bit first.
+
+    Neighbouring numbers differ in their first characters, which spreads them over
+    an object store's key partitions.
+
+    >>> reversed_bits(5)[:6]
+    '101000'
+    """
+    if not 0 <= number <= _MAX_NUMBER:
+        raise InvalidInputError(f"{number} does not fit 64 unsigned bits")
+    return format(number, "064b")[::-1]
+
+
+def parse_reversed_bits(text: str) -> int | None:
+    """The inverse of :func:`reversed_bits`; ``None`` when ``text`` is something else."""
+    return int(text[::-1], 2) if _BITS.fullmatch(text) else None
+
+
+def shard_dir(shard_id: UUID) -> str:
+    return f"{MEM_WAL_DIR}/{shard_id}"
+
+
+def parse_shard_dir(name: str) -> UUID | None:
+    """The shard id of a directory name below ``_mem_wal``; ``None`` for a foreign directory."""
+    try:
+        shard_id = UUID(name)
+    except ValueError:
+        return None
+    return shard_id if str(shard_id) == name else None
+
+
+def parse_shard_id(value: UUID | str) -> UUID:
+    """A shard id from what a caller passed; refuses what is no UUID."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInputError(
+            f"shard id {value!r} is not a UUID; pass a uuid.UUID or its text form"
+        ) from None
+
+
+def wal_dir(shard_id: UUID) -> str:
+    return f"{shard_dir(shard_id)}/wal"
+
+
+def wal_entry(shard_id: UUID, position: int) -> str:
+    return f"{wal_dir(shard_id)}/{reversed_bits(position)}{WAL_SUFFIX}"
+
+
+def parse_wal_name(name: str) -> int | None:
+    """The position in a WAL entry's file name; ``None`` for staging and foreign files."""
+    return parse_reversed_bits(name.removesuffix(WAL_SUFFIX)) if name.endswith(WAL_SUFFIX) else None
+
+
+def manifest_dir(shard_id: UUID) -> str:
+    return f"{shard_dir(shard_id)}/manifest"
+
+
+def manifest_file(shard_id: UUID, version: int) -> str:
+    return f"{manifest_dir(shard_id)}/{reversed_bits(version)}{MANIFEST_SUFFIX}"
+
+
+def parse_manifest_name(name: str) -> int | None:
+    """The version in a shard manifest's file name; ``None`` for anything else."""
+    if not name.endswith(MANIFEST_SUFFIX):
+        return None
+    return parse_reversed_bits(name.removesuffix(MANIFEST_SUFFIX))
+
+
+def version_hint(shard_id: UUID) -> str:
+    return f"{manifest_dir(shard_id)}/{VERSION_HINT_NAME}"
+
+
+def fresh_sstable_name(generation: int) -> str:
+    """A new directory name for one flush attempt; a retry never reuses one."""
+    return f"{secrets.token_hex(4)}_gen_{generation}"
+
+
+def parse_sstable_name(name: str) -> int | None:
+    """The generation in an SSTable directory's name; ``None`` for anything else."""
+    match = _SSTABLE.fullmatch(name)
+    return int(match.group(2)) if match else None
+
+
+def sstable_dir(shard_id: UUID, name: str) -> str:
+    return f"{shard_dir(shard_id)}/{name}"
+
+
+def child_uri(table_uri: str, path: str) -> str:
+    """The full URI of a path below the table, for libraries that take URIs."""
+    return f"{table_uri.rstrip('/')}/{path}"
