@@ -1,0 +1,71 @@
+# Everything a contributor runs. `make` alone lists the targets.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+CODE   := src tests bench
+
+# The first interpreter that is new enough; override with `make PYTHON=/path/to/python …`.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+# Extra arguments for demo, bench, test and soak: `make bench ARGS="append_tail --quick"`.
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak lint typecheck format bench lock clean
+.SUFFIXES:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Show on real rows what works
+	@$(BIN)/python -m lancewal.demo $(ARGS)
+
+test: lint typecheck ## Lint, type-check and run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+lint: $(STAMP) ## Check style and formatting
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+
+typecheck: $(STAMP) ## Check types, strictly
+	@$(BIN)/mypy --strict src bench
+
+format: $(STAMP) ## Format the code and apply safe fixes
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+bench: $(STAMP) ## Measure against the peers and store the results
+	@$(BIN)/python -m bench $(ARGS)
+
+clean: ## Remove the environment and everything that a run leaves behind
+	rm -rf $(VENV) .venv-lock .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site demo-output spark-warehouse
+	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The build tools come first, pinned like the rest, so that nothing that is built from
+# source (PySpark, lancewal itself) fetches unpinned ones. The stamp is written last:
+# an interrupted installation is repeated.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "lancewal needs Python 3.11 or newer; none was found. Install one, or pass PYTHON=/path/to/python." >&2; exit 1; }
+	@echo "Installing the pinned packages into $(VENV); the first time this takes a few minutes."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(PIP) install --require-hashes -r requirements-build.lock
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Hashes of every published file, for all platforms; no index is named, so the machine's own applies.
+COMPILE := .venv-lock/bin/uv pip compile --quiet --no-config --universal --fork-strategy fewest --python-version 3.11 \
+	--generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+lock: ## Pin the newest versions that pyproject.toml allows
+	@"$(PYTHON)" -m venv .venv-lock
+	@.venv-lock/bin/python -m pip --disable-pip-version-check --quiet install uv
+	@$(COMPILE) --upgrade --extra dev pyproject.toml --output-file requirements.lock
+	@$(COMPILE) --upgrade --constraint requirements.lock requirements-build.in --output-file requirements-build.lock

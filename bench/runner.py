@@ -1,0 +1,48 @@
+"""Runs workloads: every pass measures ours and the peer, the median of the passes counts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.comparison import summarize
+from bench.context import Context
+from bench.machine import machine_facts
+from bench.registry import Workload
+from bench.report import Result
+
+RESULTS = Path(__file__).parent / "results"
+DEFAULT_REPEATS = 5
+QUICK_REPEATS = 1
+
+
+def run(
+    workload: Workload,
+    *,
+    repeats: int,
+    quick: bool,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Result:
+    """Make ``repeats`` passes; ``progress`` hears the number of passes done so far.
+
+    Each pass has its own scratch directory below the system's temporary one (``TMPDIR``
+    moves it: a file system in memory makes fsync free).
+    """
+    if repeats < 1:
+        raise ValueError(f"at least one pass is needed, not {repeats}")
+    passes = []
+    for repeat in range(repeats):
+        progress(repeat)
+        with tempfile.TemporaryDirectory(prefix="lancewal-bench-") as scratch:
+            passes.append(workload.run(Context(Path(scratch), quick, repeat)))
+    return Result(
+        workload.name,
+        workload.description,
+        datetime.now(UTC).date().isoformat(),
+        repeats,
+        quick,
+        machine_facts(),
+        summarize(passes),
+    )

@@ -1,0 +1,101 @@
+"""The base table as the write path needs it: columns with field ids, key, MemWAL details."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import lance
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.format.index_details import BaseManifest, MemWalDetails, newest_manifest_name, read_base_manifest
+from lancewal.format.schema import TableSchema
+from lancewal.objects import ObjectStore
+
+_VERSIONS_DIR = "_versions"
+
+
+@dataclass(frozen=True)
+class BaseTable:
+    """One version of a base table, opened by pylance, with what pylance does not tell."""
+
+    uri: str
+    dataset: lance.LanceDataset
+    schema: TableSchema
+    manifest: BaseManifest
+    details: MemWalDetails
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        uri: str | lance.LanceDataset,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        store: ObjectStore | None = None,
+        version: int | None = None,
+    ) -> BaseTable:
+        """Open the newest (or the given) version of the table at ``uri``."""
+        if isinstance(uri, lance.LanceDataset):
+            storage_options = storage_options if storage_options is not None else uri._storage_options
+            version = uri.version if version is None else version
+            uri = uri.uri
+        options = dict(storage_options or {})
+        dataset = _open_dataset(uri, options, version)
+        manifest = _read_manifest(store or ObjectStore.from_uri(uri, options), dataset.version)
+        if manifest.mem_wal is None:
+            raise NotInitializedError(
+                f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
+            )
+        return cls(uri, dataset, table_schema(dataset), manifest, manifest.mem_wal, options)
+
+    @property
+    def version(self) -> int:
+        return int(self.dataset.version)
+
+    @property
+    def storage_version(self) -> str:
+        return str(self.dataset.data_storage_version)
+
+    def compacted_generation(self, shard_id: UUID) -> int:
+        """The highest generation of the shard that this version contains; 0 for none."""
+        return self.details.compacted.get(shard_id, 0)
+
+
+def table_schema(dataset: lance.LanceDataset) -> TableSchema:
+    """The columns of a Lance dataset with their field ids and its primary key in key order."""
+    lance_schema = dataset.lance_schema
+    keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
+    keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
+    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys])
+
+
+def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
+    try:
+        return lance.dataset(uri, version=version, storage_options=dict(options) or None)
+    except ValueError as error:
+        # pylance has no class of its own for this.
+        if "not found" in str(error).lower():
+            raise InvalidInputError(
+                f"there is no Lance table at {uri}; write one with lance.write_dataset first"
+            ) from error
+        raise InvalidInputError(f"the table at {uri} cannot be opened: {error}") from error
+    except OSError as error:
+        raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
+
+
+def _read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+    """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
+    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
+    for path in (inverted, f"{_VERSIONS_DIR}/{version}.manifest"):
+        try:
+            return read_base_manifest(bytes(store.get(path)))
+        except FileNotFoundError:
+            continue
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    raise StorageError(
+        f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
+        f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
+    )

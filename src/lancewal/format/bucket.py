@@ -1,0 +1,185 @@
+"""The bucket hash that routes rows to shards: Spark's variant of 32-bit Murmur3, seed 0.
+
+It differs from the standard in the tail of a text: each of the last one to three bytes
+is mixed as a block of its own, sign-extended. A row must hash the same in every writer
+and in Lance, or its newest version and its older ones end up in different shards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.format.spans import (
+    ByteSpans,
+    byte_spans,
+    longest_first,
+    numbers,
+    one_array,
+    row_slices,
+    unaligned_words,
+)
+
+_Words = npt.NDArray[np.uint32]
+
+_C1 = np.uint32(0xCC9E2D51)
+_C2 = np.uint32(0x1B873593)
+_CHAIN = 0xE6546B64
+_FINAL_1 = np.uint32(0x85EBCA6B)
+_FINAL_2 = np.uint32(0xC2B2AE35)
+_MASK = 0xFFFFFFFF
+_MAX_BUCKETS = 0x7FFFFFFF
+
+#: Below so many rows, the interpreter's own integers beat numpy's cost per call.
+_FEW_ROWS = 16
+
+#: The word of a float's bits, and the two values that have more than one pattern of them.
+_FLOATS: dict[pa.DataType, tuple[str, int, int]] = {
+    pa.float32(): ("u4", 0x7FC00000, 1 << 31),
+    pa.float64(): ("u8", 0x7FF8000000000000, 1 << 63),
+}
+
+
+def bucket_hash(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """The 32-bit hash of every row; null hashes to 0.
+
+    >>> bucket_hash(pa.array(["a", None, "test"])).tolist()
+    [721651713, 0, -1167338989]
+    """
+    values = one_array(array)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        hashes = _hash_text(byte_spans(values))
+    else:
+        hashes = _hash_blocks(_fixed_width(values))
+    if values.null_count:
+        hashes[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    return hashes.view(np.int32)
+
+
+def bucket_of(array: pa.Array | pa.ChunkedArray, num_buckets: int) -> npt.NDArray[np.int32]:
+    """The bucket, from 0 to ``num_buckets`` - 1, of every row.
+
+    >>> bucket_of(pa.array([1, 2, 3], pa.int32()), 8).tolist()
+    [2, 7, 1]
+    """
+    if not 1 <= num_buckets <= _MAX_BUCKETS:
+        raise InvalidInputError(f"num_buckets is {num_buckets}; it must be from 1 to {_MAX_BUCKETS}")
+    return (bucket_hash(array) & np.int32(_MAX_BUCKETS)) % np.int32(num_buckets)
+
+
+def check_bucket_type(type_: pa.DataType) -> None:
+    """Refuses a column type that Lance cannot route by."""
+    bucket_hash(pa.array([], type_))
+
+
+def _fixed_width(array: pa.Array) -> npt.NDArray[Any]:
+    """The values as unsigned words of the width that is hashed; nulls as anything."""
+    kind = array.type
+    if kind in _FLOATS:
+        word, canonical_nan, negative_zero = _FLOATS[kind]
+        floats = numbers(array)
+        bits = floats.view(word).copy()
+        bits[np.isnan(floats)] = canonical_nan
+        bits[bits == negative_zero] = 0
+        return bits
+    if pa.types.is_boolean(kind):
+        return numbers(array).astype(np.uint32)
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        array = array.view(pa.int32())
+    elif pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+        array = array.view(pa.int64())
+    elif not pa.types.is_integer(kind):
+        raise InvalidInputError(
+            f"a column of type {kind} cannot be bucketed; bucket by a boolean, integer, "
+            "32- or 64-bit float, date32, time, timestamp or text column"
+        )
+    integers = numbers(array)
+    # Narrow integers count as 32-bit ones, sign-extended where they have a sign.
+    return integers.view(np.uint64) if integers.itemsize == 8 else integers.astype(np.int32).view(np.uint32)
+
+
+def _hash_blocks(values: npt.NDArray[Any]) -> _Words:
+    """Hashes of one 32-bit block a row, or of two with the low one first."""
+    hashes = np.zeros(len(values), np.uint32)
+    for rows in row_slices(len(values)):
+        part, state = values[rows], hashes[rows]
+        if part.itemsize == 8:
+            _mix(state, part.astype(np.uint32))
+            _mix(state, (part >> np.uint64(32)).astype(np.uint32))
+        else:
+            _mix(state, part.copy())
+        _finish(state, np.uint32(part.itemsize))
+    return hashes
+
+
+def _hash_text(spans: ByteSpans) -> _Words:
+    hashes = np.empty(len(spans), np.uint32)
+    words = unaligned_words(spans.data, np.uint32)
+    for rows, piece in spans.pieces():
+        blocks = piece.lengths >> 2
+        order, having = longest_first(blocks)
+        starts, blocks, lengths = piece.starts[order], blocks[order], piece.lengths[order]
+        state = np.zeros(len(piece), np.uint32)
+        for i, count in enumerate(having):
+            if count <= _FEW_ROWS:
+                for row in range(count):
+                    end = starts[row] + 4 * blocks[row]
+                    state[row] = _chain(int(state[row]), words[starts[row] + 4 * i : end : 4].copy())
+                break
+            _mix(state[:count], words[starts[:count] + 4 * i])
+        for i in range(3):
+            tailed = np.flatnonzero(lengths & 3 > i)
+            if not tailed.size:
+                break
+            tail_bytes = spans.data[starts[tailed] + 4 * blocks[tailed] + i]
+            mixed = state[tailed]
+            _mix(mixed, tail_bytes.view(np.int8).astype(np.int32).view(np.uint32))
+            state[tailed] = mixed
+        _finish(state, lengths.astype(np.uint32))
+        hashes[rows][order] = state
+    return hashes
+
+
+def _scramble(blocks: _Words) -> None:
+    """The part of a mixing step that does not depend on the hash so far, in place."""
+    blocks *= _C1
+    _rotate_left(blocks, 15)
+    blocks *= _C2
+
+
+def _mix(state: _Words, blocks: _Words) -> None:
+    """Mixes one block a row into ``state``, in place; spoils ``blocks``."""
+    _scramble(blocks)
+    state ^= blocks
+    _rotate_left(state, 13)
+    state *= np.uint32(5)
+    state += np.uint32(_CHAIN)
+
+
+def _chain(state: int, blocks: _Words) -> int:
+    """Mixes many blocks of one row; spoils ``blocks``."""
+    _scramble(blocks)
+    for block in blocks.tolist():
+        state ^= block
+        state = (state << 13 | state >> 19) & _MASK
+        state = (state * 5 + _CHAIN) & _MASK
+    return state
+
+
+def _finish(state: _Words, lengths: _Words | np.uint32) -> None:
+    state ^= lengths
+    state ^= state >> np.uint32(16)
+    state *= _FINAL_1
+    state ^= state >> np.uint32(13)
+    state *= _FINAL_2
+    state ^= state >> np.uint32(16)
+
+
+def _rotate_left(values: _Words, bits: int) -> None:
+    low = values >> np.uint32(32 - bits)
+    values <<= np.uint32(bits)
+    values |= low

@@ -1,0 +1,208 @@
+"""A shard's manifest: who may write, what is flushed, where replay starts.
+
+Each version is one immutable file below the shard's ``manifest`` directory, in the
+bytes that Lance itself reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from uuid import UUID
+
+from lancewal.errors import CorruptManifestError, InvalidInputError
+from lancewal.format.proto import DecodeError, ShardManifestMessage
+
+WRITE_ID_BYTES = 16
+
+
+class ShardStatus(IntEnum):
+    """Whether the shard takes writers; a SEALED one refuses every claim."""
+
+    ACTIVE = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True)
+class SsTableEntry:
+    """One flushed MemTable. ``path`` is relative to the shard's directory.
+
+    The last three describe the rows for whoever plans memory: payload bytes, rows
+    including older duplicates of a key, payload bytes of the key columns. ``None``
+    means that the writer did not say, which is not zero.
+    """
+
+    generation: int
+    path: str
+    in_memory_bytes: int | None = None
+    physical_rows: int | None = None
+    primary_key_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardFieldEntry:
+    """The value that every row of the shard has in one sharding field.
+
+    ``field_id`` is the text id of the table's ``ShardingField``, not a column's number;
+    ``value`` is what :func:`~lancewal.format.shard_value.encode_shard_value` gives.
+    """
+
+    field_id: str
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardManifest:
+    """One version of a shard's state; use ``dataclasses.replace`` for the next one.
+
+    Versions, WAL positions and generations count from 1. A ``writer_epoch`` of 0 means
+    that no writer has claimed the shard yet, a ``replay_after_wal_entry_position`` of 0
+    that no WAL entry is covered by an SSTable, a ``shard_spec_id`` of 0 that the shard
+    belongs to no sharding spec. ``wal_entry_position_last_seen`` is a hint only.
+    """
+
+    version: int
+    writer_epoch: int
+    shard_id: UUID
+    replay_after_wal_entry_position: int = 0
+    wal_entry_position_last_seen: int = 0
+    current_generation: int = 1
+    sstables: tuple[SsTableEntry, ...] = ()
+    shard_spec_id: int = 0
+    shard_field_entries: tuple[ShardFieldEntry, ...] = ()
+    status: ShardStatus = ShardStatus.ACTIVE
+
+    @property
+    def field_values(self) -> Mapping[str, bytes]:
+        """The shard's field values by field id.
+
+        Compare these, not ``shard_field_entries``: Lance shuffles the entries whenever it
+        rewrites a manifest.
+        """
+        return {entry.field_id: entry.value for entry in self.shard_field_entries}
+
+
+def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> bytes:
+    """The manifest's file content; without a write id byte for byte what Lance writes.
+
+    ``write_id`` is 16 fresh random bytes. It lets a writer that lost the reply to its put
+    tell its own file from a rival's with the same content; it means nothing else.
+
+    >>> m = ShardManifest(version=1, writer_epoch=0, shard_id=UUID(int=7))
+    >>> decode_manifest(encode_manifest(m), shard_id=UUID(int=7), version=1) == m
+    True
+    """
+    if write_id is not None and len(write_id) != WRITE_ID_BYTES:
+        raise InvalidInputError(f"a write id has {WRITE_ID_BYTES} bytes, this one has {len(write_id)}")
+    if problem := _problem(manifest):
+        raise InvalidInputError(f"{_name(manifest.shard_id, manifest.version)} is invalid: {problem}")
+    try:
+        message = ShardManifestMessage(
+            version=manifest.version,
+            writer_epoch=manifest.writer_epoch,
+            replay_after_wal_entry_position=manifest.replay_after_wal_entry_position,
+            wal_entry_position_last_seen=manifest.wal_entry_position_last_seen,
+            current_generation=manifest.current_generation,
+            shard_spec_id=manifest.shard_spec_id,
+            shard_id={"uuid": manifest.shard_id.bytes},
+            status=int(manifest.status),
+            write_id=write_id or b"",
+        )
+        for entry in manifest.sstables:
+            message.sstables.add(
+                generation=entry.generation,
+                path=entry.path,
+                in_memory_bytes=entry.in_memory_bytes,
+                physical_rows=entry.physical_rows,
+                primary_key_bytes=entry.primary_key_bytes,
+            )
+        for field in manifest.shard_field_entries:
+            message.shard_field_entries.add(field_id=field.field_id, value=field.value)
+        return bytes(message.SerializeToString(deterministic=True))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"{_name(manifest.shard_id, manifest.version)} cannot be encoded: {error}"
+        ) from error
+
+
+def decode_manifest(
+    data: bytes | memoryview, *, shard_id: UUID | None = None, version: int | None = None
+) -> ShardManifest:
+    """The manifest in a file's content; raises CorruptManifestError for anything else.
+
+    Pass the ``shard_id`` and ``version`` that the file's path states: a manifest that
+    says otherwise was copied or misplaced, and writing on top of it would fork the
+    shard. A status that this version does not know reads as ACTIVE, as it does in Lance.
+    """
+    name = _name(shard_id, version)
+    try:
+        message = ShardManifestMessage.FromString(data)
+    except DecodeError as error:
+        raise CorruptManifestError(f"{name} is not a shard manifest: {error}") from error
+
+    id_bytes = message.shard_id.uuid
+    if len(id_bytes) != 16:
+        found = f"has {len(id_bytes)} bytes" if message.HasField("shard_id") else "is missing"
+        raise CorruptManifestError(f"{name} is corrupt: its shard id {found}, expected 16 bytes")
+    manifest = ShardManifest(
+        version=message.version,
+        writer_epoch=message.writer_epoch,
+        shard_id=UUID(bytes=id_bytes),
+        replay_after_wal_entry_position=message.replay_after_wal_entry_position,
+        wal_entry_position_last_seen=message.wal_entry_position_last_seen,
+        current_generation=message.current_generation,
+        sstables=tuple(
+            SsTableEntry(
+                generation=entry.generation,
+                path=entry.path,
+                in_memory_bytes=entry.in_memory_bytes if entry.HasField("in_memory_bytes") else None,
+                physical_rows=entry.physical_rows if entry.HasField("physical_rows") else None,
+                primary_key_bytes=entry.primary_key_bytes if entry.HasField("primary_key_bytes") else None,
+            )
+            for entry in message.sstables
+        ),
+        shard_spec_id=message.shard_spec_id,
+        shard_field_entries=tuple(
+            ShardFieldEntry(entry.field_id, entry.value) for entry in message.shard_field_entries
+        ),
+        status=ShardStatus.SEALED if message.status == ShardStatus.SEALED else ShardStatus.ACTIVE,
+    )
+    if problem := _problem(manifest):
+        raise CorruptManifestError(f"{name} is corrupt: {problem}")
+    if shard_id is not None and manifest.shard_id != shard_id:
+        raise CorruptManifestError(f"{name} is corrupt: it belongs to shard {manifest.shard_id}")
+    if version is not None and manifest.version != version:
+        raise CorruptManifestError(f"{name} is corrupt: it says that its version is {manifest.version}")
+    return manifest
+
+
+def manifest_write_id(data: bytes | memoryview) -> bytes | None:
+    """The write id in a manifest file's content; ``None`` when its writer gave none."""
+    try:
+        write_id = bytes(ShardManifestMessage.FromString(data).write_id)
+    except DecodeError as error:
+        raise CorruptManifestError(f"not a shard manifest: {error}") from error
+    return write_id or None
+
+
+def _name(shard_id: UUID | None, version: int | None) -> str:
+    return (
+        f"manifest version {'?' if version is None else version} of shard "
+        f"{'?' if shard_id is None else shard_id}"
+    )
+
+
+def _problem(manifest: ShardManifest) -> str | None:
+    """What no manifest of any writer may have; ``None`` when all is well."""
+    if manifest.version < 1:
+        return "its version is missing (versions count from 1)"
+    if manifest.current_generation < 1:
+        return "its current generation is missing (generations count from 1)"
+    for entry in manifest.sstables:
+        if entry.generation < 1:
+            return f"SSTable {entry.path!r} has no generation"
+        # Garbage collection deletes by this path: it must not lead out of the shard.
+        if not entry.path or entry.path.startswith("/") or ".." in entry.path.split("/"):
+            return f"SSTable generation {entry.generation} has the path {entry.path!r}"
+    return None

@@ -1,0 +1,135 @@
+"""Arrow columns as numpy sees them; text and binary as one byte buffer and a span of it per row.
+
+Hash functions walk such columns block by block across all rows at once, never row by
+row, so that the interpreter's cost is spread over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bytes = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64]
+
+#: Rows worked on at a time: the temporaries of so many rows stay in a core's cache.
+ROWS_AT_A_TIME = 16_384
+
+
+@dataclass(frozen=True)
+class ByteSpans:
+    """Row ``i`` is ``data[starts[i] : starts[i] + lengths[i]]``; rows may overlap or leave gaps."""
+
+    data: Bytes
+    starts: Positions
+    lengths: Positions
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def pieces(self) -> Iterator[tuple[slice, ByteSpans]]:
+        """The rows in runs small enough for the cache, each with where it lies in the whole."""
+        for rows in row_slices(len(self)):
+            yield rows, ByteSpans(self.data, self.starts[rows], self.lengths[rows])
+
+    def gather(self) -> ByteSpans:
+        """The same rows, copied one after the other without gaps."""
+        ends = np.cumsum(self.lengths)
+        starts = ends - self.lengths
+        total = int(ends[-1]) if len(ends) else 0
+        sources = np.arange(total) + np.repeat(self.starts - starts, self.lengths)
+        return ByteSpans(self.data[sources], starts, self.lengths)
+
+
+def row_slices(rows: int) -> Iterator[slice]:
+    """Consecutive slices that cover ``rows`` rows in cache-sized runs."""
+    for start in range(0, rows, ROWS_AT_A_TIME):
+        yield slice(start, min(start + ROWS_AT_A_TIME, rows))
+
+
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """``column`` as a single array; copies only when it has several chunks."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def numbers(array: pa.Array) -> npt.NDArray[Any]:
+    """The values of a boolean, integer or float array, nulls as zero; read-only where not copied."""
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    return cast("npt.NDArray[Any]", array.to_numpy(zero_copy_only=False))
+
+
+def as_binary(array: pa.Array) -> pa.Array:
+    """A text or binary array as binary with 32-bit offsets, without a copy where it has those."""
+    small = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
+    return array.view(pa.binary()) if small else array.cast(pa.binary())
+
+
+def packed_rows(rows: npt.NDArray[Any], valid: pa.Array | None = None) -> pa.Array:
+    """The records of a structured array as a binary array; null where ``valid`` is false."""
+    kind = pa.binary(rows.itemsize)
+    packed = pa.FixedSizeBinaryArray.from_buffers(kind, len(rows), [None, pa.py_buffer(rows)])
+    packed = packed.cast(pa.binary())
+    return packed if valid is None else pc.if_else(valid, packed, None)
+
+
+def byte_spans(array: pa.Array) -> ByteSpans:
+    """The spans of a text or binary array, 32- or 64-bit offsets.
+
+    Arrow allows a null row to cover bytes: what its span holds means nothing.
+    """
+    if len(array) == 0:
+        nothing = np.empty(0, np.int64)
+        return ByteSpans(np.empty(0, np.uint8), nothing, nothing)
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offset_buffer, data_buffer = array.buffers()
+    all_offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets = all_offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    first, end = int(offsets[0]), int(offsets[-1])
+    # Only this array's own window: a slice's buffer is the whole parent's.
+    data = np.frombuffer(data_buffer, np.uint8)[first:end] if end > first else np.empty(0, np.uint8)
+    return ByteSpans(data, offsets[:-1] - first, np.diff(offsets))
+
+
+def binary_array(spans: ByteSpans) -> pa.Array:
+    """A binary array of gap-free spans, as :meth:`ByteSpans.gather` returns them."""
+    offsets = np.zeros(len(spans) + 1, np.int32)
+    np.cumsum(spans.lengths, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(spans), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(spans.data))]
+    )
+
+
+def longest_first(counts: Positions) -> tuple[Positions | slice, list[int]]:
+    """An order of the rows by falling block count, and how many rows have a block ``i``.
+
+    In that order the rows that still have a block ``i`` are always the first ones, so a
+    loop over block numbers works on plain slices instead of masks.
+    """
+    longest = int(counts.max(initial=0))
+    if len(counts) == 0 or counts.min() == longest:
+        return slice(None), [len(counts)] * longest
+    order = np.argsort(-counts, kind="stable")
+    having = np.bincount(counts)[::-1].cumsum()[::-1][1:]
+    return order, having.tolist()
+
+
+def unaligned_words(data: Bytes, dtype: type[np.uint32] | type[np.uint64]) -> npt.NDArray[np.unsignedinteger]:
+    """The little-endian words at every byte position of ``data``: item ``i`` starts at byte ``i``.
+
+    Index it with an array of positions. ``take`` would first copy every item, because
+    they are not aligned.
+    """
+    word = np.dtype(dtype).newbyteorder("<")
+    count = max(len(data) - word.itemsize + 1, 0)
+    return np.ndarray((count,), word, buffer=data if count else b"", strides=(1,))

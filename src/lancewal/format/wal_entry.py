@@ -1,0 +1,245 @@
+"""One WAL entry: an Arrow IPC stream, written whole or not at all.
+
+The schema's metadata holds what Lance reads: the writer's epoch, the MemTable
+generation, the sentinel mark. What is ours (a checksum over the whole entry, the
+write id, tags) rides in the metadata of the first record batch's *message*, which
+Lance ignores; Lance refuses an entry with any further key in the schema's metadata.
+A sentinel has no batch, so there ours goes into the schema's metadata, where Lance
+does not look once it has seen the mark.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import crc32c
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError, WalCorruptError
+
+EPOCH_KEY = b"writer_epoch"
+GENERATION_KEY = b"generation"
+SENTINEL_KEY = b"fence_sentinel"
+
+_OURS = b"lancewal"
+_ID_KEY = b"lancewal:id"
+_TAG_PREFIX = b"lancewal:tag:"
+_CHECKSUM_MARK = b"lancewal:crc32c="
+_BLANK = b"00000000"
+_CONTINUATION = 0xFFFFFFFF
+_FRAME = struct.Struct("<II")
+
+_Corrupt = Callable[[str], WalCorruptError]
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntry:
+    """A decoded entry. ``batches`` is empty for a sentinel; ``generation`` is ``None`` when unsaid."""
+
+    shard_id: UUID
+    position: int
+    writer_epoch: int
+    generation: int | None
+    batches: list[pa.RecordBatch]
+    sentinel: bool = False
+    write_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """What an entry says of itself before its rows."""
+
+    writer_epoch: int
+    generation: int | None
+    sentinel: bool
+
+
+def entry_schema(schema: pa.Schema, epoch: int, generation: int | None) -> pa.Schema:
+    """``schema`` with the metadata of an entry, and no other; worth keeping between entries."""
+    metadata = {EPOCH_KEY: str(epoch).encode()}
+    if generation is not None:
+        metadata[GENERATION_KEY] = str(generation).encode()
+    return schema.with_metadata(metadata)
+
+
+def encode_entry(
+    schema: pa.Schema, batches: Sequence[pa.RecordBatch], tags: Mapping[str, str] | None = None
+) -> memoryview:
+    """The bytes of one entry. ``schema`` comes from :func:`entry_schema`.
+
+    Every call embeds a fresh write id, so that a writer can tell its own bytes from
+    a rival's after a lost reply.
+    """
+    if not batches:
+        raise InvalidInputError("a WAL entry needs at least one record batch")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batches[0], custom_metadata=_own_metadata(tags))
+        for batch in batches[1:]:
+            writer.write_batch(batch)
+    return _seal(sink.getvalue())
+
+
+def encode_sentinel(epoch: int, tags: Mapping[str, str] | None = None) -> memoryview:
+    """The bytes of a fence sentinel: no columns, no rows, only the epoch (and tags of ours)."""
+    metadata = {EPOCH_KEY: str(epoch).encode(), SENTINEL_KEY: b"true", **_own_metadata(tags)}
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, pa.schema([], metadata=metadata)).close()
+    return _seal(sink.getvalue())
+
+
+def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> WalEntry:
+    """Read an entry of ours or of Lance's; raises :class:`WalCorruptError` on any damage found.
+
+    Entries of ours are protected by their checksum against every flipped or missing
+    byte. An entry that Lance wrote has none: there only what breaks decoding is seen.
+    """
+
+    def corrupt(found: str) -> WalCorruptError:
+        return WalCorruptError(shard_id, position, found)
+
+    view = memoryview(data).cast("B")
+    checked = _verify_checksum(view, corrupt)
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(view))
+        schema = reader.schema
+        batches, own = [], {}
+        for index, (batch, custom) in enumerate(reader.iter_batches_with_custom_metadata()):
+            if custom is not None:
+                if index:
+                    raise corrupt("metadata on a batch that is not the first")
+                own = dict(custom)
+            batches.append(batch)
+        if not checked:
+            for batch in batches:
+                batch.validate()
+    except WalCorruptError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
+        raise corrupt(f"not a readable Arrow IPC stream ({error})") from error
+    header = _parse_header(schema.metadata or {}, corrupt)
+    if header.sentinel:
+        own = {k: v for k, v in (schema.metadata or {}).items() if k.startswith(_OURS)}
+    elif not batches:
+        raise corrupt("it has no record batch and is no fence sentinel")
+    if own and not checked:
+        # Only a damaged mark lands here: our encoder writes one with any metadata of its own.
+        raise corrupt("its checksum mark is damaged")
+    logical = schema.remove_metadata()
+    try:
+        clean = [pa.RecordBatch.from_arrays(batch.columns, schema=logical) for batch in batches]
+        write_id, tags = _parse_own(own)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise corrupt(f"unreadable metadata ({error})") from error
+    return WalEntry(
+        shard_id,
+        position,
+        header.writer_epoch,
+        header.generation,
+        [] if header.sentinel else clean,
+        header.sentinel,
+        write_id,
+        tags,
+        len(view),
+    )
+
+
+def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> EntryHeader:
+    """Epoch, generation and sentinel mark alone; ``data`` may be the entry's first bytes only."""
+
+    def corrupt(found: str) -> WalCorruptError:
+        return WalCorruptError(shard_id, position, found)
+
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(memoryview(data).cast("B")))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise corrupt(f"unreadable schema ({error})") from error
+    return _parse_header(schema.metadata or {}, corrupt)
+
+
+def _own_metadata(tags: Mapping[str, str] | None) -> dict[bytes, bytes]:
+    own = {_OURS: _CHECKSUM_MARK + _BLANK, _ID_KEY: secrets.token_hex(16).encode()}
+    for name, value in (tags or {}).items():
+        own[_TAG_PREFIX + name.encode()] = value.encode()
+    return own
+
+
+def _parse_own(own: Mapping[bytes, bytes]) -> tuple[str | None, dict[str, str]]:
+    write_id = own.get(_ID_KEY)
+    tags = {
+        key.removeprefix(_TAG_PREFIX).decode(): value.decode()
+        for key, value in own.items()
+        if key.startswith(_TAG_PREFIX)
+    }
+    return (write_id.decode() if write_id else None), tags
+
+
+def _parse_header(metadata: Mapping[bytes, bytes], corrupt: _Corrupt) -> EntryHeader:
+    epoch = metadata.get(EPOCH_KEY)
+    if epoch is None:
+        raise corrupt("its schema metadata has no writer_epoch")
+    generation = metadata.get(GENERATION_KEY)
+    return EntryHeader(
+        _decimal(epoch, "writer_epoch", corrupt),
+        None if generation is None else _decimal(generation, "generation", corrupt),
+        metadata.get(SENTINEL_KEY) == b"true",
+    )
+
+
+def _decimal(text: bytes, what: str, corrupt: _Corrupt) -> int:
+    if not text.isdigit():
+        raise corrupt(f"{what} is {text!r}, not a decimal number")
+    return int(text)
+
+
+def _seal(buffer: pa.Buffer) -> memoryview:
+    """Fill in the checksum, which is taken over the entry with the checksum's digits blank."""
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    start = _checksum_start(view)
+    if start is None:
+        raise AssertionError("an encoded entry carries its checksum mark")
+    view[start : start + len(_BLANK)] = b"%08x" % crc32c.crc32c(view)
+    return view
+
+
+def _verify_checksum(view: memoryview, corrupt: _Corrupt) -> bool:
+    start = _checksum_start(view)
+    if start is None:
+        return False
+    stated = bytes(view[start : start + len(_BLANK)])
+    actual = crc32c.crc32c(view[:start])
+    actual = crc32c.crc32c(_BLANK, actual)
+    actual = crc32c.crc32c(view[start + len(_BLANK) :], actual)
+    if stated != b"%08x" % actual:
+        raise corrupt(f"checksum mismatch: it says {stated!r}, its bytes give {actual:08x}")
+    return True
+
+
+def _checksum_start(view: memoryview) -> int | None:
+    """Where the checksum's digits stand; only message headers are searched, never rows."""
+    offset, region = 0, None
+    for _ in range(2):
+        if offset + _FRAME.size > len(view):
+            break
+        mark, length = _FRAME.unpack_from(view, offset)
+        if mark != _CONTINUATION or length == 0:
+            break
+        region = (offset + _FRAME.size, offset + _FRAME.size + length)
+        # A schema message has no body: the next message follows its header.
+        offset = region[1]
+    if region is None:
+        return None
+    found = bytes(view[region[0] : region[1]]).find(_CHECKSUM_MARK)
+    return None if found < 0 else region[0] + found + len(_CHECKSUM_MARK)

@@ -1,0 +1,128 @@
+"""BTreeIndex: rows by value, for equality, sets, ranges and nulls.
+
+New rows go to a short tail that is searched by comparing; a full tail is sorted
+into a run, and neighbouring runs are merged so that their sizes grow geometrically.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.index.ordered import is_bytes_like, is_number_like, values_array
+from lancewal.index.rows import RowPositions, already_in, checked_bound, grown
+from lancewal.index.runs import BytesRuns, NumberRuns, Range, SortedRuns
+
+
+class BTreeIndex:
+    """The values of one column in order.
+
+    Tombstones have NULL in columns beside the key, so :meth:`is_null` names them too:
+    the caller drops dead rows, here as everywhere.
+
+    >>> index = BTreeIndex(pa.int64())
+    >>> index.insert(pa.array([30, 10, None, 20]), 0)
+    >>> index.range(10, 20, bound=4).tolist(), index.is_null(4).tolist(), index.lookup(30, 4).tolist()
+    ([1, 3], [2], [0])
+    """
+
+    def __init__(self, type_: pa.DataType) -> None:
+        if not is_supported(type_):
+            raise InvalidInputError(f"a BTree index cannot hold values of type {type_}")
+        self.type = type_
+        self._runs: SortedRuns = NumberRuns() if is_number_like(type_) else BytesRuns()
+        self._nulls = np.empty(0, np.int32)
+        self._null_count = 0
+        self._rows = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows below this position are in the index."""
+        return self._rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._runs.memory_bytes + self._nulls.nbytes
+
+    def insert(self, column: pa.Array, first_row: int) -> None:
+        """Add the values of ``column``, the first of which is at ``first_row``."""
+        if column.type != self.type:
+            raise InvalidInputError(f"the index holds {self.type}, the batch {column.type}")
+        known = already_in(self._rows, first_row, len(column))
+        if known == len(column):
+            return
+        if known:
+            column = column.slice(known)
+        end = self._rows + len(column)
+        rows = np.arange(self._rows, end, dtype=np.int32)
+        if column.null_count:
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
+            self._add_nulls(rows[~valid])
+            rows, column = rows[valid], column.drop_null()
+        if len(rows):
+            self._runs.append(column, rows)
+        self._rows = end
+
+    def lookup(self, value: Any, bound: int) -> RowPositions:
+        """Rows below ``bound`` whose value equals ``value``, in order."""
+        bound = checked_bound(bound, self._rows)
+        wanted = values_array([value], self.type)
+        return _visible([] if wanted.null_count else self._runs.equal_to(wanted), bound)
+
+    def lookup_many(self, values: Any, bound: int) -> RowPositions:
+        """Rows below ``bound`` whose value equals one of ``values``, each once, in order.
+
+        NULL equals nothing: ask :meth:`is_null`.
+        """
+        bound = checked_bound(bound, self._rows)
+        wanted = values_array(values, self.type).drop_null().unique()
+        return _visible(self._runs.equal_to(wanted) if len(wanted) else [], bound)
+
+    def range(
+        self,
+        low: Any = None,
+        high: Any = None,
+        low_inclusive: bool = True,
+        high_inclusive: bool = True,
+        *,
+        bound: int,
+    ) -> RowPositions:
+        """Rows below ``bound`` with a value between ``low`` and ``high``; None leaves a side open."""
+        bound = checked_bound(bound, self._rows)
+        between = Range(
+            None if low is None else values_array([low], self.type),
+            None if high is None else values_array([high], self.type),
+            low_inclusive,
+            high_inclusive,
+        )
+        return _visible(self._runs.between(between), bound)
+
+    def is_null(self, bound: int) -> RowPositions:
+        """Rows below ``bound`` without a value, in order."""
+        bound = checked_bound(bound, self._rows)
+        count = self._null_count
+        return _visible([self._nulls[:count]], bound)
+
+    def _add_nulls(self, rows: npt.NDArray[np.int32]) -> None:
+        count = self._null_count + len(rows)
+        nulls = grown(self._nulls, self._null_count, count)
+        nulls[self._null_count : count] = rows
+        self._nulls = nulls
+        self._null_count = count
+
+
+def is_supported(type_: pa.DataType) -> bool:
+    """Can a BTree index hold values of this type?"""
+    return is_number_like(type_) or is_bytes_like(type_)
+
+
+def _visible(parts: list[npt.NDArray[np.int32]], bound: int) -> RowPositions:
+    if not parts:
+        return np.empty(0, np.int64)
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    visible = np.sort(rows[rows < bound])
+    return visible.astype(np.int64)

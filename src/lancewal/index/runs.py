@@ -1,0 +1,265 @@
+"""Sorted runs: (value, row) pairs, appended by one thread, searched by many.
+
+Everything a search reads hangs on one attribute that is replaced whole, so a search
+sees the state before an insertion or after it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.index.ordered import NumberKeys, bytes_keys, number_keys
+
+Rows = npt.NDArray[np.int32]
+
+#: Tails are scanned by every search: long enough to make sorting rare, short enough to scan in microseconds.
+NUMBER_TAIL = 4096
+BYTES_TAIL = 1024
+#: A column slice that waits in a tail: Python and Arrow objects, the bytes are the MemTable's.
+_CHUNK_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values between two ends, each an array of one value or None."""
+
+    low: pa.Array | None
+    high: pa.Array | None
+    low_inclusive: bool = True
+    high_inclusive: bool = True
+
+
+class SortedRuns(Protocol):
+    """What a BTree needs of the pairs behind it; found rows come in no order."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    def append(self, column: pa.Array, rows: Rows) -> None: ...
+    def equal_to(self, values: pa.Array) -> list[Rows]: ...
+    def between(self, wanted: Range) -> list[Rows]: ...
+
+
+class _NumberRun(NamedTuple):
+    keys: NumberKeys
+    rows: Rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes
+
+
+class _NumberState(NamedTuple):
+    runs: tuple[_NumberRun, ...]
+    tail: _NumberRun
+    tail_length: int
+
+
+class NumberRuns:
+    """Pairs whose values are :func:`lancewal.index.ordered.number_keys`."""
+
+    def __init__(self) -> None:
+        self._state = _NumberState((), _empty_number_tail(), 0)
+        self._run_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._run_bytes + self._state.tail.memory_bytes
+
+    def append(self, column: pa.Array, rows: Rows) -> None:
+        keys = number_keys(column)
+        runs, tail, start = self._state
+        end = start + len(keys)
+        if end <= NUMBER_TAIL:
+            tail.keys[start:end] = keys
+            tail.rows[start:end] = rows
+            self._state = _NumberState(runs, tail, end)
+            return
+        keys = np.concatenate([tail.keys[:start], keys])
+        run = _sorted_numbers(keys, np.concatenate([tail.rows[:start], rows]))
+        runs = _with_run(runs, run, _merged_numbers)
+        self._run_bytes = sum(r.memory_bytes for r in runs)
+        # Searches may still read the old tail: the next one is new.
+        self._state = _NumberState(runs, _empty_number_tail(), 0)
+
+    def equal_to(self, values: pa.Array) -> list[Rows]:
+        runs, tail, length = self._state
+        wanted = np.sort(number_keys(values))
+        found = []
+        for run in runs:
+            starts = run.keys.searchsorted(wanted, "left")
+            ends = run.keys.searchsorted(wanted, "right")
+            if len(wanted) == 1:
+                found.append(run.rows[starts[0] : ends[0]])
+            else:
+                found.append(run.rows[_ranges(starts, ends - starts)])
+        keys = tail.keys[:length]
+        found.append(tail.rows[:length][keys == wanted[0] if len(wanted) == 1 else np.isin(keys, wanted)])
+        return found
+
+    def between(self, wanted: Range) -> list[Rows]:
+        runs, tail, length = self._state
+        low = None if wanted.low is None else number_keys(wanted.low)[0]
+        high = None if wanted.high is None else number_keys(wanted.high)[0]
+        found = []
+        for run in runs:
+            start = 0 if low is None else run.keys.searchsorted(low, _low_side(wanted))
+            end = None if high is None else run.keys.searchsorted(high, _high_side(wanted))
+            found.append(run.rows[start:end])
+        keys = tail.keys[:length]
+        inside = np.ones(length, np.bool_)
+        if low is not None:
+            inside &= keys >= low if wanted.low_inclusive else keys > low
+        if high is not None:
+            inside &= keys <= high if wanted.high_inclusive else keys < high
+        found.append(tail.rows[:length][inside])
+        return found
+
+
+class _BytesRun(NamedTuple):
+    keys: pa.LargeBinaryArray
+    rows: Rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.keys.nbytes) + self.rows.nbytes
+
+
+class _BytesState(NamedTuple):
+    runs: tuple[_BytesRun, ...]
+    #: Grows in place; a search takes the first ``tail_length`` entries.
+    tail: list[tuple[pa.Array, Rows]]
+    tail_length: int
+    tail_rows: int
+
+
+class BytesRuns:
+    """Pairs whose values are text or binary, compared byte by byte."""
+
+    def __init__(self) -> None:
+        self._state = _BytesState((), [], 0, 0)
+        self._run_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._run_bytes + self._state.tail_length * _CHUNK_BYTES
+
+    def append(self, column: pa.Array, rows: Rows) -> None:
+        runs, tail, length, tail_rows = self._state
+        tail.append((column, rows))
+        state = _BytesState(runs, tail, length + 1, tail_rows + len(rows))
+        if state.tail_rows <= BYTES_TAIL:
+            self._state = state
+            return
+        runs = _with_run(runs, _sorted_bytes(*_tail_pairs(state)), _merged_bytes)
+        self._run_bytes = sum(r.memory_bytes for r in runs)
+        self._state = _BytesState(runs, [], 0, 0)
+
+    def equal_to(self, values: pa.Array) -> list[Rows]:
+        state = self._state
+        keys = bytes_keys(values)
+        wanted = sorted(keys.to_pylist())
+        found = []
+        for run in state.runs:
+            for value in wanted:
+                start = bisect_left(run.keys, value, key=_as_bytes)
+                found.append(run.rows[start : bisect_right(run.keys, value, start, key=_as_bytes)])
+        if state.tail_length:
+            tail, rows = _tail_pairs(state)
+            found.append(rows[_mask(pc.is_in(tail, value_set=keys))])
+        return found
+
+    def between(self, wanted: Range) -> list[Rows]:
+        state = self._state
+        low = None if wanted.low is None else bytes_keys(wanted.low)[0]
+        high = None if wanted.high is None else bytes_keys(wanted.high)[0]
+        found = []
+        low_bisect = bisect_left if wanted.low_inclusive else bisect_right
+        high_bisect = bisect_right if wanted.high_inclusive else bisect_left
+        for run in state.runs:
+            start = 0 if low is None else low_bisect(run.keys, low.as_py(), key=_as_bytes)
+            end = None if high is None else high_bisect(run.keys, high.as_py(), key=_as_bytes)
+            found.append(run.rows[start:end])
+        if state.tail_length:
+            tail, rows = _tail_pairs(state)
+            inside = np.ones(len(rows), np.bool_)
+            if low is not None:
+                inside &= _mask((pc.greater_equal if wanted.low_inclusive else pc.greater)(tail, low))
+            if high is not None:
+                inside &= _mask((pc.less_equal if wanted.high_inclusive else pc.less)(tail, high))
+            found.append(rows[inside])
+        return found
+
+
+_Run = TypeVar("_Run", _NumberRun, _BytesRun)
+
+
+def _with_run(runs: tuple[_Run, ...], new: _Run, merged: Any) -> tuple[_Run, ...]:
+    """``runs`` and ``new``, merged from the end until each is twice as long as the next."""
+    kept = [*runs, new]
+    while len(kept) > 1 and len(kept[-2].rows) < 2 * len(kept[-1].rows):
+        newest = kept.pop()
+        kept[-1] = merged(kept[-1], newest)
+    return tuple(kept)
+
+
+def _sorted_numbers(keys: NumberKeys, rows: Rows) -> _NumberRun:
+    # Stable sorting is a linear merge where the input is already two sorted runs.
+    order = np.argsort(keys, kind="stable")
+    return _NumberRun(keys[order], rows[order])
+
+
+def _merged_numbers(first: _NumberRun, second: _NumberRun) -> _NumberRun:
+    return _sorted_numbers(
+        np.concatenate([first.keys, second.keys]), np.concatenate([first.rows, second.rows])
+    )
+
+
+def _sorted_bytes(keys: pa.LargeBinaryArray, rows: Rows) -> _BytesRun:
+    order = pc.array_sort_indices(keys)
+    return _BytesRun(keys.take(order), rows[order.to_numpy()])
+
+
+def _merged_bytes(first: _BytesRun, second: _BytesRun) -> _BytesRun:
+    return _sorted_bytes(
+        pa.concat_arrays([first.keys, second.keys]), np.concatenate([first.rows, second.rows])
+    )
+
+
+def _tail_pairs(state: _BytesState) -> tuple[pa.LargeBinaryArray, Rows]:
+    chunks = state.tail[: state.tail_length]
+    keys = bytes_keys(pa.concat_arrays([column for column, _ in chunks]))
+    return keys, np.concatenate([rows for _, rows in chunks])
+
+
+def _empty_number_tail() -> _NumberRun:
+    return _NumberRun(np.empty(NUMBER_TAIL, np.int64), np.empty(NUMBER_TAIL, np.int32))
+
+
+def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of several ranges, one after the other."""
+    offsets = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+
+
+def _low_side(wanted: Range) -> Any:
+    return "left" if wanted.low_inclusive else "right"
+
+
+def _high_side(wanted: Range) -> Any:
+    return "right" if wanted.high_inclusive else "left"
+
+
+def _as_bytes(scalar: pa.Scalar) -> Any:
+    return scalar.as_py()
+
+
+def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return mask

@@ -1,0 +1,187 @@
+"""Texts to token numbers, with Lance's own tokenizer behind a memory of words.
+
+The tokenizer is called once per text, about 15 microseconds each. Where it splits at
+fixed characters and treats each word by itself, splitting is done here for a whole
+batch and the tokenizer sees every distinct word once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lancewal.index.specs import FullTextParams
+
+Numbers = npt.NDArray[np.int32]
+
+#: Tokenizers that split at single characters whatever stands around them.
+_SPLITTING = ("simple", "whitespace")
+#: Never part of UTF-8, so it can stand between texts.
+_BETWEEN = b"\xff"
+#: What ``bytes.split`` splits at by itself.
+_PYTHON_SPACE = b" \t\n\r\x0b\x0c"
+_REMOVED = -1
+#: A word that the tokenizer takes apart: its text goes to the tokenizer as a whole.
+_COMPOUND = -2
+_MAX_REMEMBERED_WORDS = 200_000
+#: Dictionary entry, number and text header of a remembered word or token.
+_ENTRY_BYTES = 180
+
+
+class Tokens(NamedTuple):
+    """Occurrences of tokens, text after text: token number, text it is in, place in the text."""
+
+    tokens: Numbers
+    texts: Numbers
+    places: Numbers
+
+
+class QueryTerm(NamedTuple):
+    """A token of a query; terms at the same place are alternatives of each other."""
+
+    text: str
+    place: int
+
+
+class Tokenizer:
+    """Numbers the tokens of texts; one thread tokenizes, any number may ask for numbers."""
+
+    def __init__(self, params: FullTextParams) -> None:
+        self._options = params.tokenizer_options()
+        self._numbers: dict[str, int] = {}
+        self._token_bytes = 0
+        self._words: dict[bytes, int] = {}
+        self._word_bytes = 0
+        self._separators = _separators(params.base_tokenizer) if params.base_tokenizer in _SPLITTING else None
+        self._marker = next((word for word in ("0", "x", "zqx") if len(self._tokenize(word)) == 1), None)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._token_bytes + self._word_bytes
+
+    def number(self, token: str) -> int:
+        """The number of a token, -1 for one that no text contained."""
+        return self._numbers.get(token, _REMOVED)
+
+    def query_terms(self, query: str) -> list[QueryTerm]:
+        """The terms of a query, as Lance counts them: a repetition at another place counts again."""
+        terms = (QueryTerm(token.text, token.position) for token in self._tokenize(query))
+        return list(dict.fromkeys(terms))
+
+    def batch(self, column: pa.Array) -> Tokens:
+        """The tokens of every text of ``column``; a null has none."""
+        if self._separators is not None and self._marker is not None:
+            tokens = self._split_batch(column, self._separators)
+            if tokens is not None:
+                return tokens
+        return self._tokenize_each(column)
+
+    def _tokenize(self, text: str) -> list[lance.lance.FtsToken]:
+        tokens: list[lance.lance.FtsToken] = lance.tokenize(text, **self._options)
+        return tokens
+
+    def _tokenize_each(self, column: pa.Array) -> Tokens:
+        tokenized = [[] if text is None else self._tokenize(text) for text in column.to_pylist()]
+        flat = list(chain.from_iterable(tokenized))
+        return Tokens(
+            np.fromiter((self._number(token.text) for token in flat), np.int32, len(flat)),
+            np.repeat(np.arange(len(tokenized), dtype=np.int32), [len(tokens) for tokens in tokenized]),
+            np.fromiter((token.position for token in flat), np.int32, len(flat)),
+        )
+
+    def _split_batch(self, column: pa.Array, separators: _Separators) -> Tokens | None:
+        texts = column.view(_binary_type(column.type)).to_pylist()
+        joined = _BETWEEN.join(texts if column.null_count == 0 else [text or b"" for text in texts])
+        if separators.hazards and any(hazard in joined for hazard in separators.hazards):
+            return None
+        words = list(map(bytes.split, joined.translate(separators.table).split(_BETWEEN)))
+        flat = list(chain.from_iterable(words))
+        numbers = self._word_numbers(flat)
+        if (numbers == _COMPOUND).any():
+            return None
+        lengths = np.fromiter(map(len, words), np.int32, len(words))
+        text_of = np.repeat(np.arange(len(words), dtype=np.int32), lengths)
+        starts = np.cumsum(lengths, dtype=np.int32) - lengths
+        place = np.arange(len(flat), dtype=np.int32) - np.repeat(starts, lengths)
+        kept = np.flatnonzero(numbers >= 0)
+        if len(kept) == len(flat):
+            return Tokens(numbers, text_of, place)
+        return Tokens(numbers[kept], text_of[kept], place[kept])
+
+    def _word_numbers(self, words: list[bytes]) -> Numbers:
+        try:
+            return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
+        except KeyError:
+            self._learn({word for word in words if word not in self._words})
+            return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
+
+    def _learn(self, words: set[bytes]) -> None:
+        if len(self._words) + len(words) > _MAX_REMEMBERED_WORDS:
+            self._words.clear()
+            self._word_bytes = 0
+        plain = [word for word in words if word.isascii()]
+        # One call for all: the place of a token tells whose it is, counted from the marker's.
+        joined = " ".join([self._marker or "", *(word.decode() for word in plain)])
+        learned = dict.fromkeys(plain, _REMOVED)
+        for token in self._tokenize(joined)[1:]:
+            learned[plain[token.position - 1]] = self._number(token.text)
+        for word in words - learned.keys():
+            learned[word] = self._learn_one(word.decode(errors="replace"))
+        self._words.update(learned)
+        self._word_bytes += sum(map(len, learned)) + len(learned) * _ENTRY_BYTES
+
+    def _learn_one(self, word: str) -> int:
+        """The number of a word that may hide separators beyond ASCII."""
+        whole = lance.tokenize(word, **_unfiltered(str(self._options["base_tokenizer"])))
+        if len(whole) != 1:
+            return _COMPOUND
+        tokens = self._tokenize(word)
+        return self._number(tokens[0].text) if tokens else _REMOVED
+
+    def _number(self, token: str) -> int:
+        number = self._numbers.get(token)
+        if number is None:
+            number = self._numbers[token] = len(self._numbers)
+            self._token_bytes += len(token) + _ENTRY_BYTES
+        return number
+
+
+class _Separators(NamedTuple):
+    """Bytes to bytes, separators to spaces; and what Python would split at but Lance does not."""
+
+    table: bytes
+    hazards: tuple[bytes, ...]
+
+
+@cache
+def _separators(base_tokenizer: str) -> _Separators:
+    """At which ASCII characters the tokenizer splits, found by trying each."""
+    options = _unfiltered(base_tokenizer)
+    splits = [code for code in range(128) if len(lance.tokenize(f"a{chr(code)}b", **options)) == 2]
+    table = bytes.maketrans(bytes(splits), b" " * len(splits))
+    return _Separators(table, tuple(bytes([c]) for c in _PYTHON_SPACE if c not in splits))
+
+
+def _unfiltered(base_tokenizer: str) -> dict[str, object]:
+    """Options under which a tokenizer only splits."""
+    return {
+        "base_tokenizer": base_tokenizer,
+        "max_token_length": None,
+        **dict.fromkeys(("lower_case", "stem", "remove_stop_words", "ascii_folding"), False),
+    }
+
+
+def _binary_type(type_: pa.DataType) -> pa.DataType:
+    return pa.large_binary() if type_ == pa.large_string() else pa.binary()
+
+
+def distinct_texts(terms: Iterable[QueryTerm]) -> list[str]:
+    """The tokens of some terms, each once."""
+    return list(dict.fromkeys(term.text for term in terms))

@@ -1,0 +1,8 @@
+"""The only door to object storage: put-if-absent, get, head, list and delete below one table."""
+
+from __future__ import annotations
+
+from lancewal.objects.backend import ObjectInfo
+from lancewal.objects.store import ObjectStore, Observer, PutOutcome
+
+__all__ = ["ObjectInfo", "ObjectStore", "Observer", "PutOutcome"]

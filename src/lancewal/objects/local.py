@@ -1,0 +1,328 @@
+"""A directory on a local disk as an object store: atomic creates, and fsync where it counts.
+
+An object is written to a file without a name, synced, and then linked to its name: the link
+either succeeds or finds the name taken, so a race has exactly one winner, readers see whole
+objects only, and a writer that is killed leaves nothing behind. Where the file system has no
+nameless files, a hidden staging file takes their place; a kill may leave that one, unlisted,
+for garbage collection.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from lancewal.errors import StorageError
+from lancewal.objects.backend import ObjectInfo, TransientError
+from lancewal.objects.location import is_staging_name
+
+_NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
+_CANNOT_LINK_NAMELESS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_MAY_PASS = (errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT)
+_ADVICE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "permission denied; check the owner and mode of the directory",
+    errno.EPERM: "not permitted; check its owner, and that the file system has hard links",
+    errno.EROFS: "the file system is read-only",
+    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine",
+    errno.ENOTDIR: "a file stands where a directory is needed",
+    errno.EISDIR: "a directory stands where a file is needed",
+    errno.ENAMETOOLONG: "the name is too long for this file system",
+}
+_MODE = 0o666
+# A directory may be removed by somebody else between its making and its use; not for ever, though.
+_DIRECTORY_ATTEMPTS = 8
+
+
+class LocalBackend:
+    """Objects below ``root``. With ``fsync`` a write survives a power cut once it has returned."""
+
+    def __init__(self, root: str, *, fsync: bool) -> None:
+        self._root = root
+        self._fsync = fsync
+        self._nameless_files = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
+        # Directories whose own entries up to the root are synced, by inode: a directory that was
+        # deleted and made again is another one. Racing threads at worst sync twice.
+        self._anchored: dict[str, int] = {}
+
+    def full_path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def create(self, path: str, data: memoryview) -> bool:
+        target = self.full_path(path)
+        directory = os.path.dirname(target)
+        try:
+            for _ in range(_DIRECTORY_ATTEMPTS):
+                try:
+                    created = self._create(directory, target, data)
+                    if created and self._fsync:
+                        self._sync_directory(directory)
+                    return created
+                except FileNotFoundError:
+                    self._make_directory(directory)
+        except OSError as error:
+            raise _failure("create", target, error) from error
+        raise TransientError(f"cannot create {target!r}: its directory keeps vanishing")
+
+    def settle(self, path: str) -> None:
+        if not self._fsync:
+            return
+        target = self.full_path(path)
+        try:
+            _sync(target, os.O_RDONLY)
+            self._sync_directory(os.path.dirname(target))
+        except OSError as error:
+            raise _failure("sync", target, error) from error
+
+    def replace(self, path: str, data: memoryview, *, durable: bool) -> None:
+        target = self.full_path(path)
+        directory = os.path.dirname(target)
+        sync = durable and self._fsync
+        try:
+            for _ in range(_DIRECTORY_ATTEMPTS):
+                try:
+                    staging = _stage(target, data, sync=sync)
+                    try:
+                        os.rename(staging, target)
+                    except BaseException:
+                        _discard(staging)
+                        raise
+                    if sync:
+                        self._sync_directory(directory)
+                    return
+                except FileNotFoundError:
+                    self._make_directory(directory)
+        except OSError as error:
+            raise _failure("write", target, error) from error
+        raise TransientError(f"cannot write {target!r}: its directory keeps vanishing")
+
+    def read(self, path: str) -> bytes:
+        return self._read(path, 0, None)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        return self._read(path, start, length)
+
+    def head(self, path: str) -> ObjectInfo | None:
+        target = self.full_path(path)
+        try:
+            status = os.stat(target)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _failure("look up", target, error) from error
+        return None if stat.S_ISDIR(status.st_mode) else _info(path, status)
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        return self._list(prefix, staging=False)
+
+    def list_staging(self, prefix: str) -> builtins.list[ObjectInfo]:
+        return self._list(prefix, staging=True)
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        directory = self.full_path(prefix)
+        try:
+            return [entry.name for entry in self._entries(directory) if entry.is_dir()]
+        except OSError as error:
+            raise _failure("list", directory, error) from error
+
+    def delete(self, path: str) -> None:
+        target = self.full_path(path)
+        try:
+            os.unlink(target)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise _failure("delete", target, error) from error
+
+    def delete_prefix(self, prefix: str) -> int:
+        directory = self.full_path(prefix)
+        try:
+            return self._delete_tree(directory)
+        except OSError as error:
+            raise _failure("delete", error.filename or directory, error) from error
+
+    def _create(self, directory: str, target: str, data: memoryview) -> bool:
+        if self._nameless_files:
+            created = self._link_nameless(directory, target, data)
+            if created is not None:
+                return created
+            self._nameless_files = False
+        staging = _stage(target, data, sync=self._fsync)
+        try:
+            os.link(staging, target)
+        except FileExistsError:
+            return False
+        finally:
+            _discard(staging)
+        return True
+
+    def _link_nameless(self, directory: str, target: str, data: memoryview) -> bool | None:
+        """Whether ``target`` was created; ``None`` where the file system cannot do it this way."""
+        try:
+            file = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            if error.errno in _NO_NAMELESS_FILES:
+                return None
+            raise
+        try:
+            _fill(file, data, sync=self._fsync)
+            # A directory descriptor, though the path is absolute: only then does Python call
+            # linkat, which follows the symbolic link in /proc to the file itself.
+            os.link(f"/proc/self/fd/{file}", target, src_dir_fd=file, follow_symlinks=True)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in _CANNOT_LINK_NAMELESS:
+                return None
+            raise
+        finally:
+            os.close(file)
+        return True
+
+    def _sync_directory(self, directory: str) -> None:
+        inode = _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+        if self._anchored.get(directory) == inode:
+            return
+        # Whoever made this directory may not have synced its entry yet (another thread or process,
+        # or Lance, which never does), so the first writer here does it for every level.
+        parent = directory
+        while len(parent) > len(self._root):
+            parent = os.path.dirname(parent)
+            _sync(parent, os.O_RDONLY | os.O_DIRECTORY)
+        self._anchored[directory] = inode
+
+    def _make_directory(self, directory: str) -> None:
+        missing = [directory]
+        while not os.path.isdir(parent := os.path.dirname(missing[-1])):
+            if parent == missing[-1]:
+                break
+            missing.append(parent)
+        for each in reversed(missing):
+            try:
+                os.mkdir(each)
+            except FileExistsError:
+                continue
+            self._anchored.pop(each, None)
+            # Levels below the root are synced with the first object in them.
+            if self._fsync and len(each) <= len(self._root):
+                _sync(os.path.dirname(each), os.O_RDONLY | os.O_DIRECTORY)
+
+    def _read(self, path: str, start: int, length: int | None) -> bytes:
+        target = self.full_path(path)
+        try:
+            file = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                there = max(os.fstat(file).st_size - start, 0)
+                wanted = there if length is None else min(length, there)
+                data = os.pread(file, wanted, start)
+                # One call reads at most 2 GiB.
+                while len(data) < wanted and (more := os.pread(file, wanted - len(data), start + len(data))):
+                    data += more
+                return data
+            finally:
+                os.close(file)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise FileNotFoundError(f"{target!r} does not exist") from None
+        except OSError as error:
+            raise _failure("read", target, error) from error
+
+    def _list(self, prefix: str, *, staging: bool) -> builtins.list[ObjectInfo]:
+        found = []
+        pending = [prefix]
+        while pending:
+            below = pending.pop()
+            directory = self.full_path(below)
+            try:
+                for entry in self._entries(directory):
+                    path = f"{below}/{entry.name}" if below else entry.name
+                    if entry.is_dir():
+                        pending.append(path)
+                    elif is_staging_name(entry.name) == staging:
+                        with suppress(FileNotFoundError):
+                            found.append(_info(path, entry.stat()))
+            except OSError as error:
+                raise _failure("list", directory, error) from error
+        return found
+
+    def _entries(self, directory: str) -> Iterator[os.DirEntry[str]]:
+        """What a directory holds; nothing when it does not exist (any more)."""
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+            yield from entries
+
+    def _delete_tree(self, directory: str) -> int:
+        deleted = 0
+        for entry in builtins.list(self._entries(directory)):
+            # Links are removed, never followed: what they point at is not ours.
+            if entry.is_dir(follow_symlinks=False):
+                deleted += self._delete_tree(entry.path)
+                continue
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+                deleted += 1
+        try:
+            os.rmdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return deleted
+        except OSError as error:
+            # Somebody wrote into it meanwhile: what is new stays.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        return deleted
+
+
+def _stage(target: str, data: memoryview, *, sync: bool) -> str:
+    """Write a hidden file beside ``target``; its path."""
+    directory, name = os.path.split(target)
+    staging = f"{directory}/.{name}.{secrets.token_hex(6)}.tmp"
+    file = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _MODE)
+    try:
+        _fill(file, data, sync=sync)
+    except BaseException:
+        _discard(staging)
+        raise
+    finally:
+        os.close(file)
+    return staging
+
+
+def _fill(file: int, data: memoryview, *, sync: bool) -> None:
+    written = os.write(file, data)
+    while written < data.nbytes:
+        written += os.write(file, data[written:])
+    if sync:
+        os.fsync(file)
+
+
+def _sync(path: str, flags: int) -> int:
+    """Sync one file or directory; its inode number."""
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+        return os.fstat(file).st_ino
+    finally:
+        os.close(file)
+
+
+def _discard(staging: str) -> None:
+    # Should it stay, garbage collection finds it; the caller's own outcome matters more.
+    with suppress(OSError):
+        os.unlink(staging)
+
+
+def _info(path: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+
+
+def _failure(action: str, target: str, error: OSError) -> StorageError:
+    kind = TransientError if error.errno in _MAY_PASS else StorageError
+    advice = _ADVICE.get(error.errno or 0, error.strerror or type(error).__name__)
+    name = errno.errorcode.get(error.errno or 0, "unknown")
+    return kind(f"cannot {action} {target!r}: {advice} ({name})")

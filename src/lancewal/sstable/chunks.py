@@ -1,0 +1,49 @@
+"""MemTable batches as a stream that Lance's file writer takes well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from lancewal.sstable.key_order import Mask
+
+#: Small batches are joined up to these sizes: Lance's cost per batch is far above its cost
+#: per row, but chunks much larger than this leave its encoder threads waiting for each other.
+CHUNK_ROWS = 8192
+CHUNK_BYTES = 4 << 20
+
+
+def coalesced(
+    batches: Sequence[pa.RecordBatch], schema: pa.Schema, newest: Mask | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ``batches`` that ``newest`` marks, in order, as ``schema``.
+
+    ``schema`` differs from the batches' own in field metadata at most. Large batches
+    without a row to leave out are passed on uncopied.
+    """
+    group: list[pa.RecordBatch] = []
+    rows = size = first_row = 0
+    for batch in batches:
+        if group and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
+            yield from _joined(group, schema, newest, first_row)
+            first_row += rows
+            group, rows, size = [], 0, 0
+        group.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if group:
+        yield from _joined(group, schema, newest, first_row)
+
+
+def _joined(
+    group: Sequence[pa.RecordBatch], schema: pa.Schema, newest: Mask | None, first_row: int
+) -> Iterator[pa.RecordBatch]:
+    chunk = group[0] if len(group) == 1 else pa.concat_batches(group)
+    if newest is not None:
+        kept = newest[first_row : first_row + chunk.num_rows]
+        if not kept.all():
+            chunk = chunk.filter(pa.array(kept))
+    # Lance takes an empty batch for a page.
+    if chunk.num_rows:
+        yield pa.RecordBatch.from_arrays(chunk.columns, schema=schema)

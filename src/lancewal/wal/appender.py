@@ -1,0 +1,239 @@
+"""WalAppender: one synchronous atomic entry at a time, fenced by epoch.
+
+1. An entry that ``append`` returned for stands at its position for good.
+2. Positions have no gaps: an entry is only ever created right after an existing one.
+3. After a successor's claim no append succeeds: the successor's sentinel takes the
+   next position, the conflict makes the loser look at the manifest, and it stops.
+4. Where garbage collection may have emptied the slot, the epoch is checked again
+   after the write, before it counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal import layout
+from lancewal.clock import RECHECK_AFTER, Clock, boot_time
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.format.wal_entry import encode_entry, encode_sentinel, entry_schema
+from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
+from lancewal.objects import ObjectStore, PutOutcome
+from lancewal.wal.tip import find_tip, first_unsettled
+
+logger = logging.getLogger(__name__)
+
+MAX_CONFLICTS = 1024
+REFRESH_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an entry went and how large it is."""
+
+    shard_id: UUID
+    position: int
+    num_batches: int
+    num_rows: int
+    wal_bytes: int
+
+
+class WalAppender:
+    """Appends entries to one shard's WAL under one claimed epoch. Thread-safe.
+
+    >>> from uuid import uuid4
+    >>> from lancewal.objects import ObjectStore
+    >>> store, shard = ObjectStore.from_uri("memory://appender-example"), uuid4()
+    >>> appender = WalAppender.open(store, shard)
+    >>> appender.append([pa.record_batch({"id": [1, 2]})]).position
+    1
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ShardManifestStore,
+        epoch: int,
+        manifest: ShardManifest | None,
+        clock: Clock = boot_time,
+    ) -> None:
+        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` claims by itself."""
+        self._store = store
+        self._manifests = manifests
+        self._shard_id = manifests.shard_id
+        self._epoch = epoch
+        self._clock = clock
+        # Held while an entry is being created: positions are handed out in order.
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
+        self._hint = max(hint, first_unsettled(manifest))
+        self._floor = first_unsettled(manifest)
+        self._confirmed_at = clock()
+        #: The manifest of the claim, as replay must read it.
+        self.claimed = manifest
+        #: Where :meth:`open` put its sentinel; everything below is settled.
+        self.sentinel_position: int | None = None
+        self._schemas: dict[tuple[int, int | None], tuple[pa.Schema, pa.Schema]] = {}
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        shard_id: UUID | str,
+        spec_id: int = 0,
+        *,
+        manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
+        clock: Clock = boot_time,
+    ) -> WalAppender:
+        """Claim the shard and fence whoever held it."""
+        manifests = ShardManifestStore(
+            store, layout.parse_shard_id(shard_id), manifest_scan_batch_size, clock
+        )
+        started = clock()
+        epoch, manifest = manifests.claim_epoch(spec_id)
+        appender = cls(store, manifests, epoch, manifest, clock)
+        appender._confirmed_at = started
+        appender.sentinel_position = appender.fence_predecessor()
+        return appender
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._shard_id
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def manifests(self) -> ShardManifestStore:
+        return self._manifests
+
+    @property
+    def next_position_hint(self) -> int:
+        """The next position as far as this appender knows; exact after the first append."""
+        return self._hint
+
+    def fence_predecessor(self) -> int | None:
+        """Put a sentinel after the tail; nothing below it can change any more.
+
+        Returns its position, or ``None`` under the first epoch, which has no predecessor.
+        Call it before replay, so that replay covers an exact range.
+        """
+        if self._epoch <= 1:
+            return None
+        return self._create(encode_sentinel(self._epoch))
+
+    def append(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        generation: int | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> AppendResult:
+        """Write ``batches`` as one entry and return once it is stored."""
+        check_batches(batches)
+        data = self.encode(batches, generation=generation, tags=tags)
+        position = self._create(data)
+        rows = sum(batch.num_rows for batch in batches)
+        return AppendResult(self._shard_id, position, len(batches), rows, len(data))
+
+    def append_pointer(self, tags: Mapping[str, str]) -> int:
+        """Write a sentinel that carries ``tags``; Lance skips it, the change feed reads it."""
+        return self._create(encode_sentinel(self._epoch, tags))
+
+    def encode(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        generation: int | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> memoryview:
+        """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
+        schema = batches[0].schema
+        known = self._schemas.get((id(schema), generation))
+        if known is None or known[0] is not schema:
+            # Keyed by identity (the tuple keeps the schema alive): one dictionary look-up
+            # on the hot path instead of rebuilding an equal schema for every entry.
+            if len(self._schemas) > 64:
+                self._schemas.clear()
+            known = (schema, entry_schema(schema, self._epoch, generation))
+            self._schemas[id(schema), generation] = known
+        return encode_entry(known[1], batches, tags)
+
+    def append_encoded(self, data: memoryview) -> int:
+        """Create the entry ``data`` after the tail and return its position."""
+        return self._create(data)
+
+    def check_fenced(self) -> None:
+        """Raise :class:`FencedError` when another writer claimed the shard."""
+        self._manifests.check_fenced(self._epoch)
+
+    def seed_next_position(self, position: int) -> None:
+        """Tell the tip, as replay found it, so that the first append need not search."""
+        with self._lock:
+            self._next = max(position, self._floor)
+            self._hint = self._next
+
+    def _create(self, data: memoryview) -> int:
+        with self._lock:
+            if self._next is None:
+                self._next = self._discover()
+            for conflict in range(1, MAX_CONFLICTS + 1):
+                position = self._next
+                started = self._clock()
+                if self._put(position, data):
+                    self._recheck_epoch()
+                    self._confirmed_at = started
+                    self._next = self._hint = position + 1
+                    return position
+                self.check_fenced()
+                self._next = self._discover() if conflict % REFRESH_EVERY == 0 else position + 1
+        raise ConflictError(
+            f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
+            f"epoch {self._epoch} still holds; another process writes under the same epoch"
+        )
+
+    def _put(self, position: int, data: memoryview) -> bool:
+        try:
+            outcome = self._store.put_if_absent(layout.wal_entry(self._shard_id, position), data)
+        except StorageError:
+            # A store that refuses a fenced writer's call should not hide the fence.
+            try:
+                self.check_fenced()
+            except FencedError:
+                raise
+            except Exception:
+                logger.debug("fence check failed too", exc_info=True)
+            raise
+        return outcome is PutOutcome.CREATED
+
+    def _recheck_epoch(self) -> None:
+        """A slot below the tip may be free again after garbage collection; see ``clock``."""
+        if self._clock() - self._confirmed_at > RECHECK_AFTER.total_seconds():
+            self.check_fenced()
+
+    def _discover(self) -> int:
+        manifest = self._manifests.read_latest()
+        return max(find_tip(self._store, self._shard_id, manifest), self._floor)
+
+
+def check_batches(batches: Sequence[pa.RecordBatch]) -> None:
+    """Refuse what must not become an entry: no batches, an empty one, differing schemas."""
+    if not batches:
+        raise InvalidInputError("cannot append an empty batch list to the WAL; pass at least one batch")
+    schema = batches[0].schema
+    for index, batch in enumerate(batches):
+        if batch.num_rows == 0:
+            raise InvalidInputError(f"cannot append empty batch at index {index} to the WAL; leave it out")
+        if batch.schema is not schema and not batch.schema.equals(schema):
+            raise InvalidInputError(
+                f"batch at index {index} has a different schema from the first batch; "
+                f"expected {schema.to_string()!r}, got {batch.schema.to_string()!r}"
+            )

@@ -1,0 +1,85 @@
+"""Which entries a new writer must load again, and which of them may be split off early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lancewal.errors import FencedError
+from lancewal.format.wal_entry import WalEntry
+from lancewal.wal.appender import WalAppender
+from lancewal.wal.tailer import WalTailer
+from lancewal.wal.tip import first_unsettled
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRange:
+    """The entries above the replay cursor, up to this writer's own sentinel."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class Replay:
+    """The exact range that a claim has to restore, read in order with read-ahead.
+
+    The range is fixed when this object is made: the sentinel (or, under the first
+    epoch, the absence of any other writer) keeps it from growing.
+    """
+
+    def __init__(self, appender: WalAppender, tailer: WalTailer) -> None:
+        self._appender = appender
+        self._tailer = tailer
+        manifest = appender.claimed
+        self._current_generation = manifest.current_generation if manifest else 1
+        start = first_unsettled(manifest)
+        end = appender.sentinel_position
+        if end is None:
+            end = tailer.next_position()
+        self.range = ReplayRange(start, max(start, end))
+
+    @property
+    def next_position(self) -> int:
+        """The position after the replayed range and the sentinel."""
+        return self.range.end + (1 if self._appender.sentinel_position is not None else 0)
+
+    def entries(self) -> Iterator[WalEntry]:
+        """Entries with rows that no SSTable holds yet.
+
+        Raises :class:`FencedError` on an entry of a higher epoch: a successor claimed the
+        shard while this writer was opening it.
+        """
+        for entry in self._tailer.entries(self.range.start, self.range.end):
+            if entry.writer_epoch > self._appender.epoch:
+                raise FencedError(
+                    entry.shard_id,
+                    self._appender.epoch,
+                    entry.writer_epoch,
+                    f"(WAL replay aborted at position {entry.position})",
+                )
+            if entry.sentinel or self._is_flushed(entry.generation):
+                continue
+            yield entry
+
+    def may_split_after(self, position: int, generation: int) -> bool:
+        """Whether a MemTable of ``generation`` may be flushed with ``position`` as its last entry.
+
+        A flush raises the current generation, and replay skips entries of a lower one. So
+        no entry that comes later may belong to ``generation`` or an older one.
+        """
+        for later in range(position + 1, self.range.end):
+            header = self._tailer.read_header(later)
+            if header is None or header.sentinel or header.generation is None:
+                continue
+            if self._current_generation <= header.generation <= generation:
+                return False
+        return True
+
+    def _is_flushed(self, generation: int | None) -> bool:
+        return generation is not None and generation < self._current_generation

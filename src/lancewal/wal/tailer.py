@@ -1,0 +1,202 @@
+"""WalTailer: reads a shard's WAL from any process, without a claim."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from uuid import UUID
+
+from lancewal import layout
+from lancewal.clock import Clock, boot_time
+from lancewal.errors import InvalidInputError, WalCorruptError, WalTruncatedError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.format.wal_entry import EntryHeader, WalEntry, decode_entry, decode_header
+from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
+from lancewal.wal.tip import find_tip, first_of_last_run, retained_positions
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_READ_AHEAD = 8
+_HEADER_BYTES = 64 * 1024
+_CURSOR_INTERVAL_SECONDS = 5.0
+
+
+class WalTailer:
+    """Reads entries by position, by range, or as they come.
+
+    >>> from uuid import uuid4
+    >>> import pyarrow as pa
+    >>> from lancewal.wal import WalAppender
+    >>> store, shard = ObjectStore.from_uri("memory://tailer-example"), uuid4()
+    >>> _ = WalAppender.open(store, shard).append([pa.record_batch({"id": [7]})])
+    >>> [entry.num_rows for entry in WalTailer(store, shard)]
+    [1]
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        shard_id: UUID | str,
+        *,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        update_cursor: bool = True,
+        manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
+        clock: Clock = boot_time,
+    ) -> None:
+        """``update_cursor`` leaves a hint of the read position in the manifest, best effort."""
+        if read_ahead < 1:
+            raise InvalidInputError(f"read_ahead must be at least 1, got {read_ahead}")
+        self._store = store
+        self._shard_id = layout.parse_shard_id(shard_id)
+        self._manifests = ShardManifestStore(store, self._shard_id, manifest_scan_batch_size)
+        self._read_ahead = read_ahead
+        self._cursor = _CursorHint(self._manifests, clock) if update_cursor else None
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._shard_id
+
+    def read_entry(self, position: int) -> WalEntry | None:
+        """The entry at ``position``; ``None`` when there is none (not yet, or no more)."""
+        if position < layout.FIRST_WAL_POSITION:
+            raise InvalidInputError(f"WAL positions start at {layout.FIRST_WAL_POSITION}, got {position}")
+        try:
+            data = self._store.get(layout.wal_entry(self._shard_id, position))
+        except FileNotFoundError:
+            return None
+        entry = decode_entry(data, self._shard_id, position)
+        if self._cursor is not None:
+            self._cursor.seen(position)
+        return entry
+
+    def read_header(self, position: int) -> EntryHeader | None:
+        """Epoch and generation of an entry without fetching its rows."""
+        path = layout.wal_entry(self._shard_id, position)
+        info = self._store.head(path)
+        if info is None:
+            return None
+        try:
+            start = self._store.get_range(path, 0, min(info.size, _HEADER_BYTES))
+        except FileNotFoundError:
+            return None
+        try:
+            return decode_header(start, self._shard_id, position)
+        except WalCorruptError:
+            if info.size <= _HEADER_BYTES:
+                raise
+            # A schema beyond the first bytes: rare enough to fetch the whole entry for.
+            return decode_header(self._store.get(path), self._shard_id, position)
+
+    def first_position(self) -> int:
+        """The first position that can be read up to the tip without a gap."""
+        return first_of_last_run(retained_positions(self._store, self._shard_id)) or (
+            layout.FIRST_WAL_POSITION
+        )
+
+    def next_position(self) -> int:
+        """The tip: the position that the next entry will take."""
+        return find_tip(self._store, self._shard_id, self._manifests.read_latest())
+
+    def __iter__(self) -> Iterator[WalEntry]:
+        return self.entries()
+
+    def entries(self, start: int | None = None, end: int | None = None) -> Iterator[WalEntry]:
+        """Entries from ``start`` (the first retained) up to ``end`` (exclusive; the tip).
+
+        Reads ahead. With an ``end`` every position must be there: one that was collected
+        raises :class:`WalTruncatedError`, any other hole :class:`WalCorruptError`.
+        """
+        first = self.first_position() if start is None else start
+        last = self.next_position() if end is None else end
+        workers = 1 if self._store.is_local else self._read_ahead
+        for position, entry in zip(
+            range(first, last), ordered_map(self.read_entry, range(first, last), workers), strict=True
+        ):
+            if entry is None:
+                raise self._missing(position, last)
+            yield entry
+
+    def follow(
+        self,
+        start: int | None = None,
+        *,
+        stop: Callable[[], bool],
+        poll_interval: float = 0.1,
+        wait: Callable[[float], object] | None = None,
+    ) -> Iterator[WalEntry]:
+        """Entries as they appear, until ``stop()`` is true.
+
+        ``stop`` is asked before every read and after every wait. ``wait`` replaces the
+        sleep between polls, e.g. with ``threading.Event.wait`` so that a stop is heard at once.
+        """
+        pause = wait or threading.Event().wait
+        position = self.first_position() if start is None else start
+        while not stop():
+            entry = self.read_entry(position)
+            if entry is not None:
+                yield entry
+                position += 1
+                continue
+            manifest = self._manifests.read_latest()
+            if manifest is not None and position <= manifest.replay_after_wal_entry_position:
+                # Covered, so it existed: either it came between the two reads, or it is gone.
+                if self.read_entry(position) is None:
+                    raise self._missing(position, None)
+                continue
+            pause(poll_interval)
+
+    def _missing(self, position: int, end: int | None) -> WalTruncatedError | WalCorruptError:
+        manifest = self._manifests.read_latest()
+        covered = manifest.replay_after_wal_entry_position if manifest else 0
+        if position <= covered:
+            retained = first_of_last_run(retained_positions(self._store, self._shard_id))
+            return WalTruncatedError(self._shard_id, position, retained or covered + 1)
+        reach = f" although entries up to {end - 1} were asked for" if end is not None else ""
+        return WalCorruptError(self._shard_id, position, f"the entry is missing{reach}")
+
+
+class _CursorHint:
+    """Raises the manifest's cursor hint now and then, away from the reader's thread.
+
+    Only a hint: any failure is ignored, and one update at a time is under way.
+    """
+
+    def __init__(self, manifests: ShardManifestStore, clock: Clock) -> None:
+        self._manifests = manifests
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._latest = 0
+        self._next_update = float("-inf")
+
+    def seen(self, position: int) -> None:
+        with self._lock:
+            self._latest = max(self._latest, position)
+            now = self._clock()
+            if now < self._next_update:
+                return
+            self._next_update = now + _CURSOR_INTERVAL_SECONDS
+        _cursor_thread().submit(self._update)
+
+    def _update(self) -> None:
+        position = self._latest
+
+        def raised(manifest: ShardManifest) -> ShardManifest:
+            if position <= manifest.wal_entry_position_last_seen:
+                return manifest
+            return replace(manifest, wal_entry_position_last_seen=position)
+
+        try:
+            self._manifests.commit_update(None, raised)
+        except Exception as error:
+            logger.debug("cursor hint not updated: %s", error)
+
+
+@cache
+def _cursor_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="lancewal-cursor")

@@ -1,0 +1,205 @@
+"""Frozen MemTables on their way to SSTables, oldest first and never out of order.
+
+A generation is published only after the one before it: the manifest's replay cursor
+covers every WAL entry up to it, so passing a generation that failed would lose its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from lancewal.errors import ClosedError, FencedError, LanceWalError, StorageError
+from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
+from lancewal.manifest import ShardManifestStore
+from lancewal.memtable import MemTable
+from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.stats import WriteStats
+from lancewal.writer.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 30.0
+#: Tries that ``close`` gives the last flushes; after that the rows stay in the WAL.
+CLOSE_ATTEMPTS = 3
+
+
+class FlushQueue:
+    """Flushes frozen MemTables in the background; they stay readable until published.
+
+    A failed flush is retried with growing pauses for as long as the writer lives; one
+    that was fenced is final.
+    """
+
+    def __init__(
+        self,
+        manifests: ShardManifestStore,
+        epoch: int,
+        log: CommitLog,
+        stats: WriteStats,
+        write_sstable: Callable[[MemTable], SsTableEntry],
+        *,
+        on_progress: Callable[[], None],
+        on_fenced: Callable[[FencedError], None],
+    ) -> None:
+        self._manifests = manifests
+        self._epoch = epoch
+        self._log = log
+        self._stats = stats
+        self._write_sstable = write_sstable
+        self._on_progress = on_progress
+        self._on_fenced = on_fenced
+        self._changed = threading.Condition()
+        self._frozen: deque[MemTable] = deque()
+        self._failures = 0
+        self._failures_in_a_row = 0
+        self._last_error: LanceWalError | None = None
+        self._fenced: FencedError | None = None
+        self._worker = Worker(f"lancewal-flush-{manifests.shard_id}", self._step)
+
+    @property
+    def frozen(self) -> list[MemTable]:
+        """What is frozen and not yet published, oldest first."""
+        with self._changed:
+            return list(self._frozen)
+
+    @property
+    def frozen_bytes(self) -> int:
+        return sum(memtable.estimated_size for memtable in list(self._frozen))
+
+    @property
+    def last_error(self) -> LanceWalError | None:
+        """Why the oldest frozen MemTable is not flushed yet; ``None`` while all goes well."""
+        return self._last_error
+
+    def add(self, memtable: MemTable) -> None:
+        with self._changed:
+            self._frozen.append(memtable)
+        self._worker.kick()
+
+    def retry_now(self) -> None:
+        """End the pause after a failure."""
+        if self._frozen:
+            self._worker.kick()
+
+    def drain(self, attempts: int = 1) -> None:
+        """Wait until what is frozen now is published.
+
+        Raises the error of a flush that failed ``attempts`` times meanwhile; the rows
+        stay frozen and readable, and the flush is retried in the background.
+        """
+        with self._changed:
+            if not self._frozen:
+                return
+            last = self._frozen[-1].generation
+            failures = self._failures
+        self._worker.kick()
+        with self._changed:
+            while self._frozen and self._frozen[0].generation <= last:
+                if self._fenced is not None:
+                    raise self._fenced
+                if self._failures - failures >= attempts and self._last_error is not None:
+                    raise self._last_error
+                if self._worker.stopping:
+                    raise ClosedError("the writer was closed before its MemTables were flushed")
+                self._changed.wait()
+
+    def stop(self) -> None:
+        """End the background thread after the flush that is under way."""
+        self._worker.stop()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _step(self) -> float | None:
+        while not self._worker.stopping and self._fenced is None:
+            with self._changed:
+                if not self._frozen:
+                    return None
+                memtable = self._frozen[0]
+            try:
+                self._flush(memtable)
+            except FencedError as error:
+                self._fenced = error
+                self._on_fenced(error)
+                self._failed(memtable, error)
+                return None
+            except Exception as error:
+                return self._failed(memtable, error)
+        return None
+
+    def _flush(self, memtable: MemTable) -> None:
+        started = time.perf_counter()
+        self._log.commit(memtable.end_position)
+        entry = self._write_sstable(memtable)
+        self._publish(memtable, entry)
+        with self._changed:
+            self._frozen.popleft()
+            self._last_error = None
+            self._failures_in_a_row = 0
+            self._changed.notify_all()
+        seconds = time.perf_counter() - started
+        self._stats.record_memtable_flush(seconds, memtable.row_count)
+        logger.info(
+            "flushed generation %d: %d rows in %.3f s",
+            memtable.generation,
+            memtable.row_count,
+            seconds,
+            extra=self._context(memtable),
+        )
+        self._on_progress()
+
+    def _publish(self, memtable: MemTable, entry: SsTableEntry) -> None:
+        def published(manifest: ShardManifest) -> ShardManifest:
+            if manifest.current_generation == memtable.generation + 1:
+                # Nobody else commits under this epoch: an earlier try got through and
+                # its reply was lost. Its SSTable counts, the new one is garbage.
+                return manifest
+            if manifest.current_generation != memtable.generation:
+                raise StorageError(
+                    f"shard {self._manifests.shard_id} is at generation {manifest.current_generation}, "
+                    f"generation {memtable.generation} cannot be published"
+                )
+            return replace(
+                manifest,
+                sstables=(*manifest.sstables, entry),
+                current_generation=memtable.generation + 1,
+                replay_after_wal_entry_position=memtable.covered_wal_position,
+                wal_entry_position_last_seen=max(
+                    manifest.wal_entry_position_last_seen, memtable.covered_wal_position
+                ),
+            )
+
+        self._manifests.commit_update(self._epoch, published)
+
+    def _failed(self, memtable: MemTable, error: Exception) -> float:
+        if not isinstance(error, LanceWalError):
+            error = StorageError(f"flush of generation {memtable.generation} failed: {error!r}")
+        self._stats.record_memtable_flush_failure()
+        with self._changed:
+            self._last_error = error
+            self._failures += 1
+            pause = min(FIRST_RETRY_SECONDS * 2**self._failures_in_a_row, MAX_RETRY_SECONDS)
+            self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+            self._changed.notify_all()
+        logger.warning(
+            "flush of generation %d failed, next try in %.1f s: %s",
+            memtable.generation,
+            pause,
+            error,
+            extra=self._context(memtable),
+        )
+        self._on_progress()
+        return pause
+
+    def _context(self, memtable: MemTable) -> dict[str, object]:
+        return {
+            "shard": str(self._manifests.shard_id),
+            "epoch": self._epoch,
+            "generation": memtable.generation,
+            "position": memtable.covered_wal_position,
+        }

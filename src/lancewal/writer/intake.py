@@ -1,0 +1,299 @@
+"""What a caller passed, as batches in the table's stored form, or a refusal.
+
+Everything is checked here, before anything is written: a batch that is refused has no
+effect anywhere, and one that passed cannot fail later at flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.format.schema import TableSchema, without_field_ids
+
+#: A slice holds on to its whole parent; above this much waste it is copied instead.
+_SLICE_WASTE_BYTES = 64 * 1024
+
+_Convert = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the columns of one input schema become the table's; made once per schema."""
+
+    schema: pa.Schema
+    sources: list[int | None]
+    converts: list[_Convert | None]
+
+
+class Intake:
+    """Checks rows against one table and shapes them as its MemTables hold them.
+
+    Columns are matched by name; a nullable column that is missing is filled with nulls.
+    Types must be the table's. Another physical form of the same values (large or view
+    strings, large lists, dictionaries) is accepted; a change of value type only with
+    ``cast=True``, and then only where no value is altered.
+    """
+
+    def __init__(self, schema: TableSchema, *, cast: bool = False) -> None:
+        self.schema = schema
+        self._cast = cast
+        self._plans: dict[int, _Plan] = {}
+        self._plain = schema.plain
+        self._key_plain = pa.schema([self._plain.field(name) for name in schema.primary_key])
+        self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
+        self._zeros = _false(4096)
+
+    def upserts(self, data: Any) -> list[pa.RecordBatch]:
+        """Rows to write, in ``schema.stored``."""
+        batches = [self._upsert(batch, index) for index, batch in enumerate(as_batches(data))]
+        if not batches:
+            raise InvalidInputError("cannot write an empty batch list; pass at least one batch")
+        return batches
+
+    def deletes(self, keys: Any) -> list[pa.RecordBatch]:
+        """Tombstones for ``keys``: one value, a list of values, or Arrow data with the key columns."""
+        if not self.schema.primary_key:
+            raise InvalidInputError(
+                "this table has no primary key, so rows cannot be deleted through the WAL; "
+                "delete from the base table with lance.LanceDataset.delete"
+            )
+        strict = [f.name for f in self.schema.columns if not f.nullable and f.name not in self.schema.primary_key]
+        if strict:
+            raise InvalidInputError(
+                f"a delete leaves nulls in the other columns, but {', '.join(strict)} cannot hold null; "
+                "make the columns nullable to delete through the WAL"
+            )
+        batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
+        if not batches:
+            raise InvalidInputError("cannot delete an empty list of keys; pass at least one key")
+        return batches
+
+    def key_batches(self, keys: Any) -> list[pa.RecordBatch]:
+        """``keys`` as batches of exactly the key columns, in key order, checked."""
+        names = self.schema.primary_key
+        if is_tabular(keys):
+            batches = as_batches(keys)
+        else:
+            if len(names) != 1:
+                raise InvalidInputError(
+                    f"the key has the columns {', '.join(names)}; pass a table with these columns"
+                )
+            values = keys if isinstance(keys, list | tuple | pa.Array | pa.ChunkedArray) else [keys]
+            batches = [self._key_batch(values)] if len(values) else []
+        return [self._only_keys(batch, index) for index, batch in enumerate(batches)]
+
+    def _key_batch(self, values: Any) -> pa.RecordBatch:
+        key = self._key_plain.field(0)
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if not isinstance(values, pa.Array):
+            try:
+                values = pa.array(values, key.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise InvalidInputError(f"keys are not of type {key.type}: {error}") from None
+        return pa.RecordBatch.from_arrays([values], names=[key.name])
+
+    def _only_keys(self, batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
+        columns = []
+        for field in self._key_plain:
+            position = batch.schema.get_field_index(field.name)
+            if position < 0:
+                raise InvalidInputError(f"batch {index} lacks the key column {field.name}")
+            convert = self._conversion(batch.schema.field(position), field)
+            column = batch.column(position)
+            columns.append(convert(column) if convert else column)
+            self._refuse_nulls(columns[-1], field.name, index)
+        return pa.RecordBatch.from_arrays(columns, schema=self._key_plain)
+
+    def _upsert(self, batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
+        rows = batch.num_rows
+        if rows == 0:
+            raise InvalidInputError(f"batch {index} is empty; leave it out")
+        plan = self._plans.get(id(batch.schema))
+        if plan is None or plan.schema is not batch.schema:
+            plan = self._plan(batch.schema)
+        columns = []
+        for position, (source, convert) in enumerate(zip(plan.sources, plan.converts, strict=True)):
+            field = self.schema.columns.field(position)
+            if source is None:
+                column = pa.nulls(rows, field.type)
+            else:
+                column = batch.column(source)
+                if convert is not None:
+                    column = convert(column)
+            if not field.nullable and column.null_count:
+                self._refuse_nulls(column, field.name, index)
+            columns.append(column)
+        for position in self._deep_checks:
+            _refuse_nested_nulls(columns[position], self.schema.columns.field(position), index)
+        columns.append(self._no_tombstones(rows))
+        stored = pa.RecordBatch.from_arrays(columns, schema=self.schema.stored)
+        for name in self.schema.primary_key:
+            self._refuse_nulls(stored.column(name), name, index)
+        return _compact(stored)
+
+    def _tombstones(self, keys: pa.RecordBatch, index: int) -> pa.RecordBatch:
+        if keys.num_rows == 0:
+            raise InvalidInputError(f"batch {index} of keys is empty; leave it out")
+        columns = [
+            keys.column(field.name)
+            if field.name in self.schema.primary_key
+            else pa.nulls(keys.num_rows, field.type)
+            for field in self.schema.columns
+        ]
+        columns.append(pa.array([True] * keys.num_rows, pa.bool_()))
+        return _compact(pa.RecordBatch.from_arrays(columns, schema=self.schema.stored))
+
+    def _plan(self, schema: pa.Schema) -> _Plan:
+        names = schema.names
+        if len(set(names)) != len(names):
+            raise InvalidInputError(f"the data has a column name twice: {', '.join(names)}")
+        unknown = [name for name in names if name not in self.schema.field_ids]
+        if unknown:
+            raise InvalidInputError(
+                f"the table has no column {', '.join(unknown)}; its columns are {', '.join(self.schema.names)}"
+            )
+        sources: list[int | None] = []
+        converts: list[_Convert | None] = []
+        for field in self._plain:
+            position = schema.get_field_index(field.name)
+            if position < 0 and not field.nullable:
+                raise InvalidInputError(f"column {field.name} is missing and cannot be null; add it")
+            sources.append(None if position < 0 else position)
+            converts.append(None if position < 0 else self._conversion(schema.field(position), field))
+        plan = _Plan(schema, sources, converts)
+        if len(self._plans) > 64:
+            self._plans.clear()
+        self._plans[id(schema)] = plan
+        return plan
+
+    def _conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert | None:
+        annotated = self.schema.columns.field(wanted.name).type
+        if given.type.equals(annotated):
+            return None
+        if _same_values(without_field_ids(given).type, wanted.type) or self._cast:
+            return _caster(annotated, wanted.name)
+        raise InvalidInputError(
+            f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, or pass cast=True "
+            "to convert where no value changes"
+        )
+
+    def _refuse_nulls(self, column: pa.Array, name: str, index: int) -> None:
+        if column.null_count:
+            what = "key column" if name in self.schema.primary_key else "column"
+            raise InvalidInputError(
+                f"batch {index} has {column.null_count} nulls in {what} {name}, which cannot be null"
+            )
+
+    def _no_tombstones(self, rows: int) -> pa.Array:
+        return self._zeros.slice(0, rows) if rows <= len(self._zeros) else _false(rows)
+
+
+def is_tabular(data: Any) -> bool:
+    """Whether ``data`` has columns (as opposed to being key values)."""
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(item, pa.RecordBatch) for item in data)
+    if isinstance(data, pa.Array | pa.ChunkedArray):
+        return False
+    return hasattr(data, "__arrow_c_stream__") or isinstance(data, pa.RecordBatch) or _is_pandas(data)
+
+
+def as_batches(data: Any) -> list[pa.RecordBatch]:
+    """Record batches from whatever holds Arrow data: batches, tables, readers, frames."""
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        return list(data.to_batches())
+    if _is_pandas(data):
+        return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
+    if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
+        return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
+        return [batch for item in data for batch in as_batches(item)]
+    raise InvalidInputError(
+        f"cannot read rows from {type(data).__name__}; pass a RecordBatch, Table, RecordBatchReader, a pandas or "
+        "polars frame, a list of these, or any object with __arrow_c_stream__"
+    )
+
+
+def total_bytes(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batch in batches)
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas") and hasattr(data, "columns")
+
+
+def _false(rows: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bytes((rows + 7) // 8))])
+
+
+def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a narrow slice, so that it does not keep its parent in memory."""
+    if batch.get_total_buffer_size() <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+
+
+def _caster(target: pa.DataType, name: str) -> _Convert:
+    def convert(column: pa.Array) -> pa.Array:
+        try:
+            return column.cast(target, safe=True)
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}") from None
+
+    return convert
+
+
+def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether two types hold the same values in another physical form."""
+    types = pa.types
+    if types.is_dictionary(given):
+        given = given.value_type
+    if given.equals(wanted) or types.is_null(given):
+        return True
+    for family in (_is_text, _is_bytes):
+        if family(given) and family(wanted):
+            return True
+    if _is_list(given) and _is_list(wanted):
+        return _same_values(given.value_type, wanted.value_type)
+    if types.is_fixed_size_list(given) and types.is_fixed_size_list(wanted):
+        return given.list_size == wanted.list_size and _same_values(given.value_type, wanted.value_type)
+    if types.is_struct(given) and types.is_struct(wanted) and given.num_fields == wanted.num_fields:
+        pairs = [(given.field(i), wanted.field(i)) for i in range(wanted.num_fields)]
+        return all(g.name == w.name and _same_values(g.type, w.type) for g, w in pairs)
+    return False
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def _has_strict_child(type_: pa.DataType) -> bool:
+    children = [type_.field(i) for i in range(type_.num_fields)]
+    return any(not child.nullable or _has_strict_child(child.type) for child in children)
+
+
+def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
+    """Nulls below a column where the table allows none; those under a null parent do not count."""
+    for position in range(field.type.num_fields):
+        child = field.type.field(position)
+        values = column.flatten() if not pa.types.is_struct(field.type) else column.drop_null().field(position)
+        if not child.nullable and values.null_count:
+            raise InvalidInputError(
+                f"batch {index} has nulls in {field.name}.{child.name}, which cannot be null"
+            )
+        _refuse_nested_nulls(values, child, index)

@@ -1,0 +1,229 @@
+"""MemTable mode: rows are kept in memory, readable and indexed, and flushed to SSTables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from lancewal.errors import FencedError
+from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.format.wal_entry import WalEntry
+from lancewal.manifest import ShardManifestStore
+from lancewal.memtable import MemTable, MemTableView
+from lancewal.writer.backpressure import Backpressure
+from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.config import ShardWriterConfig
+from lancewal.writer.flush import CLOSE_ATTEMPTS, FlushQueue
+from lancewal.writer.intake import total_bytes
+from lancewal.writer.results import InMemoryMemTables, MemTableStats
+from lancewal.writer.state import WriterState
+from lancewal.writer.stats import WriteStats
+from lancewal.writer.wal_flush import WalFlushWorker
+from lancewal.writer.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class MemTableMode:
+    """One active MemTable, and the frozen ones behind it that wait for their flush."""
+
+    def __init__(
+        self,
+        config: ShardWriterConfig,
+        manifests: ShardManifestStore,
+        log: CommitLog,
+        state: WriterState,
+        stats: WriteStats,
+        *,
+        make_memtable: Callable[[int, int], MemTable],
+        write_sstable: Callable[[MemTable], SsTableEntry],
+        generation: int,
+    ) -> None:
+        """``make_memtable`` takes a generation and the first batch position."""
+        self.lock = threading.Lock()
+        self._config = config
+        self._log = log
+        self._state = state
+        self._stats = stats
+        self._make_memtable = make_memtable
+        self._active = make_memtable(generation, 0)
+        self._flushes = FlushQueue(
+            manifests,
+            state.epoch,
+            log,
+            stats,
+            write_sstable,
+            on_progress=lambda: self._backpressure.wake(),
+            on_fenced=self._fenced,
+        )
+        self._backpressure = Backpressure(
+            config.max_unflushed_memtable_bytes,
+            config.backpressure_log_interval.total_seconds(),
+            stats,
+            unflushed=self._unflushed_bytes,
+            relieve=self._make_room,
+            context=state.context,
+        )
+        state.when_ended(self._backpressure.wake)
+        self._wal_flusher = WalFlushWorker(config, log, state)
+        self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
+
+    def admit(self) -> None:
+        self._backpressure.admit()
+
+    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
+        rows = sum(batch.num_rows for batch in batches)
+        if self._would_overflow(rows, len(batches)):
+            self.seal_active()
+        active = self._active
+        if self._config.sync_indexed_write:
+            positions = self._insert_indexed(active, batches, rows)
+        else:
+            positions = active.insert(batches)
+            if active.unindexed_rows >= self._config.async_index_buffer_rows:
+                self._indexer.kick()
+        self._log.enqueue(batches, total_bytes(batches), active.generation, active)
+        if not self._config.durable_write:
+            # Durable rows are shown by the commit that stored them: a reader never sees
+            # a row that a crash could take back.
+            active.show(positions.stop)
+        if self._is_full(active):
+            self.seal_active()
+        return positions
+
+    def nudge(self) -> None:
+        self._wal_flusher.nudge()
+
+    def seal_active(self) -> None:
+        frozen = self._active
+        if frozen.batch_count == 0:
+            return
+        self._active = self._make_memtable(frozen.generation + 1, frozen.end_position)
+        self._flushes.add(frozen)
+        logger.debug("froze generation %d", frozen.generation, extra=self._state.context)
+
+    def replay(self, entry: WalEntry, batches: Sequence[pa.RecordBatch]) -> None:
+        """Take the rows of a WAL entry; called before the writer is open to anybody."""
+        if entry.generation is not None and entry.generation > self._active.generation:
+            self.seal_active()
+        active = self._active
+        active.insert(batches)
+        active.note_durable(active.end_position, entry.position)
+        self._log.start_at(active.end_position)
+
+    @property
+    def active_generation(self) -> int:
+        return self._active.generation
+
+    def replay_needs_room(self) -> bool:
+        """Whether replayed rows have reached a limit and should be flushed where that is sound."""
+        return self._is_full(self._active) or self._unflushed_bytes() >= self._config.max_unflushed_memtable_bytes
+
+    def flush_replayed(self) -> None:
+        """Publish what was replayed so far, so that replay stays within its memory."""
+        self.seal_active()
+        self._flushes.drain(CLOSE_ATTEMPTS)
+
+    def seal_if_full(self) -> None:
+        if self._is_full(self._active):
+            self.seal_active()
+
+    def views(self) -> list[MemTableView]:
+        tables = self.memtables()
+        return [*tables.frozen, tables.active]
+
+    def memtables(self) -> InMemoryMemTables:
+        # Frozen before active would miss a table that is frozen in between, so both are
+        # taken under the lock that freezing requires.
+        with self.lock:
+            active, frozen = self._active, self._flushes.frozen
+        return InMemoryMemTables(active.view(), [memtable.view() for memtable in frozen])
+
+    def memtable_stats(self) -> MemTableStats:
+        with self.lock:
+            active, frozen = self._active, self._flushes.frozen
+        durable, batches = active.durable_batches, active.batch_count
+        first = active.first_position
+        pending = list(active.batches[durable:batches])
+        return MemTableStats(
+            row_count=active.row_count,
+            batch_count=batches,
+            estimated_size=active.estimated_size,
+            index_bytes=active.indexes.memory_bytes,
+            generation=active.generation,
+            max_buffered_batch_position=first + batches - 1 if batches else None,
+            max_flushed_batch_position=first + durable - 1 if durable else None,
+            pending_wal_start_batch_position=first + durable if pending else None,
+            pending_wal_end_batch_position=first + batches if pending else None,
+            pending_wal_batch_count=len(pending),
+            pending_wal_row_count=sum(batch.num_rows for batch in pending),
+            pending_wal_estimated_bytes=total_bytes(pending),
+            frozen_count=len(frozen),
+            frozen_bytes=sum(memtable.estimated_size for memtable in frozen),
+        )
+
+    def has_rows(self) -> bool:
+        return self._active.batch_count > 0 or bool(self._flushes.frozen)
+
+    def wait_for_flush_drain(self) -> None:
+        self._flushes.drain()
+
+    def finish(self) -> None:
+        with self.lock:
+            self.seal_active()
+        self._flushes.drain(CLOSE_ATTEMPTS)
+
+    def stop(self) -> None:
+        self._wal_flusher.stop()
+        self._indexer.stop()
+        self._flushes.stop()
+
+    def _insert_indexed(self, active: MemTable, batches: Sequence[pa.RecordBatch], rows: int) -> range:
+        before = active.index_seconds
+        positions = active.insert(batches)
+        if active.indexes.specs:
+            self._stats.record_index_update(active.index_seconds - before, rows)
+        return positions
+
+    def _index_step(self) -> float | None:
+        """Index what has gathered, oldest MemTable first; frozen ones too while they are readable."""
+        with self.lock:
+            tables = [*self._flushes.frozen, self._active]
+        for memtable in tables:
+            while memtable.unindexed_rows and not self._indexer.stopping:
+                before = memtable.index_seconds
+                rows = memtable.update_indexes(self._config.async_index_buffer_rows)
+                self._stats.record_index_update(memtable.index_seconds - before, rows)
+        return self._config.async_index_interval.total_seconds()
+
+    def _would_overflow(self, rows: int, batches: int) -> bool:
+        active = self._active
+        return active.batch_count > 0 and (
+            active.row_count + rows > self._config.max_memtable_rows
+            or active.batch_count + batches > self._config.max_memtable_batches
+        )
+
+    def _is_full(self, memtable: MemTable) -> bool:
+        return (
+            memtable.estimated_size >= self._config.max_memtable_size
+            or memtable.row_count >= self._config.max_memtable_rows
+            or memtable.batch_count >= self._config.max_memtable_batches
+        )
+
+    def _unflushed_bytes(self) -> int:
+        return self._active.estimated_size + self._flushes.frozen_bytes
+
+    def _make_room(self) -> None:
+        """Requires nothing held. A flush must be under way, or the wait would never end."""
+        self._state.check_usable()
+        with self.lock:
+            if not self._flushes.frozen:
+                self.seal_active()
+
+    def _fenced(self, error: FencedError) -> None:
+        ahead = self._log.pending_batches > 0
+        self._log.fail(error)
+        self._state.fail(error, memory_ahead_of_log=ahead)

@@ -1,0 +1,363 @@
+"""ShardWriter: puts and deletes into one shard, durable, readable at once, fenced.
+
+``put`` checks its rows, waits for room, adds them to the MemTable and the commit log
+under one short lock, and (with ``durable_write``) leads or joins a group commit. All
+that takes longer (flushing, deferred indexing and WAL writes) happens beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.errors import ClosedError, LanceWalError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.memtable import MemTableView
+from lancewal.memtable.scan import scan_views
+from lancewal.wal.appender import WalAppender
+from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.config import ShardWriterConfig
+from lancewal.writer.intake import Intake
+from lancewal.writer.results import Durability, InMemoryMemTables, MemTableStats, WalStats, WriteResult
+from lancewal.writer.state import WriterState
+from lancewal.writer.stats import StatsLogger, WriteStats, WriteStatsSnapshot
+
+logger = logging.getLogger(__name__)
+
+
+class WriteMode(Protocol):
+    """Where accepted rows go besides the WAL: MemTables, or nowhere."""
+
+    lock: threading.Lock
+
+    def admit(self) -> None:
+        """Wait until there is room for another put."""
+
+    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
+        """Take the rows of one put, visible or to be so. Requires ``lock``."""
+
+    def nudge(self) -> None:
+        """Rows were queued that nobody waits for: see that they reach the WAL in time."""
+
+    def seal_active(self) -> None:
+        """Freeze the active MemTable. Requires ``lock``."""
+
+    def views(self) -> list[MemTableView]: ...
+    def memtables(self) -> InMemoryMemTables: ...
+    def memtable_stats(self) -> MemTableStats: ...
+    def has_rows(self) -> bool: ...
+    def wait_for_flush_drain(self) -> None: ...
+
+    def finish(self) -> None:
+        """Flush everything; raises when something could not be."""
+
+    def stop(self) -> None:
+        """End background threads without flushing."""
+
+
+class ShardWriter:
+    """The one writer of a shard. Thread-safe; a context manager.
+
+    Open one with ``Table.shard_writer`` or :func:`lancewal.writer.open_shard_writer`.
+    """
+
+    def __init__(
+        self,
+        config: ShardWriterConfig,
+        intake: Intake,
+        appender: WalAppender,
+        log: CommitLog,
+        mode: WriteMode,
+        state: WriterState,
+        stats: WriteStats,
+    ) -> None:
+        self.config = config
+        self._intake = intake
+        self._appender = appender
+        self._log = log
+        self._mode = mode
+        self._state = state
+        self._stats = stats
+        self._stats_logger = StatsLogger(stats, config.stats_log_interval, state.shard_id)
+        # Guards the order of inserts; held for microseconds, never across I/O.
+        self._lock = mode.lock
+        self._close_lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _abandon, mode, str(state.shard_id))
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._appender.shard_id
+
+    @property
+    def epoch(self) -> int:
+        return self._appender.epoch
+
+    @property
+    def readable(self) -> bool:
+        """Whether reads through this writer are served: open, and memory not ahead of the log."""
+        return self.config.enable_memtable and not self._state.closed and not self._state.poisoned
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that :meth:`put` takes."""
+        return self._intake.schema.plain
+
+    def put(self, data: Any) -> WriteResult:
+        """Write rows: a RecordBatch, a list of them, a Table, a reader, or a frame.
+
+        All batches of one call become visible together and are durable together. Returns
+        when the rows are readable and, with ``durable_write``, in the WAL.
+        """
+        return self._write(self._intake.upserts(data))
+
+    def delete(self, keys: Any) -> WriteResult:
+        """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
+        return self._write(self._intake.deletes(keys))
+
+    def _write(self, batches: list[pa.RecordBatch]) -> WriteResult:
+        started = time.perf_counter()
+        self._mode.admit()
+        with self._lock:
+            self._state.check_usable()
+            positions = self._mode.insert(batches)
+        if self.config.durable_write:
+            self._log.commit(positions.stop)
+        else:
+            self._mode.nudge()
+        self._stats.record_put(time.perf_counter() - started, sum(b.num_rows for b in batches))
+        self._stats_logger.maybe_log()
+        return WriteResult(positions, Durability(self._log, positions.stop))
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """The newest rows that are in memory: active and frozen MemTables, deletes applied.
+
+        Flushed rows are not among them; ``Table.scan`` reads all levels.
+        """
+        self._state.check_readable()
+        return scan_views(self._mode.views(), self._intake.schema, columns, filter)
+
+    def active_memtable_ref(self) -> MemTableView:
+        """A fixed view of the active MemTable."""
+        self._state.check_readable()
+        return self._mode.memtables().active
+
+    def in_memory_memtable_refs(self) -> InMemoryMemTables:
+        """Fixed views of the active and all frozen MemTables, taken at one moment."""
+        self._state.check_readable()
+        return self._mode.memtables()
+
+    def memtable_stats(self) -> MemTableStats:
+        return self._mode.memtable_stats()
+
+    def wal_stats(self) -> WalStats:
+        return WalStats(self._appender.next_position_hint, self._log.pending_batches, self._log.pending_bytes)
+
+    def stats(self) -> WriteStatsSnapshot:
+        return self._stats.snapshot()
+
+    @property
+    def stats_handle(self) -> WriteStats:
+        """The live counters; they outlive the writer."""
+        return self._stats
+
+    def manifest(self) -> ShardManifest | None:
+        """The shard's newest manifest, read from storage."""
+        return self._appender.manifests.read_latest()
+
+    def check_fenced(self) -> None:
+        """Raise :class:`FencedError` when another writer took the shard over."""
+        self._appender.check_fenced()
+
+    def force_seal_active(self) -> None:
+        """Freeze the active MemTable and queue it for flush; nothing happens when it is empty."""
+        self._state.check_usable()
+        self.check_fenced()
+        with self._lock:
+            self._mode.seal_active()
+
+    def wait_for_flush_drain(self) -> None: ...
+    def wake(self) -> None: ...
+    def finish(self) -> None:
+        """Flush everything; raises when something could not be."""
+
+    def stop(self) -> None:
+        """End background threads without flushing."""
+
+
+class ShardWriter:
+    """The one writer of a shard. Thread-safe; a context manager.
+
+    Open one with ``Table.shard_writer`` or :func:`lancewal.writer.open_shard_writer`.
+    """
+
+    def __init__(
+        self,
+        config: ShardWriterConfig,
+        intake: Intake,
+        appender: WalAppender,
+        log: CommitLog,
+        mode: WriteMode,
+        state: WriterState,
+        stats: WriteStats,
+    ) -> None:
+        self.config = config
+        self._intake = intake
+        self._appender = appender
+        self._log = log
+        self._mode = mode
+        self._state = state
+        self._stats = stats
+        self._stats_logger = StatsLogger(stats, config.stats_log_interval, state.shard_id)
+        # Guards the order of inserts; held for microseconds, never across I/O.
+        self._lock = mode.lock
+        self._close_lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _abandon, mode, str(state.shard_id))
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._appender.shard_id
+
+    @property
+    def epoch(self) -> int:
+        return self._appender.epoch
+
+    @property
+    def readable(self) -> bool:
+        """Whether reads through this writer are served: open, and memory not ahead of the log."""
+        return self.config.enable_memtable and not self._state.closed and not self._state.poisoned
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that :meth:`put` takes."""
+        return self._intake.schema.plain
+
+    def put(self, data: Any) -> WriteResult:
+        """Write rows: a RecordBatch, a list of them, a Table, a reader, or a frame.
+
+        All batches of one call become visible together and are durable together. Returns
+        when the rows are readable and, with ``durable_write``, in the WAL.
+        """
+        return self._write(self._intake.upserts(data))
+
+    def delete(self, keys: Any) -> WriteResult:
+        """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
+        return self._write(self._intake.deletes(keys))
+
+    def _write(self, batches: list[pa.RecordBatch]) -> WriteResult:
+        started = time.perf_counter()
+        self._mode.admit()
+        with self._lock:
+            self._state.check_usable()
+            positions = self._mode.insert(batches)
+        if self.config.durable_write:
+            self._log.commit(positions.stop)
+        else:
+            self._mode.nudge()
+        self._stats.record_put(time.perf_counter() - started, sum(b.num_rows for b in batches))
+        self._stats_logger.maybe_log()
+        return WriteResult(positions, Durability(self._log, positions.stop))
+
+    def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """The newest rows that are in memory: active and frozen MemTables, deletes applied.
+
+        Flushed rows are not among them; ``Table.scan`` reads all levels.
+        """
+        self._state.check_readable()
+        return scan_views(self._mode.views(), self._intake.schema, columns, filter)
+
+    def active_memtable_ref(self) -> MemTableView:
+        """A fixed view of the active MemTable."""
+        self._state.check_readable()
+        return self._mode.memtables().active
+
+    def in_memory_memtable_refs(self) -> InMemoryMemTables:
+        """Fixed views of the active and all frozen MemTables, taken at one moment."""
+        self._state.check_readable()
+        return self._mode.memtables()
+
+    def memtable_stats(self) -> MemTableStats:
+        return self._mode.memtable_stats()
+
+    def wal_stats(self) -> WalStats:
+        return WalStats(self._appender.next_position_hint, self._log.pending_batches, self._log.pending_bytes)
+
+    def stats(self) -> WriteStatsSnapshot:
+        return self._stats.snapshot()
+
+    @property
+    def stats_handle(self) -> WriteStats:
+        """The live counters; they outlive the writer."""
+        return self._stats
+
+    def manifest(self) -> ShardManifest | None:
+        """The shard's newest manifest, read from storage."""
+        return self._appender.manifests.read_latest()
+
+    def check_fenced(self) -> None:
+        """Raise :class:`FencedError` when another writer took the shard over."""
+        self._appender.check_fenced()
+
+    def force_seal_active(self) -> None:
+        """Freeze the active MemTable and queue it for flush; nothing happens when it is empty."""
+        self._check_usable()
+        self.check_fenced()
+        with self._lock:
+            self._check_writable()
+            self._mode.seal_active()
+        self._mode.after_insert()
+
+    def wait_for_flush_drain(self) -> None:
+        """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""
+        self._mode.wait_for_flush_drain()
+
+    def close(self) -> None:
+        """Write and flush everything, then end all threads.
+
+        Raises when the last rows could not be flushed; what was acknowledged is in the
+        WAL then and comes back when the shard is opened again. Closing twice is harmless.
+        """
+        with self._close_lock:
+            if self._state.closed:
+                return
+            with self._lock:
+                self._state.close()
+            try:
+                if self._state.failure is None:
+                    self._log.commit_all()
+                    self._mode.finish()
+                elif self._log.pending_batches or self._mode.has_rows():
+                    raise self._state.latched()
+            finally:
+                self._mode.stop()
+                self._log.fail(ClosedError(f"the writer of shard {self.shard_id} was closed"))
+                self._finalizer.detach()
+        logger.info("closed writer", extra=self._state.context)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except LanceWalError as close_error:
+            if error is None:
+                raise
+            # The body's error is the cause worth seeing; this one would hide it.
+            logger.warning("close failed after an error: %s", close_error, extra=self._state.context)
+
+
+def _abandon(mode: WriteMode, shard_id: str) -> None:
+    """The writer was dropped without close: end its threads. What it acknowledged is in the WAL."""
+    logger.warning("writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": shard_id})
+    mode.stop()
+

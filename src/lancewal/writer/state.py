@@ -1,0 +1,77 @@
+"""Whether a writer may still write and be read: the latch that all its parts share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from uuid import UUID
+
+from lancewal.errors import ClosedError, LanceWalError
+
+
+class WriterState:
+    """Open, closed, or ended by a terminal error; the first error stays.
+
+    Parts of a writer hold this instead of the writer itself, so that a writer that was
+    dropped without ``close`` can be collected while its threads still wind down.
+    """
+
+    def __init__(self, shard_id: UUID, epoch: int) -> None:
+        self.shard_id = shard_id
+        self.epoch = epoch
+        self.closed = False
+        self._failure: LanceWalError | None = None
+        self._poisoned = False
+        self._on_end: list[Callable[[], None]] = []
+
+    @property
+    def failure(self) -> LanceWalError | None:
+        return self._failure
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether memory may hold rows that the log never got."""
+        return self._poisoned
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What log records of this writer carry."""
+        return {"shard": str(self.shard_id), "epoch": self.epoch}
+
+    def when_ended(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when waiting makes no sense any more."""
+        self._on_end.append(wake)
+
+    def fail(self, error: LanceWalError, *, memory_ahead_of_log: bool) -> None:
+        """Latch ``error``. With ``memory_ahead_of_log`` reads end too: they would show lost rows."""
+        self._poisoned = self._poisoned or memory_ahead_of_log
+        self._failure = self._failure or error
+        self._wake_all()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake_all()
+
+    def check_usable(self) -> None:
+        """Raise what a put must fail with, if any."""
+        if self._failure is not None:
+            raise self.latched()
+        if self.closed:
+            raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
+
+    def check_readable(self) -> None:
+        """Raise when memory may hold rows that the log never got."""
+        if self._poisoned:
+            raise self.latched()
+
+    def latched(self) -> LanceWalError:
+        """A copy of the terminal error: one object raised in many threads mixes tracebacks."""
+        if self._failure is None:
+            return ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
+        error = copy.copy(self._failure)
+        error.__cause__ = self._failure.__cause__
+        return error
+
+    def _wake_all(self) -> None:
+        for wake in self._on_end:
+            wake()

@@ -1,0 +1,42 @@
+"""Stores for tests. ``any_store`` runs a test on each kind of storage."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lancewal.objects import ObjectStore
+from tests.servers import S3Server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server for the whole session; each test should use a prefix of its own."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> ObjectStore:
+    """A table's directory that does not exist yet, without fsync (tests of durability ask for it)."""
+    return ObjectStore.from_uri(tmp_path / "table", fsync=False)
+
+
+@pytest.fixture
+def memory_store() -> ObjectStore:
+    return ObjectStore.from_uri(f"memory://{uuid.uuid4().hex}/table")
+
+
+@pytest.fixture
+def s3_store(s3: S3Server) -> ObjectStore:
+    return ObjectStore.from_uri(s3.uri(f"{uuid.uuid4().hex}/table"), s3.storage_options)
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def any_store(request: pytest.FixtureRequest) -> ObjectStore:
+    store = request.getfixturevalue(f"{request.param}_store")
+    assert isinstance(store, ObjectStore)
+    return store
