@@ -78,14 +78,13 @@ class S3Server:
     def stop(self) -> None:
         process = self._process
         if process is not None:
-            process.terminate()
+            if process.stdin is not None:
+                process.stdin.close()
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
             self._process = None
         self._directory.cleanup()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -66,7 +67,8 @@ class TestObjects:
                 any_store.get(missing)
             with pytest.raises(FileNotFoundError):
                 any_store.get_range(missing, 0, 1)
-            any_store.delete(missing) if missing != "a" else None
+            if missing != "a":
+                any_store.delete(missing)
         assert any_store.get("a/b") == b"x"
 
     def test_ranges_end_where_the_object_ends(self, any_store: ObjectStore) -> None:
@@ -253,7 +255,7 @@ class TestMemory:
 def faulty(inner: Backend, **kwargs: Any) -> tuple[ObjectStore, FaultyBackend, list[float]]:
     backend = FaultyBackend(inner)
     slept: list[float] = []
-    store = ObjectStore("test://x", cast(Backend, backend), sleep=slept.append, **kwargs)
+    store = ObjectStore("test://x", cast("Backend", backend), sleep=slept.append, **kwargs)
     return store, backend, slept
 
 
@@ -406,8 +408,6 @@ class TestFaultyStore:
         assert store.list_directories() == ["wal"]
 
     def test_pauses_a_call_until_released(self, memory_store: ObjectStore) -> None:
-        import threading
-
         store = FaultyStore(memory_store)
         with store.faults.pause("put") as pause:
             thread = threading.Thread(target=store.put, args=("a", b"late"))

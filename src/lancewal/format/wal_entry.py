@@ -33,6 +33,9 @@ _BLANK = b"00000000"
 _CONTINUATION = 0xFFFFFFFF
 _FRAME = struct.Struct("<II")
 
+# Given once: without it pyarrow looks at the environment for every stream.
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions()
+
 _Corrupt = Callable[[str], WalCorruptError]
 
 
@@ -83,7 +86,7 @@ def encode_entry(
     if not batches:
         raise InvalidInputError("a WAL entry needs at least one record batch")
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as writer:
         writer.write_batch(batches[0], custom_metadata=_own_metadata(tags))
         for batch in batches[1:]:
             writer.write_batch(batch)

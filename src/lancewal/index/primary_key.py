@@ -31,7 +31,7 @@ _OBJECT_BYTES = 49
 class _Seen(NamedTuple):
     """How far the last catch-up went: batches, the last of them, and the rows in them."""
 
-    count: int
+    batches: int
     last: pa.RecordBatch | None
     rows: int
 
@@ -83,11 +83,11 @@ class PrimaryKeyIndex:
         """
         with self._insert_lock:
             seen = self._seen
-            if first_row == 0 and 0 < seen.count <= len(batches) and batches[seen.count - 1] is seen.last:
-                self._insert(batches[seen.count :], seen.rows)
+            if first_row == 0 and 0 < seen.batches <= len(batches) and batches[seen.batches - 1] is seen.last:
+                self._insert(batches[seen.batches :], seen.rows)
             else:
                 self._insert(batches, first_row)
-            if first_row == 0 and len(batches) > seen.count:
+            if first_row == 0 and len(batches) > seen.batches:
                 self._seen = _Seen(len(batches), batches[-1], self._rows)
 
     def live_mask(self, bound: int) -> RowMask:
@@ -167,7 +167,9 @@ def _without_first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.Reco
 
 def _hashable(values: pa.Array) -> list[Hashable]:
     """The values as Python objects, made in C."""
-    listed: list[Hashable] = values.to_numpy(zero_copy_only=False).tolist() if _plain(values) else values.to_pylist()
+    listed: list[Hashable] = (
+        values.to_numpy(zero_copy_only=False).tolist() if _plain(values) else values.to_pylist()
+    )
     return listed
 
 

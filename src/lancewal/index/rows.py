@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,3 +54,25 @@ def grown(array: npt.NDArray[_Scalar], used: int, needed: int) -> npt.NDArray[_S
     larger = np.empty((max(needed, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[:used] = array[:used]
     return larger
+
+
+class _Run(Protocol):
+    @property
+    def rows(self) -> npt.NDArray[np.int32]: ...
+
+
+_AnyRun = TypeVar("_AnyRun", bound=_Run)
+
+
+def with_run(
+    runs: tuple[_AnyRun, ...], new: _AnyRun, merged: Callable[[_AnyRun, _AnyRun], _AnyRun]
+) -> tuple[_AnyRun, ...]:
+    """``runs`` and ``new``, merged from the end until each is at least twice as long as the next.
+
+    A row is merged a logarithmic number of times, and a search meets few runs.
+    """
+    kept = [*runs, new]
+    while len(kept) > 1 and len(kept[-2].rows) < 2 * len(kept[-1].rows):
+        newest = kept.pop()
+        kept[-1] = merged(kept[-1], newest)
+    return tuple(kept)

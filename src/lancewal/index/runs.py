@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.index.ordered import NumberKeys, bytes_keys, number_keys
+from lancewal.index.rows import with_run
 
 Rows = npt.NDArray[np.int32]
 
@@ -83,7 +84,7 @@ class NumberRuns:
             return
         keys = np.concatenate([tail.keys[:start], keys])
         run = _sorted_numbers(keys, np.concatenate([tail.rows[:start], rows]))
-        runs = _with_run(runs, run, _merged_numbers)
+        runs = with_run(runs, run, _merged_numbers)
         self._run_bytes = sum(r.memory_bytes for r in runs)
         # Searches may still read the old tail: the next one is new.
         self._state = _NumberState(runs, _empty_number_tail(), 0)
@@ -157,7 +158,7 @@ class BytesRuns:
         if state.tail_rows <= BYTES_TAIL:
             self._state = state
             return
-        runs = _with_run(runs, _sorted_bytes(*_tail_pairs(state)), _merged_bytes)
+        runs = with_run(runs, _sorted_bytes(*_tail_pairs(state)), _merged_bytes)
         self._run_bytes = sum(r.memory_bytes for r in runs)
         self._state = _BytesState(runs, [], 0, 0)
 
@@ -197,18 +198,6 @@ class BytesRuns:
         return found
 
 
-_Run = TypeVar("_Run", _NumberRun, _BytesRun)
-
-
-def _with_run(runs: tuple[_Run, ...], new: _Run, merged: Any) -> tuple[_Run, ...]:
-    """``runs`` and ``new``, merged from the end until each is twice as long as the next."""
-    kept = [*runs, new]
-    while len(kept) > 1 and len(kept[-2].rows) < 2 * len(kept[-1].rows):
-        newest = kept.pop()
-        kept[-1] = merged(kept[-1], newest)
-    return tuple(kept)
-
-
 def _sorted_numbers(keys: NumberKeys, rows: Rows) -> _NumberRun:
     # Stable sorting is a linear merge where the input is already two sorted runs.
     order = np.argsort(keys, kind="stable")
@@ -245,7 +234,8 @@ def _empty_number_tail() -> _NumberRun:
 def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The numbers of several ranges, one after the other."""
     offsets = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+    numbers: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+    return numbers
 
 
 def _low_side(wanted: Range) -> Any:

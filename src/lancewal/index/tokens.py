@@ -104,8 +104,6 @@ class Tokenizer:
         words = list(map(bytes.split, joined.translate(separators.table).split(_BETWEEN)))
         flat = list(chain.from_iterable(words))
         numbers = self._word_numbers(flat)
-        if (numbers == _COMPOUND).any():
-            return None
         lengths = np.fromiter(map(len, words), np.int32, len(words))
         text_of = np.repeat(np.arange(len(words), dtype=np.int32), lengths)
         starts = np.cumsum(lengths, dtype=np.int32) - lengths
@@ -113,26 +111,36 @@ class Tokenizer:
         kept = np.flatnonzero(numbers >= 0)
         if len(kept) == len(flat):
             return Tokens(numbers, text_of, place)
-        return Tokens(numbers[kept], text_of[kept], place[kept])
+        whole = np.unique(text_of[numbers == _COMPOUND])
+        if not len(whole):
+            return Tokens(numbers[kept], text_of[kept], place[kept])
+        kept = kept[~np.isin(text_of[kept], whole)]
+        rest = self._tokenize_each(column.take(pa.array(whole)))
+        return _in_text_order(
+            Tokens(numbers[kept], text_of[kept], place[kept]),
+            Tokens(rest.tokens, whole[rest.texts], rest.places),
+        )
 
     def _word_numbers(self, words: list[bytes]) -> Numbers:
         try:
             return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
         except KeyError:
-            self._learn({word for word in words if word not in self._words})
+            missing = set(words).difference(self._words)
+            if len(self._words) + len(missing) > _MAX_REMEMBERED_WORDS:
+                self._words.clear()
+                self._word_bytes = 0
+                missing = set(words)
+            self._learn(missing)
             return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
 
     def _learn(self, words: set[bytes]) -> None:
-        if len(self._words) + len(words) > _MAX_REMEMBERED_WORDS:
-            self._words.clear()
-            self._word_bytes = 0
         plain = [word for word in words if word.isascii()]
         # One call for all: the place of a token tells whose it is, counted from the marker's.
         joined = " ".join([self._marker or "", *(word.decode() for word in plain)])
         learned = dict.fromkeys(plain, _REMOVED)
         for token in self._tokenize(joined)[1:]:
             learned[plain[token.position - 1]] = self._number(token.text)
-        for word in words - learned.keys():
+        for word in words.difference(learned):
             learned[word] = self._learn_one(word.decode(errors="replace"))
         self._words.update(learned)
         self._word_bytes += sum(map(len, learned)) + len(learned) * _ENTRY_BYTES
@@ -180,6 +188,12 @@ def _unfiltered(base_tokenizer: str) -> dict[str, object]:
 
 def _binary_type(type_: pa.DataType) -> pa.DataType:
     return pa.large_binary() if type_ == pa.large_string() else pa.binary()
+
+
+def _in_text_order(first: Tokens, second: Tokens) -> Tokens:
+    together = Tokens(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    order = np.argsort(together.texts, kind="stable")
+    return Tokens(*(numbers[order] for numbers in together))
 
 
 def distinct_texts(terms: Iterable[QueryTerm]) -> list[str]:

@@ -88,8 +88,8 @@ class MemTable:
         """All batches, visible or not, for the flush; do not change."""
         return self._batches
 
-    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
-        """Add ``batches`` (in ``schema.stored``) and return their writer-wide positions.
+    def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> range:
+        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``; returns their writer-wide positions.
 
         They stay invisible until :meth:`show` or :meth:`note_durable` says otherwise.
         """
@@ -97,7 +97,7 @@ class MemTable:
         for batch in batches:
             self._batches.append(batch)
             self._first_rows.append(self._first_rows[-1] + batch.num_rows)
-            self._row_bytes += batch.nbytes + BATCH_OVERHEAD_BYTES
+        self._row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
         if self._index_on_insert:
             self.update_indexes()
         return range(start, self.end_position)

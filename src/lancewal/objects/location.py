@@ -120,7 +120,7 @@ def check_prefix(prefix: str) -> str:
     """A directory's path without a slash at its end; ``""`` is the root."""
     if prefix == "":
         return prefix
-    trimmed = prefix.removesuffix("/")
+    trimmed = prefix.removesuffix("/") if isinstance(prefix, str) else prefix
     check_path(trimmed, "prefix")
     return trimmed
 

@@ -275,6 +275,8 @@ def _check_writable(path: str) -> None:
 def _byte_view(data: Data) -> memoryview:
     try:
         view = memoryview(data)
-        return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-    except TypeError as error:
-        raise InvalidInputError(f"cannot store {type(data).__name__}: pass contiguous bytes") from error
+        if view.c_contiguous:
+            return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    except TypeError:
+        logger.debug("%s has no bytes to store", type(data).__name__)
+    raise InvalidInputError(f"cannot store {type(data).__name__}: pass contiguous bytes")

@@ -80,7 +80,7 @@ class WalAppender:
         self.claimed = manifest
         #: Where :meth:`open` put its sentinel; everything below is settled.
         self.sentinel_position: int | None = None
-        self._schemas: dict[tuple[int, int | None], tuple[pa.Schema, pa.Schema]] = {}
+        self._last_schema: tuple[pa.Schema, int | None, pa.Schema] | None = None
 
     @classmethod
     def open(
@@ -156,16 +156,11 @@ class WalAppender:
         tags: Mapping[str, str] | None = None,
     ) -> memoryview:
         """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
-        schema = batches[0].schema
-        known = self._schemas.get((id(schema), generation))
-        if known is None or known[0] is not schema:
-            # Keyed by identity (the tuple keeps the schema alive): one dictionary look-up
-            # on the hot path instead of rebuilding an equal schema for every entry.
-            if len(self._schemas) > 64:
-                self._schemas.clear()
-            known = (schema, entry_schema(schema, self._epoch, generation))
-            self._schemas[id(schema), generation] = known
-        return encode_entry(known[1], batches, tags)
+        schema, last = batches[0].schema, self._last_schema
+        if last is None or last[1] != generation or not schema.equals(last[0], check_metadata=True):
+            last = (schema, generation, entry_schema(schema, self._epoch, generation))
+            self._last_schema = last
+        return encode_entry(last[2], batches, tags)
 
     def append_encoded(self, data: memoryview) -> int:
         """Create the entry ``data`` after the tail and return its position."""

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: retries passing faults; these cover a longer outage.
 WRITE_ATTEMPTS = 3
 RETRY_PAUSE_SECONDS = 0.2
+#: A leader waits for company no longer than this share of what the last write took.
+GATHER_SHARE = 0.5
 
 
 class DurableRows(Protocol):
@@ -89,6 +91,11 @@ class CommitLog:
         # again, so that the store can recognise them as its own.
         self._in_flight: _Group | None = None
         self._leading = False
+        self._expected_puts = 0
+        self._gather_seconds = 0.0
+        self._gather_target = 0
+        self._gathered = threading.Lock()
+        self._gathered.acquire()
         self._failure: LanceWalError | None = None
         self._pending_bytes = 0
         self._durable_position = 0
@@ -136,6 +143,9 @@ class CommitLog:
             self._queue.append(_Item(batches, end, num_bytes, generation, home))
             self._queued_position = end
             self._pending_bytes += num_bytes
+            if self._gather_target and len(self._queue) >= self._gather_target:
+                self._gather_target = 0
+                self._gathered.release()
         return range(start, end)
 
     def commit(self, end_position: int, timeout: float | None = None) -> bool:
@@ -246,6 +256,7 @@ class CommitLog:
         started = time.perf_counter()
         group = self._in_flight
         if group is None:
+            self._gather()
             group = self._in_flight = self._next_group()
         io_started = time.perf_counter()
         wal_position = self._append(group.data)
@@ -259,10 +270,28 @@ class CommitLog:
                 self._queue.popleft()
                 self._pending_bytes -= item.num_bytes
             self._durable_position = group.items[-1].end_position
+            self._expected_puts = len(group.items) + len(self._queue)
+            self._gather_seconds = GATHER_SHARE * (finished - io_started)
             while self._waiters and self._waiters[0].end_position <= self._durable_position:
                 self._waiters.popleft().gate.release()
         self._stats.record_wal_flush(finished - started, len(group.data), len(group.items))
         self._stats.record_wal_io(finished - io_started)
+
+    def _gather(self) -> None:
+        """Wait a moment for the puts that came with the last group to come again.
+
+        Without it two halves of the callers take turns with half-empty entries: one half
+        is queued while the other has just been woken. A lone caller never waits.
+        """
+        with self._lock:
+            if len(self._queue) >= self._expected_puts:
+                return
+            self._gather_target = self._expected_puts
+        if not self._gathered.acquire(timeout=self._gather_seconds):
+            with self._lock:
+                if not self._gather_target:
+                    self._gathered.acquire()  # released at the last moment: take it back
+                self._gather_target = 0
 
     def _next_group(self) -> _Group:
         """The longest run of queued puts that may share an entry."""

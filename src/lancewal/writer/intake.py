@@ -6,7 +6,7 @@ effect anywhere, and one that passed cannot fail later at flush.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,21 @@ class _Plan:
     """How the columns of one input schema become the table's; made once per schema."""
 
     schema: pa.Schema
-    sources: list[int | None]
-    converts: list[_Convert | None]
+    columns: list[tuple[int | None, _Convert | None, pa.Field]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The accepted rows of one put: they stay together from here to the WAL."""
+
+    batches: list[pa.RecordBatch]
+    num_rows: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, batches: list[pa.RecordBatch]) -> Rows:
+        rows = sum([batch.num_rows for batch in batches])
+        return cls(batches, rows, sum([batch.get_total_buffer_size() for batch in batches]))
 
 
 class Intake:
@@ -42,20 +55,25 @@ class Intake:
     def __init__(self, schema: TableSchema, *, cast: bool = False) -> None:
         self.schema = schema
         self._cast = cast
-        self._plans: dict[int, _Plan] = {}
+        # Callers send the same schema over and over; pyarrow makes a new object for every
+        # look at it, so the last one is compared by value.
+        self._last_plan: _Plan | None = None
         self._plain = schema.plain
         self._key_plain = pa.schema([self._plain.field(name) for name in schema.primary_key])
+        self._strict = [
+            i for i, f in enumerate(schema.columns) if not f.nullable or f.name in schema.primary_key
+        ]
         self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
         self._zeros = _false(4096)
 
-    def upserts(self, data: Any) -> list[pa.RecordBatch]:
+    def upserts(self, data: Any) -> Rows:
         """Rows to write, in ``schema.stored``."""
         batches = [self._upsert(batch, index) for index, batch in enumerate(as_batches(data))]
         if not batches:
             raise InvalidInputError("cannot write an empty batch list; pass at least one batch")
-        return batches
+        return Rows.of(batches)
 
-    def deletes(self, keys: Any) -> list[pa.RecordBatch]:
+    def deletes(self, keys: Any) -> Rows:
         """Tombstones for ``keys``: one value, a list of values, or Arrow data with the key columns."""
         if not self.schema.primary_key:
             raise InvalidInputError(
@@ -71,7 +89,7 @@ class Intake:
         batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
         if not batches:
             raise InvalidInputError("cannot delete an empty list of keys; pass at least one key")
-        return batches
+        return Rows.of(batches)
 
     def key_batches(self, keys: Any) -> list[pa.RecordBatch]:
         """``keys`` as batches of exactly the key columns, in key order, checked."""
@@ -114,28 +132,24 @@ class Intake:
         rows = batch.num_rows
         if rows == 0:
             raise InvalidInputError(f"batch {index} is empty; leave it out")
-        plan = self._plans.get(id(batch.schema))
-        if plan is None or plan.schema is not batch.schema:
-            plan = self._plan(batch.schema)
+        plan, schema = self._last_plan, batch.schema
+        if plan is None or not schema.equals(plan.schema):
+            plan = self._last_plan = self._plan(schema)
         columns = []
-        for position, (source, convert) in enumerate(zip(plan.sources, plan.converts, strict=True)):
-            field = self.schema.columns.field(position)
+        given = batch.columns
+        for source, convert, field in plan.columns:
             if source is None:
                 column = pa.nulls(rows, field.type)
             else:
-                column = batch.column(source)
-                if convert is not None:
-                    column = convert(column)
-            if not field.nullable and column.null_count:
-                self._refuse_nulls(column, field.name, index)
+                column = given[source] if convert is None else convert(given[source])
             columns.append(column)
+        for position in self._strict:
+            if columns[position].null_count:
+                self._refuse_nulls(columns[position], self.schema.columns.field(position).name, index)
         for position in self._deep_checks:
             _refuse_nested_nulls(columns[position], self.schema.columns.field(position), index)
         columns.append(self._no_tombstones(rows))
-        stored = pa.RecordBatch.from_arrays(columns, schema=self.schema.stored)
-        for name in self.schema.primary_key:
-            self._refuse_nulls(stored.column(name), name, index)
-        return _compact(stored)
+        return _compact(pa.RecordBatch.from_arrays(columns, schema=self.schema.stored))
 
     def _tombstones(self, keys: pa.RecordBatch, index: int) -> pa.RecordBatch:
         if keys.num_rows == 0:
@@ -158,19 +172,17 @@ class Intake:
             raise InvalidInputError(
                 f"the table has no column {', '.join(unknown)}; its columns are {', '.join(self.schema.names)}"
             )
-        sources: list[int | None] = []
-        converts: list[_Convert | None] = []
+        columns: list[tuple[int | None, _Convert | None, pa.Field]] = []
         for field in self._plain:
             position = schema.get_field_index(field.name)
             if position < 0 and not field.nullable:
                 raise InvalidInputError(f"column {field.name} is missing and cannot be null; add it")
-            sources.append(None if position < 0 else position)
-            converts.append(None if position < 0 else self._conversion(schema.field(position), field))
-        plan = _Plan(schema, sources, converts)
-        if len(self._plans) > 64:
-            self._plans.clear()
-        self._plans[id(schema)] = plan
-        return plan
+            annotated = self.schema.columns.field(field.name)
+            if position < 0:
+                columns.append((None, None, annotated))
+            else:
+                columns.append((position, self._conversion(schema.field(position), field), annotated))
+        return _Plan(schema, columns)
 
     def _conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert | None:
         annotated = self.schema.columns.field(wanted.name).type
@@ -221,10 +233,6 @@ def as_batches(data: Any) -> list[pa.RecordBatch]:
     )
 
 
-def total_bytes(batches: Sequence[pa.RecordBatch]) -> int:
-    return sum(batch.nbytes for batch in batches)
-
-
 def _is_pandas(data: Any) -> bool:
     return type(data).__module__.startswith("pandas") and hasattr(data, "columns")
 
@@ -235,7 +243,8 @@ def _false(rows: int) -> pa.Array:
 
 def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Copy a narrow slice, so that it does not keep its parent in memory."""
-    if batch.get_total_buffer_size() <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
+    held = batch.get_total_buffer_size()
+    if held <= _SLICE_WASTE_BYTES or held <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
         return batch
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 

@@ -17,7 +17,7 @@ from lancewal.writer.backpressure import Backpressure
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.flush import CLOSE_ATTEMPTS, FlushQueue
-from lancewal.writer.intake import total_bytes
+from lancewal.writer.intake import Rows
 from lancewal.writer.results import InMemoryMemTables, MemTableStats
 from lancewal.writer.state import WriterState
 from lancewal.writer.stats import WriteStats
@@ -74,18 +74,17 @@ class MemTableMode:
     def admit(self) -> None:
         self._backpressure.admit()
 
-    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
-        rows = sum(batch.num_rows for batch in batches)
-        if self._would_overflow(rows, len(batches)):
+    def insert(self, rows: Rows) -> range:
+        if self._would_overflow(rows):
             self.seal_active()
         active = self._active
         if self._config.sync_indexed_write:
-            positions = self._insert_indexed(active, batches, rows)
+            positions = self._insert_indexed(active, rows)
         else:
-            positions = active.insert(batches)
+            positions = active.insert(rows.batches, rows.num_bytes)
             if active.unindexed_rows >= self._config.async_index_buffer_rows:
                 self._indexer.kick()
-        self._log.enqueue(batches, total_bytes(batches), active.generation, active)
+        self._log.enqueue(rows.batches, rows.num_bytes, active.generation, active)
         if not self._config.durable_write:
             # Durable rows are shown by the commit that stored them: a reader never sees
             # a row that a crash could take back.
@@ -110,7 +109,7 @@ class MemTableMode:
         if entry.generation is not None and entry.generation > self._active.generation:
             self.seal_active()
         active = self._active
-        active.insert(batches)
+        active.insert(batches, sum(batch.nbytes for batch in batches))
         active.note_durable(active.end_position, entry.position)
         self._log.start_at(active.end_position)
 
@@ -160,7 +159,7 @@ class MemTableMode:
             pending_wal_end_batch_position=first + batches if pending else None,
             pending_wal_batch_count=len(pending),
             pending_wal_row_count=sum(batch.num_rows for batch in pending),
-            pending_wal_estimated_bytes=total_bytes(pending),
+            pending_wal_estimated_bytes=sum(batch.nbytes for batch in pending),
             frozen_count=len(frozen),
             frozen_bytes=sum(memtable.estimated_size for memtable in frozen),
         )
@@ -181,11 +180,11 @@ class MemTableMode:
         self._indexer.stop()
         self._flushes.stop()
 
-    def _insert_indexed(self, active: MemTable, batches: Sequence[pa.RecordBatch], rows: int) -> range:
+    def _insert_indexed(self, active: MemTable, rows: Rows) -> range:
         before = active.index_seconds
-        positions = active.insert(batches)
+        positions = active.insert(rows.batches, rows.num_bytes)
         if active.indexes.specs:
-            self._stats.record_index_update(active.index_seconds - before, rows)
+            self._stats.record_index_update(active.index_seconds - before, rows.num_rows)
         return positions
 
     def _index_step(self) -> float | None:
@@ -199,11 +198,11 @@ class MemTableMode:
                 self._stats.record_index_update(memtable.index_seconds - before, rows)
         return self._config.async_index_interval.total_seconds()
 
-    def _would_overflow(self, rows: int, batches: int) -> bool:
+    def _would_overflow(self, rows: Rows) -> bool:
         active = self._active
         return active.batch_count > 0 and (
-            active.row_count + rows > self._config.max_memtable_rows
-            or active.batch_count + batches > self._config.max_memtable_batches
+            active.row_count + rows.num_rows > self._config.max_memtable_rows
+            or active.batch_count + len(rows.batches) > self._config.max_memtable_batches
         )
 
     def _is_full(self, memtable: MemTable) -> bool:

@@ -25,7 +25,7 @@ from lancewal.memtable.scan import scan_views
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import Intake
+from lancewal.writer.intake import Intake, Rows
 from lancewal.writer.results import Durability, InMemoryMemTables, MemTableStats, WalStats, WriteResult
 from lancewal.writer.state import WriterState
 from lancewal.writer.stats import StatsLogger, WriteStats, WriteStatsSnapshot
@@ -41,7 +41,7 @@ class WriteMode(Protocol):
     def admit(self) -> None:
         """Wait until there is room for another put."""
 
-    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
+    def insert(self, rows: Rows) -> range:
         """Take the rows of one put, visible or to be so. Requires ``lock``."""
 
     def nudge(self) -> None:
@@ -122,17 +122,17 @@ class ShardWriter:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
         return self._write(self._intake.deletes(keys))
 
-    def _write(self, batches: list[pa.RecordBatch]) -> WriteResult:
+    def _write(self, rows: Rows) -> WriteResult:
         started = time.perf_counter()
         self._mode.admit()
         with self._lock:
             self._state.check_usable()
-            positions = self._mode.insert(batches)
+            positions = self._mode.insert(rows)
         if self.config.durable_write:
             self._log.commit(positions.stop)
         else:
             self._mode.nudge()
-        self._stats.record_put(time.perf_counter() - started, sum(b.num_rows for b in batches))
+        self._stats.record_put(time.perf_counter() - started, rows.num_rows)
         self._stats_logger.maybe_log()
         return WriteResult(positions, Durability(self._log, positions.stop))
 
@@ -251,17 +251,17 @@ class ShardWriter:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
         return self._write(self._intake.deletes(keys))
 
-    def _write(self, batches: list[pa.RecordBatch]) -> WriteResult:
+    def _write(self, rows: Rows) -> WriteResult:
         started = time.perf_counter()
         self._mode.admit()
         with self._lock:
             self._state.check_usable()
-            positions = self._mode.insert(batches)
+            positions = self._mode.insert(rows)
         if self.config.durable_write:
             self._log.commit(positions.stop)
         else:
             self._mode.nudge()
-        self._stats.record_put(time.perf_counter() - started, sum(b.num_rows for b in batches))
+        self._stats.record_put(time.perf_counter() - started, rows.num_rows)
         self._stats_logger.maybe_log()
         return WriteResult(positions, Durability(self._log, positions.stop))
 

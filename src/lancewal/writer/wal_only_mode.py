@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import NoReturn
 
-import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.memtable import MemTableView
 from lancewal.writer.backpressure import Backpressure
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import total_bytes
+from lancewal.writer.intake import Rows
 from lancewal.writer.results import InMemoryMemTables, MemTableStats
 from lancewal.writer.state import WriterState
 from lancewal.writer.stats import WriteStats
@@ -46,8 +44,8 @@ class WalOnlyMode:
     def admit(self) -> None:
         self._backpressure.admit()
 
-    def insert(self, batches: Sequence[pa.RecordBatch]) -> range:
-        return self._log.enqueue(batches, total_bytes(batches))
+    def insert(self, rows: Rows) -> range:
+        return self._log.enqueue(rows.batches, rows.num_bytes)
 
     def nudge(self) -> None:
         self._flusher.nudge()

@@ -1,0 +1,222 @@
+"""Reading ``_pk_index``: from keys to row offsets, touching only the pages that may hold them."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.file import LanceFileReader
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError
+from lancewal.format.spans import numbers, one_array
+from lancewal.sstable.key_order import Mask, Rows
+from lancewal.sstable.lance_errors import lance_errors
+
+ABSENT = -1
+
+#: What Lance assumes where the file does not say.
+_DEFAULT_PAGE_ROWS = 4096
+_PAGE_CACHE_BYTES = 64 << 20
+#: From so many keys on, one hash table over a page is cheaper than a search for each.
+_HASHED_SEARCH_KEYS = 24
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Some keys in ascending order, older versions of a key before newer ones."""
+
+    values: pa.Array
+    offsets: Rows
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[Any] | None:
+        """The keys for numpy's search; ``None`` where they are no integers."""
+        return numbers(self.values) if pa.types.is_integer(self.values.type) else None
+
+    @cached_property
+    def last_of_key(self) -> Rows:
+        """For every place, the last one with the same key."""
+        last = np.append(pc.not_equal(self.values[:-1], self.values[1:]).to_numpy(zero_copy_only=False), True)
+        ends = np.flatnonzero(last)
+        return ends[np.searchsorted(ends, np.arange(len(last)))]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes) + self.offsets.nbytes
+
+    def find(self, keys: pa.Array) -> Rows:
+        places = self._places(keys)
+        found = places != ABSENT
+        return np.where(found, self.offsets[np.where(found, places, 0)], ABSENT)
+
+    def _places(self, keys: pa.Array) -> Rows:
+        """The last place of every key, ``ABSENT`` for others."""
+        if self.numbers is not None:
+            wanted = numbers(keys)
+            places = np.searchsorted(self.numbers, wanted, side="right") - 1
+            return np.where((places >= 0) & (self.numbers[places] == wanted), places, ABSENT)
+        if len(keys) >= _HASHED_SEARCH_KEYS:
+            first = pc.index_in(keys, value_set=self.values).fill_null(ABSENT).to_numpy().astype(np.int64)
+            return np.where(first != ABSENT, self.last_of_key[first], ABSENT)
+        return np.array([self._place(key) for key in keys.to_pylist()], np.int64)
+
+    def _place(self, key: Any) -> int:
+        place = bisect_right(self.values, key, key=_as_py) - 1
+        return place if place >= 0 and _as_py(self.values[place]) == key else ABSENT
+
+
+class _PageCache:
+    """Pages of all open SSTables, the least recently used dropped first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._pages: OrderedDict[tuple[object, int], _Page] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, int]) -> _Page | None:
+        with self._lock:
+            page = self._pages.get(key)
+            if page is not None:
+                self._pages.move_to_end(key)
+            return page
+
+    def put(self, key: tuple[object, int], page: _Page) -> None:
+        with self._lock:
+            if key in self._pages:
+                return
+            self._pages[key] = page
+            self._size += page.nbytes
+            while self._size > self._limit and len(self._pages) > 1:
+                _, dropped = self._pages.popitem(last=False)
+                self._size -= dropped.nbytes
+
+
+_pages = _PageCache(_PAGE_CACHE_BYTES)
+
+
+class KeyIndex:
+    """The key index of one SSTable; every method may be called from any thread."""
+
+    def __init__(self, directory_uri: str, storage_options: dict[str, str]) -> None:
+        """Reads the page bounds; raises StorageError when the files are missing or broken."""
+        self._directory_uri = directory_uri
+        # Not the URI: an index that was rebuilt must not meet the pages of the one before.
+        self._identity = object()
+        with lance_errors(f"read the key index of {directory_uri}"):
+            lookup = LanceFileReader(self._uri(layout.PK_PAGE_LOOKUP_NAME), storage_options)
+            metadata = lookup.metadata().schema.metadata or {}
+            pages = lookup.read_all(batch_size=max(lookup.num_rows(), 1)).to_table()
+            self._data = LanceFileReader(self._uri(layout.PK_PAGE_DATA_NAME), storage_options)
+            self._rows: int = self._data.num_rows()
+        self._page_rows = int(metadata.get(b"batch_size", _DEFAULT_PAGE_ROWS))
+        order = np.argsort(numbers(one_array(pages["page_idx"])), kind="stable")
+        self._bounds = _Bounds(*(one_array(pages[name]).take(pa.array(order)) for name in ("min", "max")))
+        self.key_type: pa.DataType = self._bounds.least.type
+
+    def _uri(self, name: str) -> str:
+        return layout.child_uri(self._directory_uri, name)
+
+    def find(self, keys: pa.Array) -> Rows:
+        """The row offset of each key's newest version, ``ABSENT`` for keys that are not here."""
+        if keys.type != self.key_type:
+            raise InvalidInputError(f"the keys of {self._directory_uri} are {self.key_type}, not {keys.type}")
+        # The newest of a key's versions is in the last page that may hold the key.
+        page_of_key = self._bounds.pages(keys)
+        wanted = np.unique(page_of_key)
+        wanted = wanted[wanted != ABSENT]
+        if len(wanted) == 1 and (len(keys) == 1 or (page_of_key != ABSENT).all()):
+            return self._load([int(wanted[0])])[0].find(keys)
+        found = np.full(len(keys), ABSENT, np.int64)
+        for number, page in zip(wanted, self._load(wanted.tolist()), strict=True):
+            here = np.flatnonzero(page_of_key == number)
+            found[here] = page.find(keys.take(pa.array(here)))
+        return found
+
+    def _load(self, wanted: list[int]) -> list[_Page]:
+        pages = {number: _pages.get((self._identity, number)) for number in wanted}
+        for first, count in _runs([number for number, page in pages.items() if page is None]):
+            for number, page in enumerate(self._read(first, count), first):
+                _pages.put((self._identity, number), page)
+                pages[number] = page
+        return [page for page in pages.values() if page is not None]
+
+    def _read(self, first: int, count: int) -> list[_Page]:
+        start = first * self._page_rows
+        rows = min(count * self._page_rows, self._rows - start)
+        with lance_errors(f"read the key index of {self._directory_uri}"):
+            entries = self._data.read_range(start, rows, batch_size=rows).to_table()
+        values = one_array(entries["values"])
+        offsets = numbers(one_array(entries["ids"])).astype(np.int64)
+        starts = range(0, rows, self._page_rows)
+        return [
+            # Copied where the run has several: a cached page must not hold the others' memory.
+            _Page(_own(values[at : at + self._page_rows], count), offsets[at : at + self._page_rows].copy())
+            for at in starts
+        ]
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The least and the greatest key of each page."""
+
+    least: pa.Array
+    greatest: pa.Array
+
+    @cached_property
+    def _least_numbers(self) -> npt.NDArray[Any] | None:
+        return numbers(self.least) if pa.types.is_integer(self.least.type) else None
+
+    @cached_property
+    def _greatest_numbers(self) -> npt.NDArray[Any]:
+        return numbers(self.greatest)
+
+    @cached_property
+    def _lists(self) -> tuple[list[Any], list[Any]]:
+        return self.least.to_pylist(), self.greatest.to_pylist()
+
+    def pages(self, keys: pa.Array) -> Rows:
+        """The last page that may hold each key, ``ABSENT`` where none may."""
+        if self._least_numbers is not None:
+            wanted = numbers(keys)
+            pages = np.searchsorted(self._least_numbers, wanted, side="right") - 1
+            inside: Mask = (pages >= 0) & (wanted <= self._greatest_numbers[pages])
+            return np.where(inside, pages, ABSENT)
+        least, greatest = self._lists
+        found = []
+        for key in keys.to_pylist():
+            page = bisect_right(least, key) - 1
+            found.append(page if page >= 0 and key <= greatest[page] else ABSENT)
+        return np.array(found, np.int64)
+
+
+def _as_py(value: Any) -> Any:
+    return value.as_py()
+
+
+def _own(values: pa.Array, count: int) -> pa.Array:
+    return values if count == 1 else pa.concat_arrays([values[:0], values])
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as runs of consecutive ones: the first of each, and how many.
+
+    >>> _runs([1, 2, 3, 7])
+    [(1, 3), (7, 1)]
+    """
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs

@@ -1,0 +1,109 @@
+"""SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
+
+An SSTable never changes once a manifest names it, so what was opened stays valid.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from functools import cached_property, lru_cache
+
+import lance
+import pyarrow as pa
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format.bloom import BloomFilter
+from lancewal.format.schema import TableSchema
+from lancewal.objects import ObjectStore
+from lancewal.sstable.key_index import KeyIndex
+from lancewal.sstable.lance_errors import lance_errors
+
+logger = logging.getLogger(__name__)
+
+_MAX_OPEN = 256
+_INDEX_CACHE_BYTES = 512 << 20
+_METADATA_CACHE_BYTES = 128 << 20
+
+_Identity = tuple[str, frozenset[tuple[str, str]]]
+
+
+class OpenedSsTable:
+    """One SSTable's files; each is opened when it is first needed, from any thread."""
+
+    def __init__(self, store: ObjectStore, directory: str) -> None:
+        self._store = store
+        self._directory = directory
+        self.uri = layout.child_uri(store.uri, directory)
+
+    @cached_property
+    def dataset(self) -> lance.LanceDataset:
+        with lance_errors(f"open the SSTable at {self.uri}"):
+            return lance.dataset(self.uri, storage_options=self._storage_options, session=_session())
+
+    @cached_property
+    def stored(self) -> TableSchema:
+        """The SSTable's own columns and primary key, tombstone column included."""
+        fields = self.dataset.lance_schema
+        primary_key = [field.name() for field in fields.unenforced_primary_key()]
+        return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
+
+    @cached_property
+    def key_index(self) -> KeyIndex | None:
+        """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
+        try:
+            return KeyIndex(self.uri, self._storage_options)
+        except StorageError:
+            if self._store.head(f"{self._directory}/{layout.PK_PAGE_LOOKUP_NAME}") is None:
+                return None
+            raise
+
+    @cached_property
+    def bloom(self) -> BloomFilter | None:
+        """``None`` when there is none that can be used; a lookup is only slower without it."""
+        try:
+            return BloomFilter.from_bytes(self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}"))
+        except FileNotFoundError:
+            return None
+        except InvalidInputError as error:
+            logger.warning("the bloom filter of %s is not used: %s", self.uri, error)
+            return None
+
+    @property
+    def _storage_options(self) -> dict[str, str]:
+        return dict(self._store.storage_options)
+
+
+_opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
+_lock = threading.Lock()
+
+
+def open_sstable(store: ObjectStore, directory: str) -> OpenedSsTable:
+    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O."""
+    identity = _identity(store, directory)
+    with _lock:
+        opened = _opened.get(identity)
+        if opened is None:
+            opened = _opened[identity] = OpenedSsTable(store, directory)
+        _opened.move_to_end(identity)
+        if len(_opened) > _MAX_OPEN:
+            _opened.popitem(last=False)
+        return opened
+
+
+def forget_sstable(store: ObjectStore, directory: str) -> None:
+    """Open it anew next time: its sidecars were rewritten."""
+    with _lock:
+        _opened.pop(_identity(store, directory), None)
+
+
+def _identity(store: ObjectStore, directory: str) -> _Identity:
+    return layout.child_uri(store.uri, directory), frozenset(store.storage_options.items())
+
+
+@lru_cache(maxsize=1)
+def _session() -> lance.Session:
+    """One for all SSTables: it bounds their caches together and shares their connections."""
+    return lance.Session(_INDEX_CACHE_BYTES, _METADATA_CACHE_BYTES)

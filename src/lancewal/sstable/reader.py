@@ -1,0 +1,267 @@
+"""SsTable: one flushed MemTable, read as the table's current schema.
+
+Row offsets count from the SSTable's first row in insert order, older versions of keys
+included; they are Lance's row addresses, because an SSTable is one fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from uuid import UUID
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema
+from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.format.spans import numbers, one_array
+from lancewal.objects import ObjectStore
+from lancewal.sstable.alignment import Alignment, ColumnFit
+from lancewal.sstable.key_index import ABSENT
+from lancewal.sstable.key_order import KeyOrder, Mask, Rows
+from lancewal.sstable.lance_errors import lance_errors
+from lancewal.sstable.opened import OpenedSsTable, forget_sstable, open_sstable
+from lancewal.sstable.predicate import matches, referenced_columns
+from lancewal.sstable.probe import KeyProbe
+
+#: The name of the offset column in scans that ask for it.
+ROW_OFFSET = "_row_offset"
+_ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
+_ROW_ADDRESS = "_rowaddr"
+
+
+class SsTable:
+    """One SSTable of a shard; every method may be called from any thread.
+
+    Opening reads nothing. Lance's handles are shared by all instances of the process.
+    """
+
+    def __init__(
+        self, store: ObjectStore, shard_id: UUID, entry: SsTableEntry, opened: OpenedSsTable
+    ) -> None:
+        self._store = store
+        self._opened = opened
+        self._alignments: dict[int, tuple[TableSchema, Alignment]] = {}
+        self._keys: tuple[tuple[str | None, ...], tuple[list[pa.Array], Rows, Mask]] | None = None
+        self.shard_id = shard_id
+        self.entry = entry
+
+    @classmethod
+    def open(cls, store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> SsTable:
+        return cls(store, shard_id, entry, open_sstable(store, layout.sstable_dir(shard_id, entry.path)))
+
+    def __repr__(self) -> str:
+        return f"SsTable({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        return self._opened.uri
+
+    @property
+    def generation(self) -> int:
+        return self.entry.generation
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The rows as an ordinary Lance dataset, with the SSTable's own column names."""
+        return self._opened.dataset
+
+    def forget(self) -> None:
+        """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
+        forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
+
+    def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
+        """For every column of ``schema``, the name it has in :attr:`dataset`; ``None`` when it is not there."""
+        return {name: fit.source for name, fit in self._alignment(schema).fits.items()}
+
+    def count_live(self) -> int:
+        """How many rows a reader sees: newest of their key, and no tombstone."""
+        with lance_errors(f"count the rows of {self.uri}"):
+            if not self._has_tombstones:
+                return int(self.dataset.count_rows())
+            return int(self.dataset.count_rows(filter=f"NOT {TOMBSTONE}"))
+
+    def scan(
+        self,
+        schema: TableSchema,
+        columns: Sequence[str],
+        *,
+        filter: str | None = None,
+        with_offsets: bool = False,
+        with_tombstone: bool = False,
+        batch_size: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
+
+        ``filter`` is SQL in Lance's dialect over the columns of ``schema``.
+        ``with_offsets`` adds ``_row_offset``. ``with_tombstone`` adds ``_tombstone``, and
+        with it the deleted keys, which are left out otherwise; a deleted key's other
+        columns are null, and the filter sees them so.
+        """
+        alignment = self._alignment(schema)
+        fits = alignment.select(columns)
+        later = self._cannot_push(schema, alignment, filter)
+        read = _sources([*fits, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
+        scanner = self.dataset.scanner(
+            columns=read,
+            filter=None if later else filter,
+            with_row_address=with_offsets or not read,
+            batch_size=batch_size,
+            scan_in_order=True,
+        )
+        for stored in self._batches(scanner, filter):
+            tombstones = self._tombstones(stored)
+            kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
+            if filter is not None and later:
+                kept &= matches(_aligned(stored, later), filter)
+            rows = _aligned(stored, fits)
+            if with_offsets:
+                offsets = numbers(stored.column(_ROW_ADDRESS)).astype(np.int64)
+                rows = rows.append_column(_ROW_OFFSET_FIELD, pa.array(offsets))
+            if with_tombstone:
+                rows = rows.append_column(TOMBSTONE_FIELD, pa.array(tombstones))
+            if not kept.all():
+                rows = rows.filter(pa.array(kept))
+            if rows.num_rows:
+                yield rows
+
+    def keys(self, schema: TableSchema) -> tuple[list[pa.Array], Rows, Mask]:
+        """Key columns, row offset and tombstone mark of every key's newest row, in insert order.
+
+        Reads only the key columns, once per instance.
+        """
+        fits = self._alignment(schema).select(schema.primary_key)
+        sources = tuple(fit.source for fit in fits)
+        if None in sources:
+            raise StorageError(f"{self.uri} lacks columns of the primary key {schema.primary_key}")
+        known = self._keys
+        if known is None or known[0] != sources:
+            known = self._keys = sources, self._read_keys(schema)
+        return known[1]
+
+    def lookup(self, keys: Sequence[pa.Array] | KeyProbe) -> Rows:
+        """The row offset of each key's newest version, -1 for keys that are not here.
+
+        A tombstone is found like any other row. ``keys`` are the key columns, in the
+        order of the primary key and of its exact types; whoever asks several SSTables
+        passes a :class:`~lancewal.sstable.KeyProbe`, so that keys are hashed once.
+        """
+        probe = keys if isinstance(keys, KeyProbe) else KeyProbe(keys)
+        found = np.full(len(probe), ABSENT, np.int64)
+        asked = probe.candidates(self._opened.bloom)
+        if len(asked) == 0:
+            return found
+        index = self._opened.key_index
+        values = probe.values_at(asked)
+        found[asked] = self._find_by_scan(values) if index is None else index.find(values)
+        return found
+
+    def take(
+        self,
+        offsets: Rows,
+        schema: TableSchema,
+        columns: Sequence[str],
+        with_tombstone: bool = False,
+    ) -> pa.RecordBatch:
+        """Rows by offset, in the order asked, as ``columns`` of ``schema``.
+
+        Raises InvalidInputError for an offset that is no newest row of its key.
+        """
+        fits = self._alignment(schema).select(columns)
+        read = _sources(fits)
+        if not read or (with_tombstone and self._has_tombstones):
+            read.append(TOMBSTONE if self._has_tombstones else self.dataset.schema.names[0])
+        with lance_errors(f"read rows of {self.uri}"):
+            # The public ``take`` counts rows without the deleted ones, and takes ten times as long.
+            table = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=read)
+        if table.num_rows != len(offsets):
+            raise InvalidInputError(
+                f"{len(offsets) - table.num_rows} of the row offsets are not in {self.uri}"
+            )
+        stored = pa.RecordBatch.from_arrays([one_array(c) for c in table.columns], schema=table.schema)
+        rows = _aligned(stored, fits)
+        if with_tombstone:
+            rows = rows.append_column(TOMBSTONE_FIELD, pa.array(self._tombstones(stored)))
+        return rows
+
+    @cached_property
+    def _has_tombstones(self) -> bool:
+        """Whether there is a tombstone column; without one every row is live."""
+        return TOMBSTONE in self._opened.stored.columns.names
+
+    def _alignment(self, schema: TableSchema) -> Alignment:
+        known = self._alignments.get(id(schema))
+        # The schema is kept beside it, so that its id cannot come to mean another one.
+        if known is None or known[0] is not schema:
+            known = self._alignments[id(schema)] = (schema, Alignment.of(schema, self._opened.stored.columns))
+        return known[1]
+
+    def _cannot_push(
+        self, schema: TableSchema, alignment: Alignment, predicate: str | None
+    ) -> list[ColumnFit]:
+        """The columns of a predicate that Lance would not find here under their names; else none."""
+        if predicate is None or alignment.is_exact:
+            return []
+        used = alignment.select(sorted(referenced_columns(schema.plain, predicate)))
+        return [] if all(fit.is_same for fit in used) else used
+
+    def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
+        with lance_errors(f"read {self.uri}"):
+            try:
+                yield from scanner.to_batches()
+            except ValueError as error:
+                if predicate is None:
+                    raise
+                raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
+
+    def _tombstones(self, stored: pa.RecordBatch) -> Mask:
+        if not self._has_tombstones:
+            return np.zeros(stored.num_rows, np.bool_)
+        return np.asarray(stored.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
+
+    def _read_keys(self, schema: TableSchema) -> tuple[list[pa.Array], Rows, Mask]:
+        batches = list(self.scan(schema, schema.primary_key, with_offsets=True, with_tombstone=True))
+        fields = [
+            *(schema.plain.field(name) for name in schema.primary_key),
+            _ROW_OFFSET_FIELD,
+            TOMBSTONE_FIELD,
+        ]
+        rows = pa.Table.from_batches(batches, pa.schema(fields))
+        *columns, offsets, tombstones = (one_array(column) for column in rows.columns)
+        return columns, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_)
+
+    @cached_property
+    def _scanned_keys(self) -> tuple[pa.Array, Rows]:
+        """All keys and their newest rows, for an SSTable without a key index."""
+        stored = self._opened.stored
+        if not stored.primary_key:
+            raise InvalidInputError(f"{self.uri} has no primary key, so that no row can be looked up by it")
+        own = TableSchema(pa.schema([f for f in stored.columns if f.name != TOMBSTONE]), stored.primary_key)
+        columns, offsets, _ = self.keys(own)
+        # Lance wrote such SSTables newest row first: the order of replacement is the reverse.
+        order = KeyOrder.of([column[::-1] for column in columns])
+        return order.values, offsets[::-1][order.rows]
+
+    def _find_by_scan(self, values: pa.Array) -> Rows:
+        known, offsets = self._scanned_keys
+        if values.type != known.type:
+            raise InvalidInputError(f"the keys of {self.uri} are {known.type}, not {values.type}")
+        places = pc.index_in(values, value_set=known).fill_null(ABSENT).to_numpy().astype(np.int64)
+        return np.where(places != ABSENT, offsets[places], ABSENT)
+
+
+def _sources(fits: Sequence[ColumnFit]) -> list[str]:
+    return list(dict.fromkeys(fit.source for fit in fits if fit.source is not None))
+
+
+def _aligned(stored: pa.RecordBatch, fits: Sequence[ColumnFit]) -> pa.RecordBatch:
+    if not fits:
+        return stored.select([])
+    return pa.RecordBatch.from_arrays(
+        [fit.array(stored) for fit in fits], schema=pa.schema([fit.field for fit in fits])
+    )

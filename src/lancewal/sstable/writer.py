@@ -1,0 +1,101 @@
+"""Writing one SSTable: a MemTable's newest rows, their field ids, sidecars and indexes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError
+from lancewal.format.keys import key_columns
+from lancewal.format.schema import TableSchema
+from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.index.specs import IndexSpec
+from lancewal.objects import ObjectStore
+from lancewal.sstable.chunks import coalesced
+from lancewal.sstable.durability import sync_directory
+from lancewal.sstable.field_ids import NumberedSchema, write_numbered
+from lancewal.sstable.indexes import build_indexes
+from lancewal.sstable.key_order import KeyOrder
+from lancewal.sstable.lance_errors import lance_errors
+from lancewal.sstable.sidecars import write_sidecars
+
+logger = logging.getLogger(__name__)
+
+
+def write_sstable(
+    *,
+    store: ObjectStore,
+    shard_id: UUID,
+    generation: int,
+    schema: TableSchema,
+    batches: Sequence[pa.RecordBatch],
+    storage_version: str,
+    indexes: Sequence[IndexSpec] = (),
+    in_memory_bytes: int | None = None,
+) -> SsTableEntry:
+    """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; its manifest entry.
+
+    Only the newest row of each key is written, a tombstone too: what it replaces would
+    never be read. When this returns the SSTable is as durable as the store makes things.
+    A failure raises StorageError and leaves a directory that no manifest names, for
+    garbage collection; a retry writes to another one.
+    """
+    rows = sum(batch.num_rows for batch in batches)
+    if rows == 0:
+        raise InvalidInputError(f"generation {generation} of shard {shard_id} has no rows to write")
+    keys = [_column(batches, schema, name) for name in schema.primary_key]
+    order = KeyOrder.of(keys) if keys else None
+    newest = None if order is None else order.newest
+    name = layout.fresh_sstable_name(generation)
+    directory = layout.sstable_dir(shard_id, name)
+    uri = layout.child_uri(store.uri, directory)
+    numbered = NumberedSchema.of(schema)
+    stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
+
+    with ThreadPoolExecutor(1, "lancewal-sidecars") if order is not None else nullcontext() as pool:
+        sidecars = None
+        if order is not None and pool is not None:
+            # Lance's encoder leaves a core to spare now and then.
+            sidecars = pool.submit(
+                write_sidecars, store, directory, stored_keys, order.values, order.offsets()
+            )
+        with lance_errors(f"write the SSTable at {uri}"):
+            dataset = write_numbered(
+                coalesced(batches, numbered.arrow, newest),
+                uri,
+                numbered,
+                storage_version,
+                dict(store.storage_options),
+            )
+        build_indexes(dataset, indexes)
+        if sidecars is not None:
+            sidecars.result()
+    sync_directory(store, directory)
+    return SsTableEntry(
+        generation=generation,
+        path=name,
+        in_memory_bytes=sum(b.nbytes for b in batches) if in_memory_bytes is None else in_memory_bytes,
+        physical_rows=rows if order is None else len(order.rows),
+        primary_key_bytes=sum(map(_payload_bytes, stored_keys)) if stored_keys else None,
+    )
+
+
+def _column(batches: Sequence[pa.RecordBatch], schema: TableSchema, name: str) -> pa.Array:
+    chunks = pa.chunked_array([batch.column(name) for batch in batches], schema.columns.field(name).type)
+    return key_columns([chunks])[0]
+
+
+def _payload_bytes(column: pa.Array) -> int:
+    """What Lance counts for a key column: values, and one offset per row where lengths vary."""
+    size = int(column.nbytes)
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        return size - 4
+    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
+        return size - 8
+    return size
