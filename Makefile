@@ -54,7 +54,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 $(STAMP): requirements.lock requirements-build.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "lancewal needs Python 3.11 or newer; none was found. Install one, or pass PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Installing the pinned packages into $(VENV); the first time this takes a few minutes."
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(PIP) install --require-hashes -r requirements-build.lock
 	@$(PIP) install --require-hashes --no-build-isolation -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .

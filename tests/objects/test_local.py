@@ -120,6 +120,18 @@ class TestDurability:
         assert store.put_if_absent("a/b/1", b"x") is CREATED
         assert trace.take()[-3:] == [("sync", "a/b"), ("sync", "a"), ("sync", ".")]
 
+    def test_a_directory_that_somebody_else_made_again_is_synced_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = ObjectStore.from_uri(tmp_path)
+        store.put_if_absent("a/b/1", b"x")
+        # Renamed, not deleted, so that the new one cannot get the old one's inode.
+        os.rename(tmp_path / "a", tmp_path / "old")
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        trace = Trace(monkeypatch, tmp_path)
+        assert store.put_if_absent("a/b/1", b"x") is CREATED
+        assert trace.take()[-3:] == [("sync", "a/b"), ("sync", "a"), ("sync", ".")]
+
     def test_put_syncs_before_and_after_the_rename(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -389,7 +401,6 @@ class TestErrors:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(os, "mkdir", lambda path: None)
-        monkeypatch.setattr("time.sleep", lambda seconds: None)
         store = ObjectStore("x", ObjectStore.from_uri(tmp_path)._backend, sleep=lambda seconds: None)
         for write in (store.put_if_absent, store.put):
             with pytest.raises(StorageError, match="vanishing"):

@@ -359,10 +359,20 @@ class TestErrors:
         )
         store._sleep = lambda seconds: None
         for write in (store.put_if_absent, store.put):
-            with pytest.raises(StorageError, match="bucket does not exist"):
+            with pytest.raises(StorageError, match="bucket or container does not exist"):
                 write("a", b"x")
         with pytest.raises(StorageError, match="NoSuchBucket"):
             store.list()
+
+    def test_a_store_that_lists_more_than_it_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = obstore.list
+        monkeypatch.setattr(obstore, "list", lambda store, prefix, **kwargs: real(store, None, **kwargs))
+        store = ObjectStore.from_uri(f"memory://{uuid.uuid4().hex}/table")
+        for path in ("a/b/1", "a/bc/2", "c"):
+            store.put(path, b"")
+        assert [info.path for info in store.list("a/b")] == ["a/b/1"]
+        assert store.delete_prefix("a/b") == 1
+        assert [info.path for info in store.list()] == ["a/bc/2", "c"]
 
     def test_the_same_directory_deleted_twice_at_once(self, s3_store: ObjectStore) -> None:
         for number in range(50):

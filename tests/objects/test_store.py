@@ -290,6 +290,14 @@ class TestRetries:
         assert store.put_if_absent("a/b", b"my data") is EXISTS
         assert store.get("a/b") == foreign
 
+    def test_only_objects_of_one_size_are_read_to_compare_them(self, inner: Backend) -> None:
+        store, backend, _ = faulty(inner)
+        store.put("a", b"four")
+        assert store.put_if_absent("a", b"longer than four") is EXISTS
+        assert backend.faults.count("read") == 0
+        assert store.put_if_absent("a", b"FOUR") is EXISTS
+        assert backend.faults.count("read") == 1
+
     def test_exists_without_an_object_is_tried_again(self, inner: Backend) -> None:
         # S3 answers a create with a conflict while a rival's create is under way, and that may fail.
         store, backend, _ = faulty(inner)

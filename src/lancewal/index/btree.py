@@ -59,13 +59,17 @@ class BTreeIndex:
             column = column.slice(known)
         end = self._rows + len(column)
         rows = np.arange(self._rows, end, dtype=np.int32)
+        missing = rows[:0]
         if column.null_count:
             valid = column.is_valid().to_numpy(zero_copy_only=False)
-            self._add_nulls(rows[~valid])
-            rows, column = rows[valid], column.drop_null()
+            missing, rows, column = rows[~valid], rows[valid], column.drop_null()
+        null_count = self._null_count + len(missing)
+        nulls = grown(self._nulls, self._null_count, null_count)
+        nulls[self._null_count : null_count] = missing
+        # Runs take the values whole or not at all; nothing fails after them.
         if len(rows):
             self._runs.append(column, rows)
-        self._rows = end
+        self._nulls, self._null_count, self._rows = nulls, null_count, end
 
     def lookup(self, value: Any, bound: int) -> RowPositions:
         """Rows below ``bound`` whose value equals ``value``, in order."""
@@ -104,15 +108,9 @@ class BTreeIndex:
     def is_null(self, bound: int) -> RowPositions:
         """Rows below ``bound`` without a value, in order."""
         bound = checked_bound(bound, self._rows)
+        # The count first: the array that is read after it holds at least as many.
         count = self._null_count
         return _visible([self._nulls[:count]], bound)
-
-    def _add_nulls(self, rows: npt.NDArray[np.int32]) -> None:
-        count = self._null_count + len(rows)
-        nulls = grown(self._nulls, self._null_count, count)
-        nulls[self._null_count : count] = rows
-        self._nulls = nulls
-        self._null_count = count
 
 
 def is_supported(type_: pa.DataType) -> bool:

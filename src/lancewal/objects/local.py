@@ -167,7 +167,7 @@ class LocalBackend:
     def _link_nameless(self, directory: str, target: str, data: memoryview) -> bool | None:
         """Whether ``target`` was created; ``None`` where the file system cannot do it this way."""
         try:
-            file = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, _MODE)
+            file = os.open(directory, os.O_TMPFILE | os.O_WRONLY, _MODE)
         except OSError as error:
             if error.errno in _NO_NAMELESS_FILES:
                 return None
@@ -218,7 +218,7 @@ class LocalBackend:
     def _read(self, path: str, start: int, length: int | None) -> bytes:
         target = self.full_path(path)
         try:
-            file = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(target, os.O_RDONLY)
             try:
                 there = max(os.fstat(file).st_size - start, 0)
                 wanted = there if length is None else min(length, there)
@@ -282,7 +282,7 @@ def _stage(target: str, data: memoryview, *, sync: bool) -> str:
     """Write a hidden file beside ``target``; its path."""
     directory, name = os.path.split(target)
     staging = f"{directory}/.{name}.{secrets.token_hex(6)}.tmp"
-    file = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _MODE)
+    file = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE)
     try:
         _fill(file, data, sync=sync)
     except BaseException:
@@ -303,7 +303,7 @@ def _fill(file: int, data: memoryview, *, sync: bool) -> None:
 
 def _sync(path: str, flags: int) -> int:
     """Sync one file or directory; its inode number."""
-    file = os.open(path, flags | os.O_CLOEXEC)
+    file = os.open(path, flags)
     try:
         os.fsync(file)
         return os.fstat(file).st_ino

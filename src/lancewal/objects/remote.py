@@ -188,7 +188,9 @@ class RemoteBackend:
 
     def _missing(self, action: str, path: str, error: FileNotFoundError) -> Exception:
         if action in ("create", "write"):
-            return StorageError(f"cannot {action} {path!r} in {self._uri}: its bucket does not exist")
+            return StorageError(
+                f"cannot {action} {path!r} in {self._uri}: its bucket or container does not exist"
+            )
         return FileNotFoundError(f"{path!r} does not exist in {self._uri}")
 
     def _failure(self, action: str, path: str, error: BaseException) -> StorageError:
@@ -207,7 +209,7 @@ def _is_panic(error: BaseException) -> bool:
 
 def _scrubbed(error: BaseException, secrets: frozenset[str]) -> str:
     """The error's first paragraph (the rest is a debug dump) without anything secret."""
-    text = str(error).split("\n\nDebug source", 1)[0].strip()
+    text = " ".join(str(error).split("\n\nDebug source", 1)[0].split())
     for secret in secrets:
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, "***")

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from lancewal.sstable.key_order import Mask
 
-#: Small batches are joined up to these sizes: Lance's cost per batch is far above its cost
-#: per row, but chunks much larger than this leave its encoder threads waiting for each other.
+#: Small batches are joined to chunks of about this size: Lance's cost per batch is far above
+#: its cost per row.
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 4 << 20
 
@@ -22,18 +22,25 @@ def coalesced(
     ``schema`` differs from the batches' own in field metadata at most. Large batches
     without a row to leave out are passed on uncopied.
     """
+    limit = _chunk_rows(batches)
     group: list[pa.RecordBatch] = []
-    rows = size = first_row = 0
+    rows = first_row = 0
     for batch in batches:
-        if group and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_BYTES):
+        if group and rows + batch.num_rows > limit:
             yield from _joined(group, schema, newest, first_row)
             first_row += rows
-            group, rows, size = [], 0, 0
+            group, rows = [], 0
         group.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
     if group:
         yield from _joined(group, schema, newest, first_row)
+
+
+def _chunk_rows(batches: Sequence[pa.RecordBatch]) -> int:
+    """Rows per chunk, judged by the largest batch: sizing each would cost more than joining it."""
+    sample = max(batches, key=lambda batch: batch.num_rows)
+    row_bytes = max(sample.nbytes // max(sample.num_rows, 1), 1)
+    return int(min(CHUNK_ROWS, max(CHUNK_BYTES // row_bytes, 1)))
 
 
 def _joined(

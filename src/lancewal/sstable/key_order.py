@@ -67,7 +67,7 @@ def _stable_argsort(values: pa.Array) -> Rows:
     if pa.types.is_integer(values.type):
         return np.argsort(numbers(values), kind="stable").astype(np.int64, copy=False)
     # Arrow's sort is stable too.
-    return pc.sort_indices(values).to_numpy().astype(np.int64)
+    return np.asarray(pc.sort_indices(values).to_numpy(), np.int64)
 
 
 def _differs_from_next(values: pa.Array) -> Mask:

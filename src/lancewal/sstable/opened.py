@@ -11,7 +11,6 @@ from collections import OrderedDict
 from functools import cached_property, lru_cache
 
 import lance
-import pyarrow as pa
 
 from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError

@@ -46,7 +46,7 @@ class SsTable:
     ) -> None:
         self._store = store
         self._opened = opened
-        self._alignments: dict[int, tuple[TableSchema, Alignment]] = {}
+        self._aligned_to: tuple[TableSchema, Alignment] | None = None
         self._keys: tuple[tuple[str | None, ...], tuple[list[pa.Array], Rows, Mask]] | None = None
         self.shard_id = shard_id
         self.entry = entry
@@ -76,7 +76,7 @@ class SsTable:
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
-        """For every column of ``schema``, the name it has in :attr:`dataset`; ``None`` when it is not there."""
+        """For every column of ``schema``, its name in :attr:`dataset`; ``None`` when it is not there."""
         return {name: fit.source for name, fit in self._alignment(schema).fits.items()}
 
     def count_live(self) -> int:
@@ -114,11 +114,23 @@ class SsTable:
             batch_size=batch_size,
             scan_in_order=True,
         )
-        for stored in self._batches(scanner, filter):
+        return self._scan(scanner, fits, filter, later, with_offsets, with_tombstone)
+
+    def _scan(
+        self,
+        scanner: lance.LanceScanner,
+        fits: Sequence[ColumnFit],
+        predicate: str | None,
+        later: Sequence[ColumnFit],
+        with_offsets: bool,
+        with_tombstone: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        """``later`` are the predicate's columns when Lance could not evaluate it itself."""
+        for stored in self._batches(scanner, predicate):
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
-            if filter is not None and later:
-                kept &= matches(_aligned(stored, later), filter)
+            if predicate is not None and later:
+                kept &= matches(_aligned(stored, later), predicate)
             rows = _aligned(stored, fits)
             if with_offsets:
                 offsets = numbers(stored.column(_ROW_ADDRESS)).astype(np.int64)
@@ -195,10 +207,9 @@ class SsTable:
         return TOMBSTONE in self._opened.stored.columns.names
 
     def _alignment(self, schema: TableSchema) -> Alignment:
-        known = self._alignments.get(id(schema))
-        # The schema is kept beside it, so that its id cannot come to mean another one.
+        known = self._aligned_to
         if known is None or known[0] is not schema:
-            known = self._alignments[id(schema)] = (schema, Alignment.of(schema, self._opened.stored.columns))
+            known = self._aligned_to = schema, Alignment.of(schema, self._opened.stored.columns)
         return known[1]
 
     def _cannot_push(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from uuid import UUID
 
 import pyarrow as pa
@@ -58,10 +57,9 @@ def write_sstable(
     numbered = NumberedSchema.of(schema)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
-    with ThreadPoolExecutor(1, "lancewal-sidecars") if order is not None else nullcontext() as pool:
+    with ThreadPoolExecutor(1, "lancewal-sidecars") as pool:
         sidecars = None
-        if order is not None and pool is not None:
-            # Lance's encoder leaves a core to spare now and then.
+        if order is not None:
             sidecars = pool.submit(
                 write_sidecars, store, directory, stored_keys, order.values, order.offsets()
             )

@@ -1,0 +1,182 @@
+"""Rows that were stored under another version of a table's schema, as the current one.
+
+Columns are matched by field id, nested ones included: a renamed column keeps its id,
+one that was added later is missing in older rows and reads as nulls, and a name that was
+dropped and used again has another id. Lance hands the id of a dropped column out again
+in some cases, so a field of the same id but another type is another field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.errors import InvalidInputError
+from lancewal.format.schema import TOMBSTONE, TableSchema, field_id
+
+_Convert = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True)
+class ColumnSource:
+    """Where one wanted column comes from: a stored column (``None``: all null), reshaped or as it is."""
+
+    field: pa.Field
+    stored_name: str | None
+    convert: _Convert | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the stored column is the wanted one, name included."""
+        return self.stored_name == self.field.name and self.convert is None
+
+    def array(self, rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+        """The wanted column of ``rows``, which have the stored columns."""
+        if self.stored_name is None:
+            return pa.nulls(rows.num_rows, self.field.type)
+        column = rows.column(self.stored_name)
+        if self.convert is None:
+            return column
+        if isinstance(column, pa.ChunkedArray):
+            return pa.chunked_array([self.convert(chunk) for chunk in column.chunks], self.field.type)
+        return self.convert(column)
+
+
+def column_sources(stored: pa.Schema, schema: TableSchema) -> Mapping[str, ColumnSource]:
+    """For every column of ``schema``, where it comes from in rows with the columns ``stored``.
+
+    By name only when no stored field has an id, as in entries of old writers.
+    """
+    columns = [field for field in stored if field.name != TOMBSTONE]
+    if all(field_id(field) < 0 for field in columns):
+        by_name = {field.name: field for field in columns}
+        return {wanted.name: _named(by_name.get(wanted.name), wanted) for wanted in schema.columns}
+    by_id = {field_id(field): field for field in columns}
+    return {wanted.name: _numbered(by_id.get(field_id(wanted)), wanted) for wanted in schema.columns}
+
+
+def align(batch: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
+    """``batch`` as ``schema.stored``: columns matched by field id, tombstone last.
+
+    A column that is missing reads as nulls, a missing tombstone as "live".
+
+    >>> wanted = pa.field("id", pa.int64(), metadata={"lance:field_id": "0"})
+    >>> older = wanted.with_name("number")
+    >>> rows = pa.record_batch([pa.array([7])], schema=pa.schema([older]))
+    >>> align(rows, TableSchema(pa.schema([wanted]), ())).to_pydict()
+    {'id': [7], '_tombstone': [False]}
+    """
+    if batch.schema.equals(schema.stored, check_metadata=True):
+        return batch
+    sources = column_sources(batch.schema, schema)
+    arrays = [sources[name].array(batch) for name in schema.names]
+    return pa.RecordBatch.from_arrays([*arrays, _tombstones(batch)], schema=schema.stored)
+
+
+def _tombstones(batch: pa.RecordBatch) -> pa.Array:
+    if TOMBSTONE in batch.schema.names:
+        return batch.column(TOMBSTONE)
+    return pa.array(np.zeros(batch.num_rows, np.bool_))
+
+
+def _named(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
+    if stored is None:
+        return ColumnSource(wanted, None, None)
+    if stored.type != wanted.type:
+        raise InvalidInputError(
+            f"column {wanted.name!r} was stored as {stored.type} without a field id, "
+            f"the table has it as {wanted.type}"
+        )
+    return ColumnSource(wanted, stored.name, None)
+
+
+def _numbered(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
+    if stored is None or not _is_same_field(stored, wanted):
+        return ColumnSource(wanted, None, None)
+    return ColumnSource(wanted, stored.name, _conversion(stored, wanted))
+
+
+def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:
+    """Whether two fields of one id are the same field: same type, apart from a struct's children."""
+    old, new = stored.type, wanted.type
+    if old.id != new.id:
+        return False
+    if pa.types.is_struct(new):
+        return True
+    if not _is_list(new):
+        return bool(old == new)
+    same_size = getattr(old, "list_size", None) == getattr(new, "list_size", None)
+    return same_size and _is_same_field(old.value_field, new.value_field)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    )
+
+
+def _conversion(stored: pa.Field, wanted: pa.Field) -> _Convert | None:
+    """How arrays of ``stored`` become ``wanted``'s; ``None`` when they already are."""
+    if _fits(stored.type, wanted.type):
+        return None
+    if pa.types.is_struct(wanted.type):
+        return _struct_conversion(stored.type, wanted.type)
+    items = _conversion(stored.type.value_field, wanted.type.value_field)
+    return lambda array: _with_items(array, wanted.type, items)
+
+
+def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether types, nested names and nested ids are all equal."""
+    if stored != wanted:
+        return False
+    pairs = zip(_children(stored), _children(wanted), strict=True)
+    return all(field_id(old) == field_id(new) and _fits(old.type, new.type) for old, new in pairs)
+
+
+def _struct_conversion(stored: pa.DataType, wanted: pa.DataType) -> _Convert:
+    places = {field_id(child): place for place, child in enumerate(_children(stored))}
+    fields = list(_children(wanted))
+    plan: list[tuple[int, _Convert | None] | None] = []
+    for field in fields:
+        place = places.get(field_id(field))
+        known = place is not None and _is_same_field(stored.field(place), field)
+        plan.append((place, _conversion(stored.field(place), field)) if known and place is not None else None)
+
+    def convert(array: pa.Array) -> pa.Array:
+        children = []
+        for field, source in zip(fields, plan, strict=True):
+            if source is None:
+                children.append(pa.nulls(len(array), field.type))
+                continue
+            place, change = source
+            # ``field`` applies the array's window, but not its nulls: those go into the mask.
+            child = array.field(place)
+            children.append(child if change is None else change(child))
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+
+    return convert
+
+
+def _with_items(array: pa.Array, type_: pa.DataType, change: _Convert | None) -> pa.Array:
+    """The lists of ``array`` with their items changed, as ``type_``."""
+    if pa.types.is_fixed_size_list(type_):
+        size = type_.list_size
+        items = array.values.slice(array.offset * size, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(_changed(items, change), type=type_, mask=array.is_null())
+    first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    items = array.values.slice(first, end - first)
+    offsets = pc.subtract(array.offsets, array.offsets[0])
+    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
+    return kind.from_arrays(offsets, _changed(items, change), type=type_, mask=array.is_null())
+
+
+def _changed(items: pa.Array, change: _Convert | None) -> pa.Array:
+    return items if change is None else change(items)
+
+
+def _children(type_: pa.DataType) -> Sequence[pa.Field] | Iterator[pa.Field]:
+    return [type_.field(i) for i in range(type_.num_fields)]

@@ -1,0 +1,116 @@
+"""Graph: an HNSW graph over vectors that no longer change.
+
+A graph is built whole, tried out, and only then searched: faiss must not be searched
+while it adds. Whoever searches sees all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import faiss
+import numpy as np
+
+from lancewal.index.distance import Local, Matrix, Vector, Vectors
+from lancewal.index.rows import RowMask
+from lancewal.index.specs import Metric, VectorParams
+
+#: Rows added between two looks at whether anyone still wants the graph.
+_STEP = 256
+#: Rows left out at first, to see how well the graph finds neighbours of vectors that it does not hold.
+_TRIAL_QUERIES = 48
+_TRIAL_NEIGHBOURS = 10
+_TRIAL_RECALL = 0.98
+_SMALLEST_EF = 32
+
+#: Its type stubs know only part of it.
+_faiss: Any = faiss
+
+_threads = threading.local()
+
+
+class Graph:
+    """A searchable graph; ``held`` are its vectors, in the graph's own order."""
+
+    def __init__(self, index: Any, held: Vectors, ef: int) -> None:
+        self._index = index
+        self.held = held
+        self.ef = ef
+        links = index.hnsw
+        self.memory_bytes = (
+            held.memory_bytes + 4 * (links.neighbors.size() + links.levels.size()) + 8 * links.offsets.size()
+        )
+
+    def search(self, query: Vector, k: int, ef: int, mask: RowMask | None) -> Local:
+        """Entries near the query, at most ``k``, of those that ``mask`` allows."""
+        _one_thread()
+        params = _faiss.SearchParametersHNSW(efSearch=ef)
+        if mask is not None:
+            # The bits must outlive the search: faiss keeps a pointer.
+            bits = np.packbits(mask, bitorder="little")
+            params = _faiss.SearchParametersHNSW(efSearch=ef, sel=_faiss.IDSelectorBitmap(bits))
+        _, found = self._index.search(query[np.newaxis], k, params=params)
+        entries: Local = found[0][found[0] >= 0]
+        return entries
+
+
+def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], bool]) -> Graph | None:
+    """A graph over ``held``, or None when it would not find neighbours well enough to be worth it.
+
+    Vectors without structure (random ones, say) have no short paths between them; then
+    searching all of them is both faster and exact.
+    """
+    _one_thread()
+    count = len(held.rows)
+    # In a random order streams that arrive topic by topic make as good a graph as any,
+    # and the last rows are a fair sample.
+    order = np.random.default_rng(count).permutation(count)
+    metric = _faiss.METRIC_L2 if params.metric is Metric.L2 else _faiss.METRIC_INNER_PRODUCT
+    index = _faiss.IndexHNSWFlat(params.dimension, params.m, metric)
+    index.hnsw.efConstruction = params.ef_construction
+    trial = min(_TRIAL_QUERIES, count // 4)
+    for start in range(0, count - trial, _STEP):
+        if cancelled():
+            return None
+        index.add(held.vectors[order[start : min(start + _STEP, count - trial)]])
+    queries = held.vectors[order[count - trial :]]
+    ef = _sufficient_ef(index, held.squares[order[: count - trial]], queries, params.metric)
+    if ef is None:
+        return None
+    index.add(queries)
+    # The graph's own storage is the one copy that stays.
+    owned = Vectors(held.rows[order], _stored(index), held.squares[order], held.largest)
+    return Graph(index, owned, ef)
+
+
+def _stored(index: Any) -> Matrix:
+    """The vectors inside a graph, not copied: valid while the graph lives and nothing is added."""
+    storage = _faiss.downcast_index(index.storage)
+    vectors: Matrix = _faiss.rev_swig_ptr(storage.get_xb(), index.ntotal * index.d)
+    return vectors.reshape(index.ntotal, index.d)
+
+
+def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric) -> int | None:
+    """The smallest search beam that finds nearly all neighbours; None if it visits too much."""
+    estimate = queries @ _stored(index).T
+    if metric is Metric.L2:
+        estimate = 2 * estimate - squares
+    wanted = np.argpartition(-estimate, _TRIAL_NEIGHBOURS, axis=1)[:, :_TRIAL_NEIGHBOURS]
+    ef = _SMALLEST_EF
+    # Beyond that a product with the whole matrix is faster than hopping through it.
+    while ef <= max(len(squares) // 64, _SMALLEST_EF):
+        _, found = index.search(queries, _TRIAL_NEIGHBOURS, params=_faiss.SearchParametersHNSW(efSearch=ef))
+        hits = sum(len(np.intersect1d(a, b)) for a, b in zip(found, wanted, strict=True))
+        if hits >= _TRIAL_RECALL * wanted.size:
+            return ef
+        ef *= 2
+    return None
+
+
+def _one_thread() -> None:
+    """One OpenMP thread per calling thread: searches are short, and puts need the other cores."""
+    if not getattr(_threads, "limited", False):
+        _faiss.omp_set_num_threads(1)
+        _threads.limited = True

@@ -1,0 +1,245 @@
+"""VectorIndex: the nearest rows, exact where that is fast, by graphs where it is not.
+
+New vectors go to an open segment that is searched exactly. A full segment is sealed,
+stays exact, and gets a graph in the background; searches switch over when the graph is
+done. An insertion never waits for a graph, and every row is found from its insertion on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.index.builder import BUILDER
+from lancewal.index.distance import (
+    NOTHING,
+    Local,
+    Nearest,
+    Vector,
+    Vectors,
+    checked_query,
+    nearest_exactly,
+    nearest_of,
+    ranked,
+    unit,
+)
+from lancewal.index.rows import RowMask, already_in, checked_bound
+from lancewal.index.segments import (
+    OpenSegment,
+    Segment,
+    is_vector,
+    joined,
+    matrix_of,
+    no_vectors,
+    open_segment,
+    prepared,
+    segment_size,
+)
+from lancewal.index.specs import Metric, VectorParams
+
+if TYPE_CHECKING:
+    from lancewal.index.graph import Graph
+
+#: Below this share of allowed rows, a search of just those beats a graph that walks over all.
+_GRAPH_SHARE = 0.25
+
+
+class _State(NamedTuple):
+    sealed: tuple[Segment, ...]
+    open: OpenSegment
+    #: Vectors that no estimate can handle.
+    odd: Vectors
+
+
+class VectorIndex:
+    """The vectors of one column.
+
+    Null vectors are held by the MemTable and never found. Undefined distances are no
+    hits: vectors with NaN, and zero vectors under cosine, as in Lance.
+
+    >>> index = VectorIndex(VectorParams(2, Metric.L2))
+    >>> column = pa.array([[0, 0], None, [3, 4]], pa.list_(pa.float32(), 2))
+    >>> index.insert(column, 0)
+    >>> index.search([0, 1], 2, bound=3)
+    Nearest(positions=array([0, 2]), distances=array([ 1., 18.], dtype=float32))
+    """
+
+    def __init__(self, params: VectorParams, *, segment_rows: int | None = None) -> None:
+        self.params = params
+        self._segment_rows = segment_rows or segment_size(params.dimension)
+        self._state = _State((), open_segment(params.dimension), no_vectors(params.dimension))
+        self._rows = 0
+        self._sealed_bytes = 0
+        # Guards replacing the state: the inserting thread and the builder both do.
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+
+    @property
+    def rows(self) -> int:
+        """Rows below this position are in the index."""
+        return self._rows
+
+    @property
+    def memory_bytes(self) -> int:
+        state = self._state
+        return self._sealed_bytes + state.open.room.memory_bytes + state.odd.memory_bytes
+
+    def insert(self, column: pa.Array, first_row: int) -> None:
+        """Add the vectors of ``column``, the first of which is at ``first_row``."""
+        known = already_in(self._rows, first_row, len(column))
+        if known == len(column):
+            return
+        if known:
+            column = column.slice(known)
+        matrix = matrix_of(column, self.params.dimension)
+        rows = np.arange(self._rows, self._rows + len(column), dtype=np.int32)
+        if column.null_count:
+            rows = rows[column.is_valid().to_numpy(zero_copy_only=False)]
+        usable, odd = prepared(rows, matrix, self.params.metric)
+        with self._lock:
+            sealed_before = len(self._state.sealed)
+            # One assignment: a search sees the batch whole or not at all, and a failure leaves no part of it.
+            self._state = state = self._with_rows(self._state, usable, odd)
+            self._sealed_bytes = _sealed_bytes(state)
+            self._rows += len(column)
+        for _ in state.sealed[sealed_before:]:
+            BUILDER.request(self)
+
+    def search(
+        self,
+        query: Any,
+        k: int,
+        bound: int,
+        allowed: RowMask | None = None,
+        *,
+        exact: bool = False,
+        ef: int | None = None,
+    ) -> Nearest:
+        """The ``k`` nearest rows below ``bound`` that ``allowed`` (a mask by row) permits.
+
+        As many as there are, if fewer. ``exact`` leaves the graphs aside; ``ef`` overrides
+        how widely they are searched. A zero query under cosine has no nearest rows.
+        """
+        if k <= 0:
+            raise InvalidInputError(f"the number of neighbours asked for must be positive, not {k}")
+        bound = checked_bound(bound, self._rows)
+        vector: Vector | None = checked_query(query, self.params.dimension)
+        if self.params.metric is Metric.COSINE and vector is not None:
+            vector = unit(vector)
+        if vector is None:
+            return NOTHING
+        state = self._state
+        found, without_graph = [], []
+        for segment in (*state.sealed, state.open.cut()):
+            among = segment.visible(bound, allowed)
+            near = self._by_graph(segment, vector, k, among, ef) if segment.graph and not exact else None
+            if near is None:
+                without_graph.append((segment, among))
+            else:
+                found.append(near)
+        if len(state.odd.rows):
+            found.append(self._odd(state.odd, vector, k, bound, allowed))
+        best = _merged(found, k)
+        for segment, among in without_graph:
+            cutoff = float(best.distances[-1]) if len(best.distances) >= k else np.inf
+            near = nearest_exactly(self.params.metric, segment.held, vector, k, among, cutoff)
+            best = _merged([best, near], k)
+        return best
+
+    @property
+    def graphs_pending(self) -> int:
+        """Sealed segments that wait for their graph; they are searched exactly until then."""
+        return sum(not segment.settled for segment in self._state.sealed)
+
+    def wait_for_graphs(self, timeout: float | None = None) -> bool:
+        """Wait until no sealed segment waits for its graph; False if that took too long."""
+        with self._settled:
+            return self._settled.wait_for(lambda: self.graphs_pending == 0, timeout)
+
+    def next_without_graph(self) -> Vectors | None:
+        """For the builder: sealed vectors to build a graph from."""
+        return next((segment.held for segment in self._state.sealed if not segment.settled), None)
+
+    def take_graph(self, held: Vectors, graph: Graph | None) -> None:
+        """From the builder: the graph of what :meth:`next_without_graph` gave, or None: stay exact."""
+        with self._settled:
+            sealed = tuple(
+                segment._replace(graph=graph, settled=True, held=graph.held if graph else held)
+                if segment.held is held
+                else segment
+                for segment in self._state.sealed
+            )
+            self._state = state = self._state._replace(sealed=sealed)
+            self._sealed_bytes = _sealed_bytes(state)
+            self._settled.notify_all()
+
+    def _by_graph(
+        self, segment: Segment, query: Vector, k: int, among: Local | None, ef: int | None
+    ) -> Nearest | None:
+        """Nearest rows by the segment's graph; None when an exact search is better."""
+        graph, count = segment.graph, len(segment.held.rows)
+        assert graph is not None
+        share = 1.0 if among is None else len(among) / count
+        beam = max(ef or round(graph.ef / max(share, _GRAPH_SHARE)), 2 * k)
+        if share < _GRAPH_SHARE or beam > count // 8:
+            return None
+        mask = None
+        if among is not None:
+            mask = np.zeros(count, np.bool_)
+            mask[among] = True
+        entries = graph.search(query, k, beam, mask)
+        if len(entries) < min(k, count if among is None else len(among)):
+            return None
+        return ranked(self.params.metric, segment.held, query, entries, k)
+
+    def _odd(self, odd: Vectors, query: Vector, k: int, bound: int, allowed: RowMask | None) -> Nearest:
+        among = Segment(odd, 0, self._rows + 1).visible(bound, allowed)
+        entries = np.arange(len(odd.rows)) if among is None else among
+        return ranked(self.params.metric, odd, query, entries, k)
+
+    def _with_rows(self, state: _State, new: Vectors, odd: Vectors) -> _State:
+        sealed, opened = list(state.sealed), state.open
+        taken = 0
+        while taken < len(new.rows):
+            piece = slice(taken, taken + self._segment_rows - opened.length)
+            part = Vectors(new.rows[piece], new.vectors[piece], new.squares[piece], new.largest)
+            opened = opened.with_rows(part, self._segment_rows)
+            taken += len(part.rows)
+            if opened.length == self._segment_rows:
+                sealed.append(opened.cut())
+                opened = open_segment(self.params.dimension)
+        return _State(tuple(sealed), opened, joined(state.odd, odd) if len(odd.rows) else state.odd)
+
+
+def search_rows(
+    column: pa.Array | pa.ChunkedArray,
+    query: Any,
+    k: int,
+    metric: Metric = Metric.L2,
+    *,
+    allowed: RowMask | None = None,
+) -> Nearest:
+    """The nearest rows of a column that no index holds, exactly; positions within ``column``."""
+    if not is_vector(column.type):
+        raise InvalidInputError(f"vector search needs a column of float vectors, not {column.type}")
+    index = VectorIndex(VectorParams(column.type.list_size, metric), segment_rows=max(len(column), 1) + 1)
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        index.insert(chunk, index.rows)
+    return index.search(query, k, index.rows, allowed, exact=True)
+
+
+def _sealed_bytes(state: _State) -> int:
+    return sum(segment.memory_bytes for segment in state.sealed)
+
+
+def _merged(parts: Sequence[Nearest], k: int) -> Nearest:
+    filled = [part for part in parts if len(part.positions)]
+    if len(filled) <= 1:
+        return filled[0] if filled else NOTHING
+    positions, apart = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+    return nearest_of(positions, apart, k)

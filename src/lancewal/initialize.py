@@ -1,0 +1,284 @@
+"""Making a Lance table writable through the WAL: one commit that adds the MemWAL index."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import lance
+from lance.commit import CommitConflictError
+from lance.dataset import Index
+
+from lancewal import layout
+from lancewal.base import BaseTable, table_schema
+from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
+from lancewal.format.index_details import MEM_WAL_INDEX_NAME, MemWalDetails, ShardingField, ShardingSpec
+from lancewal.format.keys import check_key_types
+from lancewal.format.proto import MemWalIndexDetailsMessage
+from lancewal.format.schema import TableSchema
+from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
+from lancewal.sharding import (
+    BUCKET,
+    IDENTITY,
+    MAX_BUCKETS,
+    UNSHARDED,
+    ShardRouter,
+    check_shard_column,
+    discover_shards,
+    identity_result_type,
+)
+from lancewal.table import Table, locate
+from lancewal.writer.config import ShardWriterConfig
+
+logger = logging.getLogger(__name__)
+
+_DETAILS_TYPE = "/lance.table.MemWalIndexDetails"
+#: The number and the field name that Lance gives to the spec of a table.
+_SPEC_ID = 1
+_FIELD_ID = "bucket"
+#: Never stored: they say which shard, not how to write to it.
+_NOT_DEFAULTS = ("shard_id", "shard_spec_id")
+
+_COMMIT_ATTEMPTS = 5
+#: Creating a shard waits for the disk or the network; many can wait at a time.
+_SHARD_CREATORS = 16
+
+
+def initialize(
+    uri_or_dataset: str | os.PathLike[str] | lance.LanceDataset,
+    *,
+    bucket: tuple[str, int] | None = None,
+    identity: str | None = None,
+    unsharded: bool = False,
+    maintained_indexes: Sequence[str] | None = None,
+    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Give an existing Lance table a streaming write path. Done once per table.
+
+    At most one way of sharding: ``bucket=("id", 8)`` hashes a column into 1 to 1024 shards,
+    ``identity="tenant"`` makes a shard for every value of a column, ``unsharded=True`` one
+    for all rows. With none of them shards are chosen by hand, see ``Table.shard_writer``.
+    Where the table has a primary key, the sharding column must be part of it: otherwise two
+    versions of a row could lie in different shards, where nothing tells which one is newer.
+
+    ``maintained_indexes`` names the indexes that writers keep up to date on rows that are not
+    compacted yet; by default all, also those created later; ``[]`` is none.
+
+    ``writer_defaults`` is stored in the table and applied by every later writer, unless it is
+    given something else. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
+    and may have further keys of your own; they are kept.
+
+    Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
+
+    >>> import tempfile, lance, pyarrow as pa
+    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.table({"id": [1]}, pa.schema([key])), uri)
+    >>> table = initialize(uri, bucket=("id", 4), writer_defaults={"durable_write": "false"})
+    >>> len(table.shards()), table.details.writer_config_defaults
+    (4, {'durable_write': 'false'})
+    """
+    defaults = _persisted(writer_defaults)
+    uri, options = locate(uri_or_dataset, storage_options)
+    store = ObjectStore.from_uri(uri, options)
+    for _ in range(_COMMIT_ATTEMPTS):
+        leftovers = _leftovers(store)
+        dataset = _open_uninitialized(store)
+        if leftovers:
+            raise InvalidInputError(
+                f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at this "
+                "place, whose rows would come back; delete that directory first"
+            )
+        schema = table_schema(dataset)
+        check_key_types(schema)
+        spec = _sharding_spec(schema, bucket, identity, unsharded)
+        details = MemWalDetails(
+            num_shards=_num_shards(spec),
+            sharding_specs=() if spec is None else (spec,),
+            maintained_indexes=_checked_indexes(dataset, maintained_indexes),
+            maintain_all_indexes=maintained_indexes is None,
+            writer_config_defaults=defaults,
+        )
+        if _commit(dataset, details):
+            break
+    else:
+        raise StorageError(
+            f"the table at {uri} changed {_COMMIT_ATTEMPTS} times while it was being initialised; try again"
+        )
+    if spec is not None:
+        _create_shards(store, ShardRouter.for_table(details, schema))
+    return Table.open(uri, options)
+
+
+def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, ShardWriterConfig):
+        return given.to_defaults()
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidInputError(
+                f"writer default {key!r}: {value!r} is not text; pass strings as "
+                "ShardWriterConfig.to_defaults() gives them, or a ShardWriterConfig"
+            )
+        if key in _NOT_DEFAULTS:
+            raise InvalidInputError(f"{key} says which shard to write to and cannot be a default of all writers")
+    # Knobs that do not parse would fail every writer later.
+    ShardWriterConfig.from_defaults(given)
+    return dict(given)
+
+
+def _leftovers(store: ObjectStore) -> str | None:
+    """What an overwritten or deleted table left: Lance clears the index, not the directory."""
+    shards = discover_shards(store)
+    if shards:
+        return f"{len(shards)} shards (such as {shards[0]})"
+    return "records" if store.list(layout.OWN_DIR) else None
+
+
+def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
+    try:
+        BaseTable.open(store.uri, store.storage_options, store=store)
+    except NotInitializedError:
+        return lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
+    raise InvalidInputError(
+        f"the table at {store.uri} is initialised already; open it with lancewal.open({store.uri!r})"
+    )
+
+
+def _sharding_spec(
+    schema: TableSchema, bucket: tuple[str, int] | None, identity: str | None, unsharded: bool
+) -> ShardingSpec | None:
+    if (bucket is not None) + (identity is not None) + bool(unsharded) > 1:
+        raise InvalidInputError("choose one of bucket, identity and unsharded")
+    if unsharded:
+        field = ShardingField(_FIELD_ID, (), UNSHARDED, None, "int32")
+    elif identity is not None:
+        source = _source(schema, identity, IDENTITY)
+        field = ShardingField(
+            _FIELD_ID,
+            (schema.field_ids[identity],),
+            IDENTITY,
+            None,
+            identity_result_type(schema.columns.field(source).type) or "",
+        )
+    elif bucket is not None:
+        column, num_buckets = _bucket_arguments(bucket)
+        _source(schema, column, BUCKET)
+        parameters = {"num_buckets": str(num_buckets)}
+        field = ShardingField(_FIELD_ID, (schema.field_ids[column],), BUCKET, None, "int32", parameters)
+    else:
+        return None
+    return ShardingSpec(_SPEC_ID, (field,))
+
+
+def _bucket_arguments(bucket: tuple[str, int]) -> tuple[str, int]:
+    if not isinstance(bucket, tuple | list) or len(bucket) != 2:
+        raise InvalidInputError(f"bucket is {bucket!r}; pass a column and a number, such as ('id', 8)")
+    column, num_buckets = bucket
+    if not isinstance(num_buckets, int) or isinstance(num_buckets, bool) or not 1 <= num_buckets <= MAX_BUCKETS:
+        raise InvalidInputError(f"the number of buckets is {num_buckets!r}; it must be from 1 to {MAX_BUCKETS}")
+    return column, num_buckets
+
+
+def _source(schema: TableSchema, column: str, transform: str) -> str:
+    if column not in schema.field_ids:
+        raise InvalidInputError(
+            f"the table has no column {column!r} to shard by; its columns are {', '.join(schema.names)}"
+        )
+    check_shard_column(schema.columns.field(column), transform)
+    if schema.primary_key and column not in schema.primary_key:
+        raise InvalidInputError(
+            f"column {column} is not part of the primary key ({', '.join(schema.primary_key)}), so two versions "
+            f"of a row could land in different shards; shard by a key column, or add {column} to the key"
+        )
+    return column
+
+
+def _num_shards(spec: ShardingSpec | None) -> int:
+    if spec is None or spec.fields[0].transform == IDENTITY:
+        return 0
+    return int(spec.fields[0].parameters.get("num_buckets", "1"))
+
+
+def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if wanted is None:
+        return ()
+    if isinstance(wanted, str):
+        raise InvalidInputError(f"maintained_indexes is the text {wanted!r}; pass a list of index names")
+    present = sorted({description.name for description in dataset.describe_indices()} - {MEM_WAL_INDEX_NAME})
+    unknown = [name for name in wanted if name not in present]
+    if unknown:
+        raise InvalidInputError(
+            f"the table has no index {', '.join(map(repr, unknown))}; its indexes are {', '.join(present) or 'none'}"
+        )
+    return tuple(dict.fromkeys(wanted))
+
+
+def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
+    """Add the index; False when another commit came between that may have initialised the table.
+
+    ``LanceDataset.initialize_mem_wal`` makes the same commit but takes no knobs beyond its
+    own. Two of these commits never both succeed, whichever function makes them.
+    """
+    index = Index(
+        uuid=str(uuid4()),
+        name=MEM_WAL_INDEX_NAME,
+        fields=[],
+        dataset_version=dataset.version,
+        fragment_ids=set(),
+        index_version=0,
+        index_details=(_DETAILS_TYPE, _encode(details)),
+    )
+    operation = lance.LanceOperation.CreateIndex(new_indices=[index], removed_indices=[])
+    try:
+        lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    except CommitConflictError as error:
+        logger.debug("initialisation lost a race: %s", error)
+        return False
+    except OSError as error:
+        raise StorageError(
+            f"initialising the table at {dataset.uri} failed, and may have taken effect nevertheless "
+            f"(lancewal.open tells): {error}"
+        ) from error
+    return True
+
+
+def _encode(details: MemWalDetails) -> bytes:
+    message = MemWalIndexDetailsMessage(
+        num_shards=details.num_shards,
+        maintained_indexes=details.maintained_indexes,
+        maintain_all_indexes=details.maintain_all_indexes,
+    )
+    for spec in details.sharding_specs:
+        stored = message.sharding_specs.add(spec_id=spec.spec_id)
+        for field in spec.fields:
+            added = stored.fields.add(
+                field_id=field.field_id,
+                source_ids=field.source_ids,
+                transform=field.transform,
+                result_type=field.result_type,
+            )
+            for key, value in sorted(field.parameters.items()):
+                added.parameters.add(key=key, value=value)
+    for key, value in sorted(details.writer_config_defaults.items()):
+        message.writer_config_defaults.add(key=key, value=value)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
+    """Write the first manifests of the shards that are known already.
+
+    The table is initialised by now, and a shard that is missing is created by its first
+    writer: a failure here is worth a warning, not an error.
+    """
+    shards = router.known_shards()
+    try:
+        for _ in ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))):
+            pass
+    except LanceWalError as error:
+        logger.warning("not all %d shards were created; their first writers will do it: %s", len(shards), error)

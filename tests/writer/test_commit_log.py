@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.objects import ObjectStore
+from lancewal.wal import WalAppender, WalTailer
+from lancewal.writer import WriteStats
+from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.results import Durability
+from tests.faults import FaultyStore
+
+PATIENCE = 20.0
+
+
+def batch(value: int, count: int = 1) -> pa.RecordBatch:
+    return pa.record_batch({"id": [value] * count})
+
+
+class Fixture:
+    def __init__(self, store: ObjectStore, max_entry_bytes: int = 1 << 20) -> None:
+        self.store = FaultyStore(store)
+        self.shard = uuid.uuid4()
+        self.appender = WalAppender.open(self.store, self.shard)
+        self.stats = WriteStats()
+        self.failures: list[LanceWalError] = []
+        self.log = CommitLog(
+            self.appender,
+            self.stats,
+            max_entry_bytes,
+            on_failure=self.failures.append,
+            sleep=lambda seconds: None,
+        )
+        self._order = threading.Lock()
+
+    def enqueue(self, value: int, generation: int | None = 1, count: int = 1) -> int:
+        rows = batch(value, count)
+        with self._order:
+            return self.log.enqueue([rows], rows.nbytes, generation).stop
+
+    def entries(self) -> list[list[int]]:
+        tailer = WalTailer(self.store, self.shard, update_cursor=False)
+        return [[v for b in e.batches for v in b.column("id").to_pylist()] for e in tailer]
+
+
+@pytest.fixture
+def fixture(memory_store: ObjectStore) -> Fixture:
+    return Fixture(memory_store)
+
+
+def test_rows_are_not_durable_before_a_commit(fixture: Fixture) -> None:
+    end = fixture.enqueue(1)
+    durability = Durability(fixture.log, end)
+    assert not durability.done()
+    assert fixture.log.pending_batches == 1
+    assert durability.wait(PATIENCE)
+    assert durability.done()
+    assert fixture.log.pending_batches == 0
+    assert fixture.log.pending_bytes == 0
+    assert fixture.entries() == [[1]]
+
+
+def test_one_commit_makes_everything_queued_durable_in_one_entry(fixture: Fixture) -> None:
+    first = fixture.enqueue(1)
+    fixture.enqueue(2)
+    fixture.enqueue(3)
+    fixture.log.commit(first)
+    assert fixture.entries() == [[1, 2, 3]]
+    assert fixture.stats.snapshot().avg_group_size() == 3.0
+
+
+def test_an_entry_never_spans_two_generations(fixture: Fixture) -> None:
+    fixture.enqueue(1, generation=1)
+    fixture.enqueue(2, generation=1)
+    fixture.enqueue(3, generation=2)
+    fixture.log.commit_all()
+    assert fixture.entries() == [[1, 2], [3]]
+    tailer = WalTailer(fixture.store, fixture.shard, update_cursor=False)
+    assert [entry.generation for entry in tailer] == [1, 2]
+
+
+def test_a_group_is_split_by_size_but_a_put_never(memory_store: ObjectStore) -> None:
+    fixture = Fixture(memory_store, max_entry_bytes=4 * 8)
+    fixture.enqueue(1, count=3)
+    fixture.enqueue(2, count=3)
+    fixture.enqueue(3, count=100)
+    fixture.log.commit_all()
+    assert [len(values) for values in fixture.entries()] == [3, 3, 100]
+
+
+def test_waiting_threads_share_an_entry(fixture: Fixture) -> None:
+    """While the leader is inside its write, all others queue up and become one group."""
+    with fixture.store.faults.pause("put_if_absent", where="/wal/") as pause:
+        leader = threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(0),))
+        leader.start()
+        pause.wait_until_reached()
+        others = [threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(i),)) for i in range(1, 9)]
+        for thread in others:
+            thread.start()
+    for thread in [leader, *others]:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    groups = fixture.entries()
+    assert groups[0] == [0]
+    assert [value for group in groups for value in group] == list(range(9))
+    assert len(groups) < 9, "nobody shared an entry"
+
+
+def test_many_threads_all_get_through_in_order(fixture: Fixture) -> None:
+    acknowledged: list[int] = []
+    lock = threading.Lock()
+
+    def work(base: int) -> None:
+        for i in range(50):
+            value = base + i
+            fixture.log.commit(fixture.enqueue(value))
+            with lock:
+                acknowledged.append(value)
+
+    threads = [threading.Thread(target=work, args=(n * 1000,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a waiter was never woken"
+    stored = [value for group in fixture.entries() for value in group]
+    assert sorted(stored) == sorted(acknowledged)
+    assert len(stored) == len(set(stored)) == 400
+    for base in range(0, 8000, 1000):
+        mine = [value for value in stored if base <= value < base + 1000]
+        assert mine == sorted(mine), "one thread's rows changed order"
+
+
+def test_a_failed_wal_put_leaves_no_hole_and_latches(fixture: Fixture) -> None:
+    """A write that keeps failing ends the writer; nothing may follow what is missing."""
+    fixture.log.commit(fixture.enqueue(1))
+    fixture.store.faults.fail("put_if_absent", times=None, where="/wal/")
+    lost = fixture.enqueue(2)
+    with pytest.raises(StorageError, match="injected"):
+        fixture.log.commit(lost)
+    fixture.store.faults.clear()
+    with pytest.raises(StorageError, match="injected"):
+        fixture.log.commit(fixture.enqueue(3))
+    assert fixture.entries() == [[1]]
+    assert len(fixture.failures) == 1
+
+
+def test_a_passing_fault_is_ridden_out(fixture: Fixture) -> None:
+    fixture.store.faults.fail("put_if_absent", times=2, where="/wal/")
+    fixture.log.commit(fixture.enqueue(1))
+    assert fixture.entries() == [[1]]
+
+
+def test_a_lost_reply_of_the_own_write_is_not_taken_for_a_rival(fixture: Fixture) -> None:
+    fixture.store.faults.fail("put_if_absent", after=True, where="/wal/")
+    fixture.log.commit(fixture.enqueue(1))
+    fixture.log.commit(fixture.enqueue(2))
+    assert fixture.entries() == [[1], [2]]
+
+
+def test_an_error_reaches_every_waiter(fixture: Fixture) -> None:
+    errors: list[BaseException] = []
+
+    def wait(end: int) -> None:
+        try:
+            fixture.log.commit(end)
+        except LanceWalError as error:
+            errors.append(error)
+
+    with fixture.store.faults.pause("put_if_absent", where="/wal/") as pause:
+        leader = threading.Thread(target=wait, args=(fixture.enqueue(0),))
+        leader.start()
+        pause.wait_until_reached()
+        others = [threading.Thread(target=wait, args=(fixture.enqueue(i),)) for i in range(1, 5)]
+        for thread in others:
+            thread.start()
+        while len(fixture.log._waiters) < 4:
+            time.sleep(0.001)
+        # A successor takes the shard while the leader is stalled inside its write.
+        WalAppender.open(fixture.store, fixture.shard)
+    for thread in [leader, *others]:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert [type(error) for error in errors] == [FencedError] * 5
+    assert len({id(error) for error in errors}) == 5, "each thread needs an error object of its own"
+
+
+def test_wait_gives_up_after_its_timeout_and_the_commit_goes_on(fixture: Fixture) -> None:
+    with fixture.store.faults.pause("put_if_absent", where="/wal/") as pause:
+        leader = threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(0),))
+        leader.start()
+        pause.wait_until_reached()
+        late = Durability(fixture.log, fixture.enqueue(1))
+        assert late.wait(0.01) is False
+        assert not late.done()
+    leader.join(PATIENCE)
+    assert late.wait(PATIENCE)
+    assert fixture.entries() == [[0], [1]]
+
+
+def test_an_interrupted_leader_leaves_its_rows_to_the_next(fixture: Fixture) -> None:
+    """Ctrl-C inside the write, after the entry landed: the next leader must recognise it."""
+    end = fixture.enqueue(1)
+    fixture.store.faults.fail("put_if_absent", after=True, error=KeyboardInterrupt(), where="/wal/")
+    with pytest.raises(KeyboardInterrupt):
+        fixture.log.commit(end)
+    assert fixture.log.failure is None
+    fixture.log.commit(fixture.enqueue(2))
+    assert fixture.entries() == [[1], [2]]
+
+
+def test_fail_wakes_those_who_wait(fixture: Fixture) -> None:
+    fixture.log.fail(StorageError("closed for good"))
+    with pytest.raises(StorageError, match="closed for good"):
+        fixture.log.commit(fixture.enqueue(1))
+
+
+def test_durable_rows_are_reported_to_their_home(fixture: Fixture) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Home:
+        def note_durable(self, end_position: int, wal_position: int) -> None:
+            seen.append((end_position, wal_position))
+
+    home = Home()
+    for i in range(2):
+        fixture.log.enqueue([batch(i), batch(i)], 8, 1, home)
+        fixture.log.commit_all()
+    assert seen == [(2, 1), (4, 2)]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert {t for t in set(threading.enumerate()) - before if "cursor" not in t.name} == set()
