@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 
@@ -91,3 +92,26 @@ class CorruptManifestError(LanceWalError):
 
 class StorageError(LanceWalError):
     """The object store failed and retries did not help; the outcome may be unknown."""
+
+
+class PartialWriteError(LanceWalError):
+    """Some shards failed in a call that goes to several; what became of the others is known.
+
+    ``failed`` gives the error of each shard that failed. ``written`` gives, for each shard
+    that took rows of this call, how many: they stay written. After a put or delete it is
+    safe to send the whole input again where the table has a primary key; without one send
+    only the rows of the failed shards.
+    """
+
+    def __init__(self, doing: str, failed: Mapping[UUID, Exception], written: Mapping[UUID, int]) -> None:
+        self.doing = doing
+        self.failed = dict(failed)
+        self.written = dict(written)
+        shown = "; ".join(f"{shard}: {type(error).__name__}: {error}" for shard, error in self.failed.items())
+        kept = ", ".join(f"{rows} rows in {shard}" for shard, rows in self.written.items())
+        super().__init__(
+            f"{doing} failed in {len(self.failed)} shards: {shown}" + (f". Written: {kept}" if kept else "")
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (PartialWriteError, (self.doing, self.failed, self.written))

@@ -278,7 +278,6 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     """
     shards = router.known_shards()
     try:
-        for _ in ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))):
-            pass
+        list(ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))))
     except LanceWalError as error:
         logger.warning("not all %d shards were created; their first writers will do it: %s", len(shards), error)

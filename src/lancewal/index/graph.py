@@ -24,6 +24,8 @@ _TRIAL_QUERIES = 48
 _TRIAL_NEIGHBOURS = 10
 _TRIAL_RECALL = 0.98
 _SMALLEST_EF = 32
+#: A beam wider than one in so many vectors is slower than computing all distances.
+_EXACT_SPEED = 64
 
 #: Its type stubs know only part of it.
 _faiss: Any = faiss
@@ -71,14 +73,19 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     index = _faiss.IndexHNSWFlat(params.dimension, params.m, metric)
     index.hnsw.efConstruction = params.ef_construction
     trial = min(_TRIAL_QUERIES, count // 4)
-    for start in range(0, count - trial, _STEP):
-        if cancelled():
-            return None
-        index.add(held.vectors[order[start : min(start + _STEP, count - trial)]])
     queries = held.vectors[order[count - trial :]]
-    ef = _sufficient_ef(index, held.squares[order[: count - trial]], queries, params.metric)
-    if ef is None:
-        return None
+    most_ef = max(count // _EXACT_SPEED, _SMALLEST_EF)
+    ef = None
+    # Where a quarter of the vectors takes half of the widest beam, all of them take more than that.
+    for end, limit in (((count - trial) // 4, most_ef // 2), (count - trial, most_ef)):
+        for start in range(index.ntotal, end, _STEP):
+            if cancelled():
+                return None
+            index.add(held.vectors[order[start : min(start + _STEP, end)]])
+        ef = _sufficient_ef(index, held.squares[order[:end]], queries, params.metric, limit)
+        if ef is None:
+            return None
+    assert ef is not None
     index.add(queries)
     # The graph's own storage is the one copy that stays.
     owned = Vectors(held.rows[order], _stored(index), held.squares[order], held.largest)
@@ -92,15 +99,14 @@ def _stored(index: Any) -> Matrix:
     return vectors.reshape(index.ntotal, index.d)
 
 
-def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric) -> int | None:
-    """The smallest search beam that finds nearly all neighbours; None if it visits too much."""
+def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric, limit: int) -> int | None:
+    """The smallest search beam up to ``limit`` that finds nearly all neighbours."""
     estimate = queries @ _stored(index).T
     if metric is Metric.L2:
         estimate = 2 * estimate - squares
     wanted = np.argpartition(-estimate, _TRIAL_NEIGHBOURS, axis=1)[:, :_TRIAL_NEIGHBOURS]
     ef = _SMALLEST_EF
-    # Beyond that a product with the whole matrix is faster than hopping through it.
-    while ef <= max(len(squares) // 64, _SMALLEST_EF):
+    while ef <= max(limit, _SMALLEST_EF):
         _, found = index.search(queries, _TRIAL_NEIGHBOURS, params=_faiss.SearchParametersHNSW(efSearch=ef))
         hits = sum(len(np.intersect1d(a, b)) for a, b in zip(found, wanted, strict=True))
         if hits >= _TRIAL_RECALL * wanted.size:

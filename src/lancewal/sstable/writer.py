@@ -80,7 +80,7 @@ def write_sstable(
         path=name,
         in_memory_bytes=sum(b.nbytes for b in batches) if in_memory_bytes is None else in_memory_bytes,
         physical_rows=rows if order is None else len(order.rows),
-        primary_key_bytes=sum(map(_payload_bytes, stored_keys)) if stored_keys else None,
+        primary_key_bytes=sum(int(key.nbytes) for key in stored_keys) if stored_keys else None,
     )
 
 
@@ -88,12 +88,3 @@ def _column(batches: Sequence[pa.RecordBatch], schema: TableSchema, name: str) -
     chunks = pa.chunked_array([batch.column(name) for batch in batches], schema.columns.field(name).type)
     return key_columns([chunks])[0]
 
-
-def _payload_bytes(column: pa.Array) -> int:
-    """What Lance counts for a key column: values, and one offset per row where lengths vary."""
-    size = int(column.nbytes)
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-        return size - 4
-    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        return size - 8
-    return size

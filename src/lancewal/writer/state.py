@@ -60,9 +60,11 @@ class WriterState:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
     def check_readable(self) -> None:
-        """Raise when memory may hold rows that the log never got."""
+        """Raise when memory may hold rows that the log never got, or is not kept up any more."""
         if self._poisoned:
             raise self.latched()
+        if self.closed:
+            raise ClosedError(f"the writer of shard {self.shard_id} is closed; read through Table.scan")
 
     def latched(self) -> LanceWalError:
         """A copy of the terminal error: one object raised in many threads mixes tracebacks."""

@@ -1,0 +1,136 @@
+"""Which of the base table's indexes MemTables maintain, with the base's parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.index.btree import is_supported as is_ordered
+from lancewal.index.full_text import is_text
+from lancewal.index.segments import is_vector
+from lancewal.index.specs import (
+    BTreeParams,
+    FullTextParams,
+    IndexKind,
+    IndexSpec,
+    Metric,
+    VectorParams,
+)
+
+logger = logging.getLogger(__name__)
+
+#: They answer equality, sets, ranges and nulls of one column, each in its own way; so does a BTree.
+_ORDERED_TYPES = frozenset(["BTree", "Bitmap", "ZoneMap", "BloomFilter"])
+_FULL_TEXT_TYPE = "Inverted"
+_VECTOR_PREFIX = "IVF_"
+_SYSTEM_PREFIX = "__lance"
+_WHOLE_ROW = "row"
+
+
+def maintained_specs(
+    dataset: lance.LanceDataset,
+    maintained: Sequence[str],
+    maintain_all: bool,
+    writer_defaults: Mapping[str, str] | None = None,
+) -> list[IndexSpec]:
+    """The indexes that writers of this table maintain in memory.
+
+    ``writer_defaults`` is the table's persisted writer configuration; of it
+    ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` matter here.
+
+    With ``maintain_all`` an index that cannot be maintained is left out with a warning:
+    the table must stay writable, and searches do without. An index that was asked for by
+    name and cannot be maintained, or does not exist, is refused.
+    """
+    existing = {d.name: d for d in dataset.describe_indices() if not d.name.startswith(_SYSTEM_PREFIX)}
+    missing = [] if maintain_all else [name for name in maintained if name not in existing]
+    if missing:
+        raise InvalidInputError(
+            f"the table has no index named {', '.join(map(repr, missing))}; it has {sorted(existing)}"
+        )
+    specs = []
+    for name in existing if maintain_all else dict.fromkeys(maintained):
+        try:
+            specs.append(_spec(dataset, existing[name], writer_defaults or {}))
+        except InvalidInputError as error:
+            if not maintain_all:
+                raise
+            logger.warning("%s; it is not maintained in memory, searches there go without it", error)
+    return specs
+
+
+def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mapping[str, str]) -> IndexSpec:
+    name, base_type = str(description.name), str(description.index_type)
+
+    def refuse(reason: str) -> InvalidInputError:
+        return InvalidInputError(f"index {name!r} ({base_type}) cannot be maintained while writing: {reason}")
+
+    if len(description.fields) != 1:
+        raise refuse("it is not an index of one column")
+    column = str(description.field_names[0])
+    if column not in dataset.schema.names:
+        raise refuse(f"{column!r} is not a top-level column")
+    type_ = dataset.schema.field(column).type
+    details = dict(description.details)
+    params: BTreeParams | FullTextParams | VectorParams
+    if base_type in _ORDERED_TYPES:
+        if not is_ordered(type_):
+            raise refuse(f"values of type {type_} are not supported")
+        kind, params = IndexKind.BTREE, BTreeParams()
+    elif base_type == _FULL_TEXT_TYPE:
+        if not is_text(type_):
+            raise refuse(f"columns of type {type_} are not supported, only text")
+        if details.get("document_granularity", _WHOLE_ROW) != _WHOLE_ROW:
+            raise refuse("its documents are not whole rows")
+        kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+    elif base_type.startswith(_VECTOR_PREFIX):
+        if not is_vector(type_):
+            raise refuse(f"columns of type {type_} are not supported, only float vectors of one size")
+        metric = str(details.get("metric_type", "")).lower()
+        if metric not in [known.value for known in Metric]:
+            raise refuse(f"the metric {metric!r} is not supported")
+        kind, params = IndexKind.VECTOR, _vector_params(name, type_, Metric(metric), details, writer_defaults)
+    else:
+        raise refuse("this kind of index is not supported")
+    return IndexSpec(name, column, int(description.fields[0]), kind, params, base_type)
+
+
+def _full_text_params(dataset: lance.LanceDataset, name: str, details: dict[str, Any]) -> FullTextParams:
+    # The description leaves out custom stop words; the statistics have all, once there are rows.
+    statistics = dataset.stats.index_stats(name)
+    for segment in statistics["indices"]:
+        details.update(segment.get("params", {}))
+    stop_words = details.get("custom_stop_words")
+    details["custom_stop_words"] = None if stop_words is None else tuple(stop_words)
+    known = FullTextParams.__dataclass_fields__
+    return FullTextParams(**{key: value for key, value in details.items() if key in known})
+
+
+def _vector_params(
+    name: str,
+    type_: pa.DataType,
+    metric: Metric,
+    details: Mapping[str, Any],
+    writer_defaults: Mapping[str, str],
+) -> VectorParams:
+    params = VectorParams(int(type_.list_size), metric)
+    base = details.get("hnsw") or {}
+    m = writer_defaults.get(f"hnsw.{name}.num_edges", base.get("max_connections", params.m))
+    beam = writer_defaults.get(
+        f"hnsw.{name}.ef_construction", base.get("construction_ef", params.ef_construction)
+    )
+    try:
+        chosen = VectorParams(params.dimension, metric, int(m), int(beam))
+    except ValueError as error:
+        raise InvalidInputError(f"the HNSW parameters of index {name!r} are not numbers: {error}") from error
+    if chosen.m < 2 or chosen.ef_construction < 1:
+        raise InvalidInputError(
+            f"index {name!r} needs num_edges of at least 2 and ef_construction of at least 1, "
+            f"not {chosen.m} and {chosen.ef_construction}"
+        )
+    return chosen

@@ -1,0 +1,164 @@
+"""IndexStore: all indexes of one MemTable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError, LanceWalError
+from lancewal.format.schema import TableSchema
+from lancewal.index.btree import BTreeIndex
+from lancewal.index.full_text import FullTextIndex
+from lancewal.index.primary_key import PrimaryKeyIndex
+from lancewal.index.specs import FullTextParams, IndexSpec, VectorParams
+from lancewal.index.vector import VectorIndex
+
+
+class ColumnIndex(Protocol):
+    """What every index of a column can do.
+
+    One thread inserts; any number search at the same time. Rows go in in order, each
+    batch whole or not at all, and rows that are in already are passed over.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Rows below this position are in."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beside the MemTable's own; cheap to ask."""
+
+    def insert(self, column: pa.Array, first_row: int) -> None:
+        """Add the values of a batch, the first of which is at ``first_row``."""
+
+
+class IndexInsertError(LanceWalError):
+    """Some indexes did not take a batch; ``failures`` has the cause by index name.
+
+    The others hold it. The failed ones stay as they were: rows from ``IndexStore.rows_indexed``
+    on have to be searched without them, or the insertion repeated.
+    """
+
+    def __init__(self, failures: Mapping[str, Exception]) -> None:
+        self.failures = dict(failures)
+        reasons = "; ".join(f"{name}: {error}" for name, error in self.failures.items())
+        super().__init__(
+            f"rows could not be indexed ({reasons}); they can be read and searched without index"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (IndexInsertError, (self.failures,))
+
+
+_Index = TypeVar("_Index", bound=ColumnIndex)
+
+
+class IndexStore:
+    """The primary-key index and the maintained indexes of one MemTable.
+
+    The maintained ones take what :meth:`insert` gives them. The primary-key index is
+    brought up to date by who reads it (:meth:`PrimaryKeyIndex.catch_up`), unless
+    ``eager_primary_key`` makes it one of the maintained.
+    """
+
+    def __init__(
+        self, specs: Iterable[IndexSpec], schema: TableSchema, *, eager_primary_key: bool = False
+    ) -> None:
+        self.specs = tuple(specs)
+        self._primary_key = PrimaryKeyIndex(schema.primary_key) if schema.primary_key else None
+        self._eager_primary_key = eager_primary_key and self._primary_key is not None
+        # Indexes of the same kind and parameters on one column answer the same: one serves both.
+        self._indexes: dict[IndexSpec, ColumnIndex] = {}
+        for spec in self.specs:
+            if not any(_same(spec, other) for other in self._indexes):
+                self._indexes[spec] = _new_index(spec, schema)
+        self._seconds = {spec.name: 0.0 for spec in self._indexes}
+        self._rows = 0
+
+    @property
+    def primary_key(self) -> PrimaryKeyIndex:
+        """Who is the newest of each key; only tables with a primary key have it."""
+        if self._primary_key is None:
+            raise InvalidInputError("the table has no primary key, so no rows replace others")
+        return self._primary_key
+
+    @property
+    def rows_indexed(self) -> int:
+        """Rows below this position are in every maintained index."""
+        return min((index.rows for index in self._indexes.values()), default=self._rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by all indexes, the primary key's included."""
+        keys = self._primary_key.memory_bytes if self._primary_key else 0
+        return keys + sum(index.memory_bytes for index in self._indexes.values())
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Time spent inserting, by index name."""
+        return dict(self._seconds)
+
+    def insert(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Add a batch of ``TableSchema.stored`` rows to every maintained index.
+
+        An index that fails does not keep the others from taking the batch; afterwards
+        :class:`IndexInsertError` names it.
+        """
+        failures: dict[str, Exception] = {}
+        for spec, index in self._indexes.items():
+            started = time.perf_counter()
+            try:
+                index.insert(batch.column(spec.column), first_row)
+            except Exception as error:
+                failures[spec.name] = error
+            self._seconds[spec.name] += time.perf_counter() - started
+        if self._eager_primary_key:
+            self.primary_key.insert(batch, first_row)
+        if failures:
+            raise IndexInsertError(failures)
+        self._rows = max(self._rows, first_row + batch.num_rows)
+
+    def btree(self, column: str) -> BTreeIndex | None:
+        """The BTree of a column, if there is one."""
+        return self._first(column, BTreeIndex)
+
+    def full_text(self, column: str) -> FullTextIndex | None:
+        """The full-text index of a column, if there is one; the first of several."""
+        return self._first(column, FullTextIndex)
+
+    def vector(self, column: str) -> VectorIndex | None:
+        """The vector index of a column, if there is one; the first of several."""
+        return self._first(column, VectorIndex)
+
+    def by_name(self, name: str) -> ColumnIndex | None:
+        """The index that serves the base's index of that name."""
+        for spec in self.specs:
+            if spec.name == name:
+                return next(index for other, index in self._indexes.items() if _same(spec, other))
+        return None
+
+    def _first(self, column: str, class_: type[_Index]) -> _Index | None:
+        for spec, index in self._indexes.items():
+            if spec.column == column and isinstance(index, class_):
+                return index
+        return None
+
+
+def _same(first: IndexSpec, second: IndexSpec) -> bool:
+    return (first.column, first.kind, first.params) == (second.column, second.kind, second.params)
+
+
+def _new_index(spec: IndexSpec, schema: TableSchema) -> ColumnIndex:
+    if spec.column not in schema.names:
+        raise InvalidInputError(
+            f"index {spec.name!r} is on {spec.column!r}, which is not a column of the table"
+        )
+    if isinstance(spec.params, FullTextParams):
+        return FullTextIndex(spec.params)
+    if isinstance(spec.params, VectorParams):
+        return VectorIndex(spec.params)
+    return BTreeIndex(schema.columns.field(spec.column).type)

@@ -1,0 +1,399 @@
+"""SQL predicates in Lance's dialect over Arrow rows that are not in a Lance dataset.
+
+Comparisons of integers, booleans, text and binary with literals, and what ``AND``, ``OR``
+and ``NOT`` make of them, are evaluated by Arrow; everything else by DataFusion, which is
+the engine that Lance uses. Literals take the column's type as in Lance: ``f = 0.1`` finds
+a 32-bit 0.1, and ``id = 1.5`` is refused where ``id`` is an integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from datafusion import DataFrame, Expr, SessionConfig, SessionContext
+from datafusion.functions import in_list
+
+from lancewal import dialect
+from lancewal.conditions import Among, Compare, Condition, Every, IsNull, Negation, Some
+from lancewal.errors import InvalidInputError
+
+Mask = npt.NDArray[np.bool_]
+
+_COMPARISONS = {"=": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FORBIDDEN = ("Subquery", "Exists", "Aggregate", "Window", "OuterReference", "Placeholder", "Wildcard")
+#: Below this share of the rows it pays to copy them out before DataFusion sees them.
+_FEW = 0.5
+
+_LITERAL_GETTERS = {
+    "Int64": "value_i64",
+    "UInt64": "value_u64",
+    "Float64": "value_f64",
+    "Utf8": "value_string",
+    "Boolean": "value_bool",
+    "Binary": "value_binary",
+}
+
+
+class Predicate:
+    """One parsed predicate; immutable, usable from any thread."""
+
+    def __init__(
+        self, sql: str, conditions: Sequence[Condition], rest: Expr | None, rest_columns: frozenset[str]
+    ) -> None:
+        """A row must meet all ``conditions`` and the expression ``rest``."""
+        self.sql = sql
+        self.conditions = tuple(conditions)
+        self._rest = rest
+        self._rest_columns = rest_columns
+
+    @classmethod
+    def parse(cls, sql: str, schema: pa.Schema) -> Predicate:
+        """Parse ``sql`` over the columns of ``schema``; refuses what is no predicate over them.
+
+        >>> rows = pa.table({"id": [1, 2, 3], "name": ["a", None, "b"]})
+        >>> Predicate.parse("id > 1 AND name IS NOT NULL", rows.schema).mask(rows).tolist()
+        [False, False, True]
+        """
+        frame = _frame(schema)
+        expression = _parse(frame, sql, schema)
+        conditions: list[Condition] = []
+        rest: list[Expr] = []
+        for part in _Builder(schema, sql).conjuncts(expression):
+            if part.condition is None:
+                rest.append(part.expression)
+            else:
+                conditions.append(part.condition)
+        if not rest:
+            return cls(sql, conditions, None, frozenset())
+        combined = reduce(lambda left, right: left & right, rest)
+        columns = frozenset(_columns_of(combined, sql))
+        _check_boolean(frame, combined, sql)
+        return cls(sql, conditions, combined, columns)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether every part of it is known as a condition."""
+        return self._rest is None
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The top-level columns that it reads."""
+        return self._rest_columns.union(*(condition.columns for condition in self.conditions))
+
+    def values_of(self, column: str) -> pa.Array | None:
+        """All values that ``column`` can have in a matching row, each once; ``None``: any.
+
+        >>> schema = pa.schema({"id": pa.int64()})
+        >>> Predicate.parse("id IN (1, 1, 2) AND id != 9", schema).values_of("id").to_pylist()
+        [1, 2]
+        """
+        found: pa.Array | None = None
+        for condition in self.conditions:
+            if isinstance(condition, Among) and condition.path == (column,) and not condition.negated:
+                values = condition.values
+                found = values if found is None else found.filter(pc.is_in(found, value_set=values))
+        return found
+
+    def mask(self, rows: pa.Table | pa.RecordBatch) -> Mask:
+        """Which rows it is true for; where it is null it is not true."""
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        mask = np.ones(table.num_rows, np.bool_)
+        for condition in self.conditions:
+            mask &= _true(condition.evaluate(table))
+        if self._rest is None:
+            return mask
+        kept = int(np.count_nonzero(mask))
+        if kept == 0:
+            return mask
+        needed = table.select(sorted(self._rest_columns))
+        if not self._rest_columns:
+            # A table without columns has no rows for DataFusion.
+            needed = pa.table({"row": pa.nulls(table.num_rows)})
+        if kept < _FEW * table.num_rows:
+            mask[mask] = _true(_evaluate(self._rest, needed.filter(pa.array(mask)), self.sql))
+        else:
+            mask &= _true(_evaluate(self._rest, needed, self.sql))
+        return mask
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A boolean expression, with the condition that it is when Arrow can evaluate it."""
+
+    expression: Expr
+    condition: Condition | None = None
+
+
+class _Builder:
+    """Turns DataFusion's expression into conditions, giving literals the type of their column."""
+
+    def __init__(self, schema: pa.Schema, sql: str) -> None:
+        self._schema = schema
+        self._sql = sql
+
+    def conjuncts(self, expression: Expr) -> Iterator[_Part]:
+        if _operator(expression) == "AND":
+            for side in expression.rex_call_operands():
+                yield from self.conjuncts(side)
+        else:
+            yield self._part(expression)
+
+    def _part(self, expression: Expr) -> _Part:
+        """Only ``AND`` and ``OR`` pass the typing of literals on to what they join, as in Lance."""
+        operator = _operator(expression)
+        if operator in ("AND", "OR"):
+            left, right = (self._part(side) for side in expression.rex_call_operands())
+            joined = (
+                left.expression & right.expression
+                if operator == "AND"
+                else left.expression | right.expression
+            )
+            if left.condition is None or right.condition is None:
+                return _Part(joined)
+            kind = Every if operator == "AND" else Some
+            return _Part(joined, kind((left.condition, right.condition)))
+        return self._leaf(expression, strict=True)
+
+    def _leaf(self, expression: Expr, *, strict: bool) -> _Part:
+        """``strict`` is False below ``NOT``, where Lance leaves literals to DataFusion."""
+        variant = expression.variant_name()
+        if variant == "Not":
+            (inner,) = expression.rex_call_operands()
+            condition = self._leaf(inner, strict=False).condition
+            return _Part(expression, None if condition is None else Negation(condition))
+        if variant in ("IsNull", "IsNotNull"):
+            path = _path(expression.rex_call_operands()[0])
+            condition = None if path is None else IsNull(path, negated=variant == "IsNotNull")
+            return _Part(expression, condition)
+        if variant == "BinaryExpr" and _operator(expression) in _COMPARISONS:
+            return self._comparison(expression, strict)
+        if variant == "InList":
+            return self._in_list(expression, strict)
+        if variant == "Between":
+            return self._between(expression, strict)
+        if variant == "ScalarFunction" and _operator(expression) == "regexp_match":
+            return _Part(expression.is_not_null())
+        return _Part(expression)
+
+    def _comparison(self, expression: Expr, strict: bool) -> _Part:
+        left, right = expression.rex_call_operands()
+        operator = _operator(expression)
+        if left.variant_name() == "Literal":
+            left, right, operator = right, left, _MIRRORED[operator]
+        path = _path(left)
+        if path is None or right.variant_name() != "Literal":
+            return _Part(expression)
+        type_ = self._type(path)
+        value = self._typed(right, type_, strict)
+        if value is None:
+            return _Part(expression)
+        if not _is_plain(type_):
+            return _Part(_compared(left, operator, value))
+        if operator == "=" and value.is_valid:
+            return _Part(expression, Among(path, pa.array([value.as_py()], type_)))
+        return _Part(expression, Compare(path, operator, value))
+
+    def _in_list(self, expression: Expr, strict: bool) -> _Part:
+        subject, *choices = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or any(choice.variant_name() != "Literal" for choice in choices):
+            return _Part(expression)
+        type_ = self._type(path)
+        # Lance types the list of a plain column only, not of a struct's field.
+        values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return _Part(expression)
+        negated = bool(expression.to_variant().negated())
+        if not _is_plain(type_):
+            if len(path) > 1:
+                return _Part(expression)
+            return _Part(in_list(subject, [Expr.literal(value) for value in known], negated))
+        present = [value.as_py() for value in known if value.is_valid]
+        return _Part(
+            expression,
+            Among(path, pa.array(present, type_).unique(), negated, with_null=len(present) < len(known)),
+        )
+
+    def _between(self, expression: Expr, strict: bool) -> _Part:
+        subject, low, high = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or {low.variant_name(), high.variant_name()} != {"Literal"}:
+            return _Part(expression)
+        type_ = self._type(path)
+        least, greatest = (self._typed(bound, type_, strict) for bound in (low, high))
+        if least is None or greatest is None:
+            return _Part(expression)
+        negated = bool(expression.to_variant().negated())
+        if not _is_plain(type_):
+            between = _compared(subject, ">=", least) & _compared(subject, "<=", greatest)
+            return _Part(~between if negated else between)
+        inside = Every((Compare(path, ">=", least), Compare(path, "<=", greatest)))
+        return _Part(expression, Negation(inside) if negated else inside)
+
+    def _type(self, path: Sequence[str]) -> pa.DataType | None:
+        """The type of a (nested) column; ``None`` for a field that its struct does not have."""
+        type_: pa.DataType = self._schema.field(path[0]).type
+        for name in path[1:]:
+            if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
+                return None
+            type_ = type_.field(name).type
+        return type_
+
+    def _typed(self, expression: Expr, type_: pa.DataType | None, strict: bool) -> pa.Scalar | None:
+        """A literal as a value of the column's type; ``None`` where DataFusion decides.
+
+        Refuses, when ``strict``, what Lance refuses: a value that the type cannot hold.
+        """
+        if type_ is None or not (_is_plain(type_) or pa.types.is_floating(type_)):
+            return None
+        if pa.types.is_floating(type_) and not strict:
+            return None
+        kind, value = _literal_value(expression)
+        if value is None:
+            return pa.scalar(None, type_) if kind == "Null" else None
+        if _takes(type_, value):
+            try:
+                # Through numpy where a 16-bit float is wanted: Arrow takes no other for it.
+                return pa.scalar(np.float16(value) if type_ == pa.float16() else value, type_)
+            except (pa.ArrowInvalid, OverflowError):
+                if not strict:
+                    return None
+        elif not strict:
+            return None
+        raise InvalidInputError(
+            f"the filter {self._sql!r} compares a column of type {type_} with {value!r}, "
+            "which that type cannot hold"
+        )
+
+
+def _is_plain(type_: pa.DataType | None) -> bool:
+    """Types that Arrow and DataFusion compare alike."""
+    return type_ is not None and bool(
+        pa.types.is_integer(type_)
+        or pa.types.is_boolean(type_)
+        or type_ in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    )
+
+
+def _takes(type_: pa.DataType, value: object) -> bool:
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(type_))
+    if isinstance(value, int):
+        return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
+    if isinstance(value, float):
+        return bool(pa.types.is_floating(type_))
+    if isinstance(value, str):
+        return type_ in (pa.string(), pa.large_string())
+    return type_ in (pa.binary(), pa.large_binary())
+
+
+def _literal_value(expression: Expr) -> tuple[str, Any]:
+    literal = expression.to_variant()
+    kind = str(literal.data_type())
+    getter = _LITERAL_GETTERS.get(kind)
+    return kind, None if getter is None else getattr(literal, getter)()
+
+
+def _path(expression: Expr) -> tuple[str, ...] | None:
+    """The column, or field of a struct column, that an expression names; ``None`` for others."""
+    variant = expression.variant_name()
+    if variant == "Column":
+        return (str(expression.to_variant().name()),)
+    if variant == "ScalarFunction" and _operator(expression) == "get_field":
+        parent, *names = expression.rex_call_operands()
+        path = _path(parent)
+        if path is not None and all(name.variant_name() == "Literal" for name in names):
+            return (*path, *(str(_literal_value(name)[1]) for name in names))
+    return None
+
+
+def _operator(expression: Expr) -> str:
+    if expression.variant_name() in ("BinaryExpr", "ScalarFunction"):
+        return str(expression.rex_call_operator())
+    return ""
+
+
+def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
+    literal = Expr.literal(value)
+    return {
+        "=": subject.__eq__,
+        "!=": subject.__ne__,
+        "<": subject.__lt__,
+        "<=": subject.__le__,
+        ">": subject.__gt__,
+        ">=": subject.__ge__,
+    }[operator](literal)
+
+
+def _columns_of(expression: Expr, sql: str) -> Iterator[str]:
+    variant = expression.variant_name()
+    if any(kind in variant for kind in _FORBIDDEN):
+        raise InvalidInputError(f"the filter {sql!r} is no predicate over single rows: it has a {variant}")
+    if variant == "Column":
+        yield str(expression.to_variant().name())
+    elif variant != "Literal":
+        for operand in expression.rex_call_operands():
+            yield from _columns_of(operand, sql)
+
+
+@lru_cache(maxsize=1)
+def _context() -> SessionContext:
+    """One for the process; DataFusion's contexts may be used from any thread."""
+    config = SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"})
+    # Rows come in pieces that one core handles at once; more partitions only add their overhead.
+    return SessionContext(config.with_target_partitions(1))
+
+
+@lru_cache(maxsize=64)
+def _frame(schema: pa.Schema) -> DataFrame:
+    return _context().read_batches([schema.remove_metadata().empty_table().to_batches()[0]])
+
+
+def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
+    # Most filters mean the same in both dialects; translating is the slower way.
+    if '"' not in sql:
+        with suppress(Exception):
+            return frame.parse_sql_expr(sql)
+    try:
+        return frame.parse_sql_expr(dialect.for_datafusion(sql, schema.names))
+    except Exception as error:
+        raise _refusal(sql, error) from error
+
+
+def _check_boolean(frame: DataFrame, expression: Expr, sql: str) -> None:
+    try:
+        type_ = frame.select(expression.alias("matches")).to_arrow_table().schema.field(0).type
+    except Exception as error:
+        raise _refusal(sql, error) from error
+    if type_ != pa.bool_():
+        raise InvalidInputError(f"the filter {sql!r} gives {type_}, not true or false")
+
+
+def _evaluate(expression: Expr, rows: pa.Table, sql: str) -> pa.ChunkedArray:
+    batches = rows.combine_chunks().to_batches()
+    if not batches:
+        return pa.chunked_array([], pa.bool_())
+    try:
+        return _context().read_batches(batches).select(expression.alias("matches")).to_arrow_table().column(0)
+    except Exception as error:
+        raise _refusal(sql, error) from error
+
+
+def _refusal(sql: str, error: Exception) -> InvalidInputError:
+    words = str(error).removeprefix("DataFusion error: ").replace('"?table?".', "").replace("?table?.", "")
+    return InvalidInputError(f"the filter {sql!r} is refused: {words}")
+
+
+def _true(matches: pa.Array | pa.ChunkedArray) -> Mask:
+    known = matches.fill_null(False) if matches.null_count else matches
+    return np.asarray(known.to_numpy(**({"zero_copy_only": False} if isinstance(known, pa.Array) else {})))

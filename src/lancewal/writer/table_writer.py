@@ -1,0 +1,314 @@
+"""TableWriter: takes a table's rows, sends each to its shard, and writes the shards side by side."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.format.schema import TableSchema
+from lancewal.sharding import Shard, ShardRouter
+from lancewal.writer.intake import Intake, Rows, as_batches
+from lancewal.writer.results import WriteResult
+from lancewal.writer.shard_writer import ShardWriter
+from lancewal.writer.stats import WriteStatsSnapshot
+
+logger = logging.getLogger(__name__)
+
+#: Threads that wait for the storage of one shard each; started as they are needed.
+MAX_CONCURRENT_SHARDS = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TableWriteResult:
+    """What one put or delete did: its rows, and the last write of each shard that it went to."""
+
+    num_rows: int
+    shards: Mapping[UUID, WriteResult]
+
+    def done(self) -> bool:
+        """Whether all rows are durable; does not wait."""
+        return all(result.durable.done() for result in self.shards.values())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Make all rows durable now; ``False`` when ``timeout`` seconds were not enough."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for result in self.shards.values():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not result.durable.wait(left):
+                return False
+        return True
+
+
+class TableWriter:
+    """Writes rows to the shards they belong to. Thread-safe; a context manager.
+
+    Open one with ``Table.writer``. A shard is claimed when its first row comes, and held
+    until :meth:`close`; while two table writers are open, the later one to touch a shard
+    takes it over and the other one's writes to it fail with :class:`FencedError`.
+
+    Rows of one key stay in the order in which one thread puts them.
+
+    A call either refuses its input (:class:`InvalidInputError`, nothing is written) or goes
+    to all its shards. Where one of them fails, the others' rows are written nevertheless, and
+    :class:`PartialWriteError` says which is which. A batch is atomic within a shard, not
+    across shards.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        router: ShardRouter,
+        open_shard: Callable[[Shard], ShardWriter],
+        *,
+        cast: bool = False,
+        max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
+    ) -> None:
+        self._router = router
+        self._open_shard = open_shard
+        self._intake = Intake(schema, cast=cast)
+        self._pool = ThreadPoolExecutor(max_concurrent_shards, thread_name_prefix="lancewal-shard")
+        self._slots: dict[UUID, _Slot] = {}
+        self._closed = False
+        self._in_flight = 0
+        # Guards the three above; never held while a shard is opened or written.
+        self._changed = threading.Condition()
+        self._close_lock = threading.Lock()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that :meth:`put` takes."""
+        return self._intake.schema.plain
+
+    @property
+    def shard_writers(self) -> Mapping[UUID, ShardWriter]:
+        """The writers of the shards that rows went to so far."""
+        with self._changed:
+            slots = dict(self._slots)
+        return MappingProxyType({shard: slot.writer for shard, slot in slots.items() if slot.writer})
+
+    def put(self, data: Any) -> TableWriteResult:
+        """Write rows: a RecordBatch, a Table, a pandas or polars frame, a list of these, or a stream.
+
+        Columns are matched by name, in any order; a nullable one may be missing. Returns when
+        the rows are readable and, with ``durable_write``, in the WAL.
+
+        What is in memory is checked as a whole before its first row is written. A stream (a
+        RecordBatchReader, an iterator of batches, any other object with
+        ``__arrow_c_stream__``) is checked and written batch by batch and never held whole:
+        when a batch is refused, those before it are written.
+        """
+        progress = _Progress()
+        if is_stream(data):
+            for batch in _batches_of(data):
+                self._put_streamed(batch, progress)
+        else:
+            batches = [batch for batch in as_batches(data) if batch.num_rows]
+            if batches:
+                self._write("put", self._intake.upserts(batches), progress)
+        return progress.result()
+
+    def delete(self, keys: Any) -> TableWriteResult:
+        """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
+        column = self._router.column
+        rows = self._intake.deletes(keys)
+        if column is not None and column not in self._intake.schema.primary_key:
+            raise InvalidInputError(
+                f"a key does not tell the shard of its row, because {column} is not part of the primary key; "
+                "delete through the shard that has the row, with table.shard_writer(shard_id).delete(keys)"
+            )
+        progress = _Progress()
+        self._write("delete", rows, progress)
+        return progress.result()
+
+    def flush(self) -> None:
+        """Flush the MemTables of all shards that rows went to, and wait until they are published."""
+
+        def flush(writer: ShardWriter) -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+
+        with self._working():
+            writers = self.shard_writers
+            _, failed = self._run({shard: partial(flush, writer) for shard, writer in writers.items()})
+        if failed:
+            raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
+
+    def stats(self) -> WriteStatsSnapshot:
+        """The counters of all shard writers, added up."""
+        snapshots = [writer.stats() for writer in self.shard_writers.values()]
+        zero = WriteStatsSnapshot()
+        return WriteStatsSnapshot(
+            **{
+                each.name: sum((getattr(s, each.name) for s in snapshots), getattr(zero, each.name))
+                for each in fields(zero)
+            }
+        )
+
+    def close(self) -> None:
+        """Wait for writes under way, close every shard's writer, and end all threads.
+
+        Raises :class:`PartialWriteError` when the last rows of some shards could not be
+        flushed; what was acknowledged is in their WAL. Closing twice is harmless.
+        """
+        with self._close_lock:
+            with self._changed:
+                already = self._closed
+                self._closed = True
+                self._changed.wait_for(lambda: self._in_flight == 0)
+            if already:
+                return
+            writers = self.shard_writers
+            _, failed = self._run({shard: writer.close for shard, writer in writers.items()})
+            self._pool.shutdown()
+        if failed:
+            raise PartialWriteError("close", failed, {}) from next(iter(failed.values()))
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except LanceWalError as close_error:
+            if error is None:
+                raise
+            # The body's error is the cause worth seeing; this one would hide it.
+            logger.warning("close failed after an error: %s", close_error)
+
+    def _put_streamed(self, batch: pa.RecordBatch, progress: _Progress) -> None:
+        if not batch.num_rows:
+            return
+        try:
+            rows = self._intake.upserts(batch)
+        except InvalidInputError as error:
+            before = progress.num_rows
+            raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
+        self._write("put", rows, progress)
+
+    def _write(self, doing: str, rows: Rows, progress: _Progress) -> None:
+        parts = self._split(rows)
+        with self._working():
+            done, failed = self._run(
+                {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
+            )
+        for shard, part in parts:
+            if shard.shard_id in done:
+                progress.add(shard.shard_id, part.num_rows, done[shard.shard_id])
+        if failed:
+            raise PartialWriteError(doing, failed, progress.rows) from next(iter(failed.values()))
+
+    def _split(self, rows: Rows) -> list[tuple[Shard, Rows]]:
+        parts: dict[Shard, list[pa.RecordBatch]] = {}
+        for batch in rows.batches:
+            for shard, part in self._router.route(batch):
+                parts.setdefault(shard, []).append(part)
+        if len(parts) == 1:
+            return [(next(iter(parts)), rows)]
+        return [(shard, Rows.of(batches)) for shard, batches in parts.items()]
+
+    def _write_shard(self, shard: Shard, rows: Rows) -> WriteResult:
+        with self._changed:
+            slot = self._slots.setdefault(shard.shard_id, _Slot())
+        # Whoever waits here needs this very shard; all others go on.
+        with slot.opening:
+            if slot.writer is None:
+                slot.writer = self._open_shard(shard)
+        return slot.writer._write(rows)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise ClosedError("this table writer is closed; open a new one")
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    def _run(self, calls: Mapping[UUID, Callable[[], T]]) -> tuple[dict[UUID, T], dict[UUID, Exception]]:
+        """All calls at once, the last one in this thread; results and errors by shard."""
+        if not calls:
+            return {}, {}
+        *others, (last, call_last) = calls.items()
+        futures = {shard: self._pool.submit(call) for shard, call in others}
+        done: dict[UUID, T] = {}
+        failed: dict[UUID, Exception] = {}
+        try:
+            done[last] = call_last()
+        except Exception as error:
+            failed[last] = error
+        finally:
+            wait(futures.values())
+        for shard, future in futures.items():
+            error = future.exception()
+            if error is None:
+                done[shard] = future.result()
+            elif isinstance(error, Exception):
+                failed[shard] = error
+            else:
+                raise error
+        return done, failed
+
+
+@dataclass
+class _Slot:
+    """A shard's place in the writer; ``writer`` is set once, under ``opening``."""
+
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    writer: ShardWriter | None = None
+
+
+@dataclass
+class _Progress:
+    """What one call has written so far; the last result of a shard stands for all before it."""
+
+    rows: dict[UUID, int] = field(default_factory=dict)
+    results: dict[UUID, WriteResult] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows.values())
+
+    def add(self, shard: UUID, rows: int, result: WriteResult) -> None:
+        self.rows[shard] = self.rows.get(shard, 0) + rows
+        self.results[shard] = result
+
+    def result(self) -> TableWriteResult:
+        return TableWriteResult(self.num_rows, MappingProxyType(self.results))
+
+
+def is_stream(data: Any) -> bool:
+    """Whether ``data`` can only be gone through once, or may be larger than memory."""
+    if isinstance(data, pa.Table | pa.RecordBatch | pa.ChunkedArray | list | tuple):
+        return False
+    # Frames have the stream interface too, but all their rows are here already.
+    is_frame = type(data).__name__ == "DataFrame" and type(data).__module__.startswith(("pandas", "polars"))
+    return not is_frame and (hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator))
+
+
+def _batches_of(stream: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
+        for item in stream:
+            yield from _batches_of(item) if is_stream(item) else as_batches(item)
+    else:
+        yield from pa.RecordBatchReader.from_stream(stream)
+
