@@ -10,7 +10,12 @@ import lance
 
 from lancewal import layout
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
-from lancewal.format.index_details import BaseManifest, MemWalDetails, newest_manifest_name, read_base_manifest
+from lancewal.format.index_details import (
+    BaseManifest,
+    MemWalDetails,
+    newest_manifest_name,
+    read_base_manifest,
+)
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 

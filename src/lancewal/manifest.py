@@ -3,6 +3,12 @@
 A commit creates version N+1 if nobody else has; the loser reads again and retries.
 The chain is also the fence: a claim raises ``writer_epoch``, and every later commit
 of the old holder finds a foreign epoch and fails.
+
+Garbage collection may delete versions, never the newest, in ascending order, and none
+before its age (see ``clock``). A stalled committer may then create a version far below
+the newest, in a slot that was emptied. Such a stray never counts: what was read longer
+ago than the recheck time, and a hint whose neighbour is gone, are not built upon; the
+listing decides.
 """
 
 from __future__ import annotations
@@ -10,13 +16,20 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from lancewal import layout
 from lancewal.clock import RECHECK_AFTER, Clock, boot_time
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, LanceWalError, SealedShardError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    LanceWalError,
+    SealedShardError,
+    StorageError,
+)
 from lancewal.format.shard_manifest import (
     ShardFieldEntry,
     ShardManifest,
@@ -34,6 +47,15 @@ DEFAULT_SCAN_BATCH_SIZE = 2
 MAX_COMMIT_ATTEMPTS = 64
 #: Rounds of probing past the hint before one listing is the cheaper way.
 _MAX_PROBE_ROUNDS = 16
+_READ_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A manifest and a moment since when it was the newest."""
+
+    manifest: ShardManifest
+    at: float
 
 
 class ShardManifestStore:
@@ -52,9 +74,9 @@ class ShardManifestStore:
         self._shard_id = shard_id
         self._scan_batch_size = scan_batch_size
         self._clock = clock
-        # The newest version this object has seen: versions only grow, so probing starts
-        # here. Racing updates may set it back a little, which costs one more probe.
-        self._newest_seen: ShardManifest | None = None
+        # Versions only grow, so probing starts here. Racing updates may set it back a
+        # little, which costs one more probe.
+        self._seen: _Seen | None = None
 
     @property
     def shard_id(self) -> UUID:
@@ -62,14 +84,24 @@ class ShardManifestStore:
 
     def read_latest(self) -> ShardManifest | None:
         """The newest manifest; ``None`` when the shard has none yet."""
-        seen = self._newest_seen
-        version = self._newest_version(seen.version if seen else None)
-        if version is None:
-            return None
-        if seen is None or seen.version != version:
-            seen = self.read_version(version)
-            self._newest_seen = seen
-        return seen
+        for _ in range(_READ_ATTEMPTS):
+            started = self._clock()
+            seen = self._seen
+            version = self._newest_version(seen, started)
+            if version is None:
+                return None
+            try:
+                known = seen is not None and seen.manifest.version == version
+                manifest = seen.manifest if seen is not None and known else self.read_version(version)
+            except FileNotFoundError:
+                # Superseded and collected since it was found: this process stood still.
+                self._seen = None
+                continue
+            self._seen = _Seen(manifest, started)
+            return manifest
+        raise StorageError(
+            f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished before they were read"
+        )
 
     def require_latest(self) -> ShardManifest:
         """The newest manifest of a shard that must exist."""
@@ -109,9 +141,9 @@ class ShardManifestStore:
         return present
 
     def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
-        """Take the shard over: from here on every older holder is fenced.
+        """Take the shard over: from here on no older holder commits a manifest.
 
-        Refuses a sealed shard and a foreign sharding spec before anything is written.
+        Its appends end only at a sentinel (``WalAppender.fence_predecessor``). Refuses a sealed shard and a foreign sharding spec before anything is written.
         """
         for _ in range(MAX_COMMIT_ATTEMPTS):
             started = self._clock()
@@ -125,9 +157,7 @@ class ShardManifestStore:
                 )
             else:
                 self._refuse_claim(current, spec_id)
-                claimed = replace(
-                    current, version=current.version + 1, writer_epoch=current.writer_epoch + 1
-                )
+                claimed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
             if self._create(claimed, started):
                 logger.info(
                     "claimed shard", extra={"shard": str(self._shard_id), "epoch": claimed.writer_epoch}
@@ -152,6 +182,8 @@ class ShardManifestStore:
         ``epoch`` is the committer's; ``None`` is for maintenance, which may work beside
         any holder and keeps the epoch as it is. ``change`` must be a pure function of its
         argument, since it runs once per attempt; returning the argument commits nothing.
+        It may meet a manifest that holds its own outcome already, when this process stood
+        still for minutes after a commit: it should recognise that and return the argument.
         """
         for _ in range(MAX_COMMIT_ATTEMPTS):
             started = self._clock()
@@ -171,7 +203,10 @@ class ShardManifestStore:
 
     def seal(self, epoch: int) -> ShardManifest:
         """Refuse all later claims. The caller holds ``epoch``, so that no live writer is left."""
-        return self.commit_update(epoch, lambda m: replace(m, status=ShardStatus.SEALED))
+        return self.commit_update(
+            epoch,
+            lambda m: m if m.status is ShardStatus.SEALED else replace(m, status=ShardStatus.SEALED),
+        )
 
     def unseal(self) -> ShardManifest:
         """Allow claims again; a shard that is not sealed is left as it is."""
@@ -188,7 +223,7 @@ class ShardManifestStore:
         """What the hint file says; ``None`` when it is missing or unusable."""
         try:
             version = json.loads(bytes(self._store.get(layout.version_hint(self._shard_id))))["version"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         usable = isinstance(version, int) and not isinstance(version, bool)
         return version if usable and 0 < version < 1 << 64 else None
@@ -210,12 +245,12 @@ class ShardManifestStore:
             return False
         if self._clock() - started > RECHECK_AFTER.total_seconds():
             # The slot may have been emptied by garbage collection while this process
-            # stood still: then newer versions exist and this one never counted.
+            # stood still. Whoever has a newer version may or may not have built on ours.
             newest = self._listed_version()
             if newest is not None and newest > manifest.version:
-                self._newest_seen = None
+                self._seen = None
                 return False
-        self._newest_seen = manifest
+        self._seen = _Seen(manifest, started)
         self._write_hint(manifest.version)
         return True
 
@@ -226,22 +261,38 @@ class ShardManifestStore:
         except LanceWalError as error:
             logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
 
-    def _newest_version(self, known: int | None) -> int | None:
-        start = known
-        if start is None:
-            start = self.read_hint()
-            if start is None or not self._exists(start):
-                return self._listed_version()
+    def _newest_version(self, seen: _Seen | None, started: float) -> int | None:
+        known = seen.manifest.version if seen else self._hinted_version()
+        newest = self._probe_upwards(known) if known is not None else None
+        since = seen.at if seen else started
+        # Within this time no successor of a version that was the newest can have been
+        # collected, so the first one that is missing never existed.
+        if newest is None or self._clock() - since > RECHECK_AFTER.total_seconds():
+            return self._listed_version()
+        return newest
+
+    def _hinted_version(self) -> int | None:
+        """The hinted version, where it is part of the chain and not a stray in an emptied slot."""
+        version = self.read_hint()
+        if version is None or version == layout.FIRST_MANIFEST_VERSION:
+            return None
+        return version if all(self._exist((version, version - 1))) else None
+
+    def _probe_upwards(self, version: int) -> int | None:
+        """The last version of the chain that ``version`` is in; ``None`` when a listing must tell."""
         for _ in range(_MAX_PROBE_ROUNDS):
-            probes = range(start + 1, start + 1 + self._scan_batch_size)
-            workers = 1 if self._store.is_local else self._scan_batch_size
-            found = list(ordered_map(self._exists, probes, workers))
-            start += found.index(False) if False in found else len(found)
-            if False in found:
-                # Old versions are collected in ascending order: where the newest found is
-                # still there, its successor was not collected, it never existed.
-                return start if self._exists(start) else self._listed_version()
-        return self._listed_version()
+            found = self._exist(range(version + 1, version + 1 + self._scan_batch_size))
+            if all(found):
+                version += len(found)
+                continue
+            gap = found.index(False)
+            # One behind the gap: it came while we looked, or the chain is broken here.
+            return None if any(found[gap:]) else version + gap
+        return None
+
+    def _exist(self, versions: Iterable[int]) -> list[bool]:
+        workers = 1 if self._store.is_local else self._scan_batch_size
+        return list(ordered_map(self._exists, versions, workers))
 
     def _exists(self, version: int) -> bool:
         return self._store.head(layout.manifest_file(self._shard_id, version)) is not None

@@ -27,7 +27,7 @@ from lancewal.errors import InvalidInputError
 
 Mask = npt.NDArray[np.bool_]
 
-_COMPARISONS = {"=": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_DISTINCT = {"IS DISTINCT FROM": "!=", "IS NOT DISTINCT FROM": "="}
 _MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _FORBIDDEN = ("Subquery", "Exists", "Aggregate", "Window", "OuterReference", "Placeholder", "Wildcard")
 #: Below this share of the rows it pays to copy them out before DataFusion sees them.
@@ -39,7 +39,6 @@ _LITERAL_GETTERS = {
     "Float64": "value_f64",
     "Utf8": "value_string",
     "Boolean": "value_bool",
-    "Binary": "value_binary",
 }
 
 
@@ -174,8 +173,10 @@ class _Builder:
             path = _path(expression.rex_call_operands()[0])
             condition = None if path is None else IsNull(path, negated=variant == "IsNotNull")
             return _Part(expression, condition)
-        if variant == "BinaryExpr" and _operator(expression) in _COMPARISONS:
+        if variant == "BinaryExpr" and _operator(expression) in _MIRRORED:
             return self._comparison(expression, strict)
+        if variant == "BinaryExpr" and _operator(expression) in _DISTINCT:
+            return self._distinction(expression, strict)
         if variant == "InList":
             return self._in_list(expression, strict)
         if variant == "Between":
@@ -201,6 +202,19 @@ class _Builder:
         if operator == "=" and value.is_valid:
             return _Part(expression, Among(path, pa.array([value.as_py()], type_)))
         return _Part(expression, Compare(path, operator, value))
+
+    def _distinction(self, expression: Expr, strict: bool) -> _Part:
+        """Left to DataFusion, but for the type of a literal."""
+        subject, literal = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or literal.variant_name() != "Literal" or _is_plain(self._type(path)):
+            return _Part(expression)
+        value = self._typed(literal, self._type(path), strict)
+        if value is None or not value.is_valid:
+            return _Part(expression)
+        operator = _DISTINCT[_operator(expression)]
+        compared = _compared(subject, operator, value)
+        return _Part(compared | subject.is_null() if operator == "!=" else compared & subject.is_not_null())
 
     def _in_list(self, expression: Expr, strict: bool) -> _Part:
         subject, *choices = expression.rex_call_operands()
@@ -300,6 +314,8 @@ def _takes(type_: pa.DataType, value: object) -> bool:
 def _literal_value(expression: Expr) -> tuple[str, Any]:
     literal = expression.to_variant()
     kind = str(literal.data_type())
+    if kind == "Binary":
+        return kind, expression.python_value().as_py()
     getter = _LITERAL_GETTERS.get(kind)
     return kind, None if getter is None else getattr(literal, getter)()
 
@@ -356,7 +372,7 @@ def _context() -> SessionContext:
 
 @lru_cache(maxsize=64)
 def _frame(schema: pa.Schema) -> DataFrame:
-    return _context().read_batches([schema.remove_metadata().empty_table().to_batches()[0]])
+    return _context().read_batches([pa.RecordBatch.from_pylist([], schema.remove_metadata())])
 
 
 def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
@@ -396,4 +412,4 @@ def _refusal(sql: str, error: Exception) -> InvalidInputError:
 
 def _true(matches: pa.Array | pa.ChunkedArray) -> Mask:
     known = matches.fill_null(False) if matches.null_count else matches
-    return np.asarray(known.to_numpy(**({"zero_copy_only": False} if isinstance(known, pa.Array) else {})))
+    return np.asarray(known.to_numpy(zero_copy_only=False))

@@ -17,7 +17,7 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.schema import TOMBSTONE
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.objects import ObjectStore
-from lancewal.sstable import SsTable, rebuild_sidecars, write_sstable
+from lancewal.sstable import SsTable, rebuild_sidecars, refuse_null_structs, write_sstable
 from tests.sstable.tables import Base, Row, by_key, dead, key_field, live, stored
 
 KEYS: dict[str, tuple[list[pa.Field], Any]] = {
@@ -113,7 +113,8 @@ def test_nested_columns_with_gaps_and_ids_out_of_order_read_back(tmp_path: Path,
     rows = [_evolved_row(i) for i in range(50)]
     if version != "2.2":
         for row in rows:
-            (row["s"] or {}).pop("d", None)
+            row["s"] = {"b": None, "c": None, **(row["s"] or {})}
+            row["s"].pop("d", None)
     entry = base.write(rows[:20], rows[20:])
     dataset = base.lance_sstable(entry)
     assert dataset.data_storage_version == version
@@ -170,14 +171,40 @@ def test_nothing_to_write_is_refused(tmp_path: Path) -> None:
     assert base.store.list(layout.shard_dir(base.shard_id)) == []
 
 
-def test_a_failing_disk_is_a_storage_error_with_its_cause(tmp_path: Path) -> None:
+def test_what_pylance_refuses_is_a_storage_error_with_its_cause(tmp_path: Path) -> None:
     base = Base.create(tmp_path / "t", [key_field("id", pa.int64())])
-    shard = tmp_path / "t" / layout.shard_dir(base.shard_id)
-    shard.parent.mkdir()
-    shard.write_text("a file where the shard's directory should be")
-    with pytest.raises(StorageError) as failure:
-        base.write([{"id": 1}])
-    assert failure.value.__cause__ is not None
+    with pytest.raises(StorageError, match="write the SSTable") as failure:
+        base.write([{"id": 1}], storage_version="77.0")
+    assert isinstance(failure.value.__cause__, ValueError)
+
+
+def test_a_delete_in_a_table_of_an_old_file_version_can_be_flushed(tmp_path: Path) -> None:
+    inner = pa.struct([pa.field("b", pa.int32())])
+    struct = pa.struct([pa.field("a", pa.int32()), pa.field("i", inner)])
+    fields = [key_field("id", pa.int64()), pa.field("s", struct)]
+    base = Base.create(
+        tmp_path / "t", fields, [{"id": 2, "s": {"a": 0, "i": {"b": 0}}}], data_storage_version="2.0"
+    )
+    kept = {"id": 1, "s": {"a": 1, "i": {"b": None}}}
+    entry = base.initialize().write([kept, dead(id=2)])
+    assert base.lsm(entry).to_table().to_pylist() == [kept]
+
+
+@pytest.mark.parametrize("value", [None, {"a": None}, {"a": [{"b": 1}, None]}])
+def test_a_null_struct_that_could_not_be_flushed_is_refused_on_the_way_in(value: Any) -> None:
+    item = pa.struct([pa.field("b", pa.int32())])
+    schema = pa.schema(
+        [pa.field("s", pa.struct([pa.field("a", pa.list_(item))])), pa.field(TOMBSTONE, pa.bool_())]
+    )
+    batch = pa.RecordBatch.from_pylist([{"s": value, TOMBSTONE: False}], schema=schema)
+    storable = value == {"a": None}
+    if storable:
+        refuse_null_structs(batch, "2.0")
+    else:
+        with pytest.raises(InvalidInputError, match="null struct"):
+            refuse_null_structs(batch, "2.0")
+    refuse_null_structs(batch, "2.1")
+    refuse_null_structs(pa.RecordBatch.from_pylist([{"s": value, TOMBSTONE: True}], schema=schema), "2.0")
 
 
 def test_every_file_and_directory_is_synced_before_the_writer_returns(
@@ -229,7 +256,9 @@ def test_rebuilding_replaces_a_broken_index_also_for_who_has_it_open(tmp_path: P
     entry = base.write([{"id": i} for i in range(10)])
     wrong = base.write([{"id": i + 100} for i in range(10)])
     for name in (layout.BLOOM_FILTER_NAME, layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME):
-        base.store.put(f"{_directory(base, entry)}/{name}", base.store.get(f"{_directory(base, wrong)}/{name}"))
+        base.store.put(
+            f"{_directory(base, entry)}/{name}", base.store.get(f"{_directory(base, wrong)}/{name}")
+        )
     keys = [pa.array([3])]
     assert base.open(entry).lookup(keys).tolist() == [-1]
     rebuild_sidecars(base.store, base.shard_id, entry, base.schema)

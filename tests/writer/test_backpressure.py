@@ -12,7 +12,9 @@ from lancewal.writer.backpressure import Backpressure
 PATIENCE = 10.0
 
 
-def make(stats: WriteStats, held: list[int], relieve: object = None, log_interval: float = PATIENCE) -> Backpressure:
+def make(
+    stats: WriteStats, held: list[int], relieve: object = None, log_interval: float = PATIENCE
+) -> Backpressure:
     return Backpressure(
         100,
         log_interval,

@@ -100,7 +100,9 @@ def test_waiting_threads_share_an_entry(fixture: Fixture) -> None:
         leader = threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(0),))
         leader.start()
         pause.wait_until_reached()
-        others = [threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(i),)) for i in range(1, 9)]
+        others = [
+            threading.Thread(target=fixture.log.commit, args=(fixture.enqueue(i),)) for i in range(1, 9)
+        ]
         for thread in others:
             thread.start()
     for thread in [leader, *others]:

@@ -52,7 +52,7 @@ def sstable_ids(base: BaseTable, shard_id: uuid.UUID, path: str) -> list[int]:
 def test_basic_write(base: BaseTable) -> None:
     with open_writer(base, durable_write=False, max_wal_flush_interval=None) as writer:
         result = writer.put(rows(0, 10))
-        assert result.batch_positions == range(0, 1)
+        assert result.batch_positions == range(1)
         stats = writer.memtable_stats()
         assert (stats.row_count, stats.batch_count) == (10, 1)
 
@@ -60,7 +60,7 @@ def test_basic_write(base: BaseTable) -> None:
 def test_several_batches_in_one_put(base: BaseTable) -> None:
     with open_writer(base) as writer:
         result = writer.put([rows(i * 10, 10) for i in range(5)])
-        assert result.batch_positions == range(0, 5)
+        assert result.batch_positions == range(5)
         stats = writer.memtable_stats()
         assert (stats.row_count, stats.batch_count) == (50, 5)
         assert WalTailer(store_of(base), writer.shard_id).next_position() == 2, "one put is one entry"
@@ -441,7 +441,9 @@ def test_closing_twice_is_harmless_and_a_closed_writer_refuses(base: BaseTable) 
 def test_no_thread_outlives_close(base: BaseTable) -> None:
     before = set(threading.enumerate())
     for durable in (True, False):
-        with open_writer(base, durable_write=durable, max_memtable_rows=5, sync_indexed_write=False) as writer:
+        with open_writer(
+            base, durable_write=durable, max_memtable_rows=5, sync_indexed_write=False
+        ) as writer:
             for i in range(5):
                 writer.put(rows(i * 4, 4))
     left = {thread for thread in set(threading.enumerate()) - before if "lancewal" in thread.name}

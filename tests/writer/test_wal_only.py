@@ -38,7 +38,7 @@ def entries(base: BaseTable, shard: uuid.UUID) -> list[list[int]]:
 
 def test_durable_round_trip(base: BaseTable) -> None:
     with wal_only(base) as writer:
-        assert writer.put(rows(0, 4)).batch_positions == range(0, 1)
+        assert writer.put(rows(0, 4)).batch_positions == range(1)
         assert writer.put(rows(100, 2)).batch_positions == range(1, 2)
     tailer = WalTailer(ObjectStore.from_uri(base.uri), writer.shard_id)
     assert (tailer.first_position(), tailer.next_position()) == (1, 3)
@@ -99,9 +99,7 @@ def test_time_trigger_keeps_firing(base: BaseTable) -> None:
 
 
 def test_size_trigger_fires_at_every_crossing(base: BaseTable) -> None:
-    with wal_only(
-        base, durable_write=False, max_wal_flush_interval=None, max_wal_buffer_size=1
-    ) as writer:
+    with wal_only(base, durable_write=False, max_wal_flush_interval=None, max_wal_buffer_size=1) as writer:
         for i in range(3):
             result = writer.put(rows(i, 1))
             deadline = time.monotonic() + PATIENCE

@@ -40,7 +40,9 @@ class TableSchema:
     primary_key: tuple[str, ...]
 
     @classmethod
-    def from_lance(cls, arrow: pa.Schema, lance_fields: Sequence[LanceField], primary_key: Sequence[str]) -> TableSchema:
+    def from_lance(
+        cls, arrow: pa.Schema, lance_fields: Sequence[LanceField], primary_key: Sequence[str]
+    ) -> TableSchema:
         annotated = [_with_field_ids(arrow.field(f.name()), f) for f in lance_fields]
         return cls(pa.schema(annotated), tuple(primary_key))
 

@@ -13,6 +13,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.index.btree import is_supported as is_ordered
 from lancewal.index.full_text import is_text
 from lancewal.index.segments import is_vector
+from lancewal.index.tokens import Tokenizer
 from lancewal.index.specs import (
     BTreeParams,
     FullTextParams,
@@ -87,7 +88,11 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
             raise refuse(f"columns of type {type_} are not supported, only text")
         if details.get("document_granularity", _WHOLE_ROW) != _WHOLE_ROW:
             raise refuse("its documents are not whole rows")
-        kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+        try:
+            kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+            Tokenizer(params)
+        except Exception as error:  # pylance raises all kinds, for a missing language model for one
+            raise refuse(f"its tokenizer does not work here: {error}") from error
     elif base_type.startswith(_VECTOR_PREFIX):
         if not is_vector(type_):
             raise refuse(f"columns of type {type_} are not supported, only float vectors of one size")

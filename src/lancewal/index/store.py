@@ -13,7 +13,7 @@ from lancewal.format.schema import TableSchema
 from lancewal.index.btree import BTreeIndex
 from lancewal.index.full_text import FullTextIndex
 from lancewal.index.primary_key import PrimaryKeyIndex
-from lancewal.index.specs import FullTextParams, IndexSpec, VectorParams
+from lancewal.index.specs import FullTextParams, IndexSpec, Metric, VectorParams
 from lancewal.index.vector import VectorIndex
 
 
@@ -130,9 +130,12 @@ class IndexStore:
         """The full-text index of a column, if there is one; the first of several."""
         return self._first(column, FullTextIndex)
 
-    def vector(self, column: str) -> VectorIndex | None:
-        """The vector index of a column, if there is one; the first of several."""
-        return self._first(column, VectorIndex)
+    def vector(self, column: str, metric: Metric | None = None) -> VectorIndex | None:
+        """The vector index of a column, with that metric if one is asked for; the first of several."""
+        for spec, index in self._indexes.items():
+            if spec.column == column and isinstance(index, VectorIndex) and metric in (None, index.params.metric):
+                return index
+        return None
 
     def by_name(self, name: str) -> ColumnIndex | None:
         """The index that serves the base's index of that name."""

@@ -131,7 +131,9 @@ class MemTable:
 
     @property
     def unindexed_rows(self) -> int:
-        return 0 if self._index_failed or not self.indexes.specs else self.row_count - self.indexes.rows_indexed
+        return (
+            0 if self._index_failed or not self.indexes.specs else self.row_count - self.indexes.rows_indexed
+        )
 
     def show(self, end_position: int) -> None:
         """Make batches below the writer-wide ``end_position`` visible; never hides any."""

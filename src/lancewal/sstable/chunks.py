@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from lancewal.sstable.key_order import Mask
+from lancewal.sstable.null_structs import with_present_dead_structs
 
 #: Small batches are joined to chunks of about this size: Lance's cost per batch is far above
 #: its cost per row.
@@ -15,25 +16,38 @@ CHUNK_BYTES = 4 << 20
 
 
 def coalesced(
-    batches: Sequence[pa.RecordBatch], schema: pa.Schema, newest: Mask | None
+    batches: Sequence[pa.RecordBatch],
+    schema: pa.Schema,
+    newest: Mask | None,
+    *,
+    dead_structs_present: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches`` that ``newest`` marks, in order, as ``schema``.
 
     ``schema`` differs from the batches' own in field metadata at most. Large batches
-    without a row to leave out are passed on uncopied.
+    without a row to leave out are passed on uncopied. ``dead_structs_present`` is for
+    file versions that have no null structs.
     """
+    for chunk in _chunks(batches, newest):
+        # Lance takes an empty batch for a page.
+        if chunk.num_rows:
+            rows = with_present_dead_structs(chunk) if dead_structs_present else chunk
+            yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+
+
+def _chunks(batches: Sequence[pa.RecordBatch], newest: Mask | None) -> Iterator[pa.RecordBatch]:
     limit = _chunk_rows(batches)
     group: list[pa.RecordBatch] = []
     rows = first_row = 0
     for batch in batches:
         if group and rows + batch.num_rows > limit:
-            yield from _joined(group, schema, newest, first_row)
+            yield _joined(group, newest, first_row)
             first_row += rows
             group, rows = [], 0
         group.append(batch)
         rows += batch.num_rows
     if group:
-        yield from _joined(group, schema, newest, first_row)
+        yield _joined(group, newest, first_row)
 
 
 def _chunk_rows(batches: Sequence[pa.RecordBatch]) -> int:
@@ -43,14 +57,9 @@ def _chunk_rows(batches: Sequence[pa.RecordBatch]) -> int:
     return int(min(CHUNK_ROWS, max(CHUNK_BYTES // row_bytes, 1)))
 
 
-def _joined(
-    group: Sequence[pa.RecordBatch], schema: pa.Schema, newest: Mask | None, first_row: int
-) -> Iterator[pa.RecordBatch]:
+def _joined(group: Sequence[pa.RecordBatch], newest: Mask | None, first_row: int) -> pa.RecordBatch:
     chunk = group[0] if len(group) == 1 else pa.concat_batches(group)
-    if newest is not None:
-        kept = newest[first_row : first_row + chunk.num_rows]
-        if not kept.all():
-            chunk = chunk.filter(pa.array(kept))
-    # Lance takes an empty batch for a page.
-    if chunk.num_rows:
-        yield pa.RecordBatch.from_arrays(chunk.columns, schema=schema)
+    if newest is None:
+        return chunk
+    kept = newest[first_row : first_row + chunk.num_rows]
+    return chunk if kept.all() else chunk.filter(pa.array(kept))

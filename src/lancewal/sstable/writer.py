@@ -22,6 +22,7 @@ from lancewal.sstable.field_ids import NumberedSchema, write_numbered
 from lancewal.sstable.indexes import build_indexes
 from lancewal.sstable.key_order import KeyOrder
 from lancewal.sstable.lance_errors import lance_errors
+from lancewal.sstable.null_structs import needs_present_structs
 from lancewal.sstable.sidecars import write_sidecars
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,12 @@ def write_sstable(
             )
         with lance_errors(f"write the SSTable at {uri}"):
             dataset = write_numbered(
-                coalesced(batches, numbered.arrow, newest),
+                coalesced(
+                    batches,
+                    numbered.arrow,
+                    newest,
+                    dead_structs_present=needs_present_structs(storage_version, numbered.arrow),
+                ),
                 uri,
                 numbered,
                 storage_version,
@@ -87,4 +93,3 @@ def write_sstable(
 def _column(batches: Sequence[pa.RecordBatch], schema: TableSchema, name: str) -> pa.Array:
     chunks = pa.chunked_array([batch.column(name) for batch in batches], schema.columns.field(name).type)
     return key_columns([chunks])[0]
-

@@ -2,8 +2,11 @@
 
 1. An entry that ``append`` returned for stands at its position for good.
 2. Positions have no gaps: an entry is only ever created right after an existing one.
-3. After a successor's claim no append succeeds: the successor's sentinel takes the
-   next position, the conflict makes the loser look at the manifest, and it stops.
+3. Once a successor's sentinel stands no append succeeds. The position that is tried
+   next never lies above that sentinel: wherever it was found by searching, the epoch
+   is checked after the search. The conflict at the sentinel makes the loser look at the
+   manifest, and it stops. What got in between the claim and the sentinel lies below the
+   sentinel, where the successor replays it.
 4. Where garbage collection may have emptied the slot, the epoch is checked again
    after the write, before it counts.
 """
@@ -75,7 +78,8 @@ class WalAppender:
         hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
         self._hint = max(hint, first_unsettled(manifest))
         self._floor = first_unsettled(manifest)
-        self._confirmed_at = clock()
+        # When the next position was last known to be free under an epoch that was still ours.
+        self._confirmed_at = float("-inf")
         #: The manifest of the claim, as replay must read it.
         self.claimed = manifest
         #: Where :meth:`open` put its sentinel; everything below is settled.
@@ -96,10 +100,8 @@ class WalAppender:
         manifests = ShardManifestStore(
             store, layout.parse_shard_id(shard_id), manifest_scan_batch_size, clock
         )
-        started = clock()
         epoch, manifest = manifests.claim_epoch(spec_id)
         appender = cls(store, manifests, epoch, manifest, clock)
-        appender._confirmed_at = started
         appender.sentinel_position = appender.fence_predecessor()
         return appender
 
@@ -173,23 +175,28 @@ class WalAppender:
     def seed_next_position(self, position: int) -> None:
         """Tell the tip, as replay found it, so that the first append need not search."""
         with self._lock:
-            self._next = max(position, self._floor)
-            self._hint = self._next
+            if self._next is not None and self._next >= position:
+                return
+            started = self._clock()
+            self.check_fenced()
+            self._next = self._hint = max(position, self._floor)
+            self._confirmed_at = started
 
     def _create(self, data: memoryview) -> int:
         with self._lock:
-            if self._next is None:
-                self._next = self._discover()
             for conflict in range(1, MAX_CONFLICTS + 1):
-                position = self._next
+                position = self._next if self._next is not None else self._discover()
+                self._next = position
                 started = self._clock()
-                if self._put(position, data):
-                    self._recheck_epoch()
+                if not self._put(position, data):
+                    self.check_fenced()
+                    self._next = position + 1 if conflict % REFRESH_EVERY else None
+                elif not self._counts(position):
+                    self._next = None
+                else:
                     self._confirmed_at = started
                     self._next = self._hint = position + 1
                     return position
-                self.check_fenced()
-                self._next = self._discover() if conflict % REFRESH_EVERY == 0 else position + 1
         raise ConflictError(
             f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
             f"epoch {self._epoch} still holds; another process writes under the same epoch"
@@ -209,26 +216,53 @@ class WalAppender:
             raise
         return outcome is PutOutcome.CREATED
 
-    def _recheck_epoch(self) -> None:
-        """A slot below the tip may be free again after garbage collection; see ``clock``."""
-        if self._clock() - self._confirmed_at > RECHECK_AFTER.total_seconds():
-            self.check_fenced()
+    def _counts(self, position: int) -> bool:
+        """Whether an entry that was just created stands above all that is settled.
+
+        A slot below the tip may be free again after garbage collection; see ``clock``.
+        """
+        if self._clock() - self._confirmed_at <= RECHECK_AFTER.total_seconds():
+            return True
+        self.check_fenced()
+        return position >= first_unsettled(self._manifests.read_latest())
 
     def _discover(self) -> int:
-        manifest = self._manifests.read_latest()
-        return max(find_tip(self._store, self._shard_id, manifest), self._floor)
+        """The tip, as it was at a moment when the epoch was still ours."""
+        started = self._clock()
+        tip = max(find_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
+        # After the search, not before: the search may have passed a successor's sentinel.
+        self.check_fenced()
+        self._confirmed_at = started
+        return tip
 
 
 def check_batches(batches: Sequence[pa.RecordBatch]) -> None:
     """Refuse what must not become an entry: no batches, an empty one, differing schemas."""
+    if isinstance(batches, pa.RecordBatch | pa.Table) or not isinstance(batches, Sequence):
+        raise InvalidInputError(
+            f"cannot append a {type(batches).__name__} to the WAL; pass a list of record batches"
+        )
     if not batches:
         raise InvalidInputError("cannot append an empty batch list to the WAL; pass at least one batch")
-    schema = batches[0].schema
     for index, batch in enumerate(batches):
+        if not isinstance(batch, pa.RecordBatch):
+            raise InvalidInputError(
+                f"cannot append a {type(batch).__name__} at index {index} to the WAL; pass record batches"
+            )
         if batch.num_rows == 0:
             raise InvalidInputError(f"cannot append empty batch at index {index} to the WAL; leave it out")
-        if batch.schema is not schema and not batch.schema.equals(schema):
+        if batch.num_columns == 0:
+            raise InvalidInputError(f"the batch at index {index} has rows, but no columns; leave it out")
+        if index and not _same_fields(batch.schema, batches[0].schema):
             raise InvalidInputError(
                 f"batch at index {index} has a different schema from the first batch; "
-                f"expected {schema.to_string()!r}, got {batch.schema.to_string()!r}"
+                f"expected {batches[0].schema.to_string()!r}, got {batch.schema.to_string()!r}"
             )
+
+
+def _same_fields(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether names, types and field ids agree; the schemas' own metadata is no part of an entry."""
+    return bool(
+        one.equals(other, check_metadata=True)
+        or one.remove_metadata().equals(other.remove_metadata(), check_metadata=True)
+    )

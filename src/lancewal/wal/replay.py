@@ -6,13 +6,15 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lancewal.errors import FencedError
+from lancewal.errors import FencedError, WalTruncatedError
 from lancewal.format.wal_entry import WalEntry
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.tailer import WalTailer
 from lancewal.wal.tip import first_unsettled
 
 logger = logging.getLogger(__name__)
+
+_HEADERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Replay:
         if end is None:
             end = tailer.next_position()
         self.range = ReplayRange(start, max(start, end))
+        self._generations: dict[int, int | None] = {}
 
     @property
     def next_position(self) -> int:
@@ -55,17 +58,22 @@ class Replay:
         Raises :class:`FencedError` on an entry of a higher epoch: a successor claimed the
         shard while this writer was opening it.
         """
-        for entry in self._tailer.entries(self.range.start, self.range.end):
-            if entry.writer_epoch > self._appender.epoch:
-                raise FencedError(
-                    entry.shard_id,
-                    self._appender.epoch,
-                    entry.writer_epoch,
-                    f"(WAL replay aborted at position {entry.position})",
-                )
-            if entry.sentinel or self._is_flushed(entry.generation):
-                continue
-            yield entry
+        try:
+            for entry in self._tailer.entries(self.range.start, self.range.end):
+                if entry.writer_epoch > self._appender.epoch:
+                    raise FencedError(
+                        entry.shard_id,
+                        self._appender.epoch,
+                        entry.writer_epoch,
+                        f"(WAL replay aborted at position {entry.position})",
+                    )
+                if entry.sentinel or self._is_flushed(entry.generation):
+                    continue
+                yield entry
+        except WalTruncatedError:
+            # Only a successor can have flushed what this claim was to replay.
+            self._appender.check_fenced()
+            raise
 
     def may_split_after(self, position: int, generation: int) -> bool:
         """Whether a MemTable of ``generation`` may be flushed with ``position`` as its last entry.
@@ -73,13 +81,19 @@ class Replay:
         A flush raises the current generation, and replay skips entries of a lower one. So
         no entry that comes later may belong to ``generation`` or an older one.
         """
-        for later in range(position + 1, self.range.end):
-            header = self._tailer.read_header(later)
-            if header is None or header.sentinel or header.generation is None:
-                continue
-            if self._current_generation <= header.generation <= generation:
-                return False
-        return True
+        return not any(
+            self._current_generation <= later <= generation
+            for position_later in range(position + 1, self.range.end)
+            if (later := self._generation_at(position_later)) is not None
+        )
+
+    def _generation_at(self, position: int) -> int | None:
+        """The generation of the rows at ``position``; ``None`` where there are none or it is unsaid."""
+        if position not in self._generations:
+            some = range(position, min(position + _HEADERS_AT_ONCE, self.range.end))
+            for at, header in zip(some, self._tailer.headers(some.start, some.stop), strict=True):
+                self._generations[at] = None if header is None or header.sentinel else header.generation
+        return self._generations[position]
 
     def _is_flushed(self, generation: int | None) -> bool:
         return generation is not None and generation < self._current_generation

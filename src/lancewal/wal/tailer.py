@@ -11,14 +11,14 @@ from functools import cache
 from uuid import UUID
 
 from lancewal import layout
-from lancewal.clock import Clock, boot_time
+from lancewal.clock import RECHECK_AFTER, Clock, boot_time
 from lancewal.errors import InvalidInputError, WalCorruptError, WalTruncatedError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import EntryHeader, WalEntry, decode_entry, decode_header
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
-from lancewal.wal.tip import find_tip, first_of_last_run, retained_positions
+from lancewal.wal.tip import find_tip, first_readable
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,9 @@ class WalTailer:
             raise InvalidInputError(f"read_ahead must be at least 1, got {read_ahead}")
         self._store = store
         self._shard_id = layout.parse_shard_id(shard_id)
-        self._manifests = ShardManifestStore(store, self._shard_id, manifest_scan_batch_size)
-        self._read_ahead = read_ahead
+        self._manifests = ShardManifestStore(store, self._shard_id, manifest_scan_batch_size, clock)
+        self._workers = 1 if store.is_local else read_ahead
+        self._clock = clock
         self._cursor = _CursorHint(self._manifests, clock) if update_cursor else None
 
     @property
@@ -93,11 +94,14 @@ class WalTailer:
             # A schema beyond the first bytes: rare enough to fetch the whole entry for.
             return decode_header(self._store.get(path), self._shard_id, position)
 
+    def headers(self, start: int, end: int) -> Iterator[EntryHeader | None]:
+        """:meth:`read_header` of every position from ``start`` up to ``end`` (exclusive), read ahead."""
+        return ordered_map(self.read_header, range(start, end), self._workers)
+
     def first_position(self) -> int:
         """The first position that can be read up to the tip without a gap."""
-        return first_of_last_run(retained_positions(self._store, self._shard_id)) or (
-            layout.FIRST_WAL_POSITION
-        )
+        manifest = self._manifests.read_latest()
+        return first_readable(self._store, self._shard_id, manifest)
 
     def next_position(self) -> int:
         """The tip: the position that the next entry will take."""
@@ -114,10 +118,9 @@ class WalTailer:
         """
         first = self.first_position() if start is None else start
         last = self.next_position() if end is None else end
-        workers = 1 if self._store.is_local else self._read_ahead
-        for position, entry in zip(
-            range(first, last), ordered_map(self.read_entry, range(first, last), workers), strict=True
-        ):
+        positions = range(first, last)
+        read = ordered_map(self.read_entry, positions, self._workers)
+        for position, entry in zip(positions, read, strict=True):
             if entry is None:
                 raise self._missing(position, last)
             yield entry
@@ -137,26 +140,31 @@ class WalTailer:
         """
         pause = wait or threading.Event().wait
         position = self.first_position() if start is None else start
+        # When the position was last known not to be collected.
+        ahead_of_collection = float("-inf")
         while not stop():
+            now = self._clock()
             entry = self.read_entry(position)
             if entry is not None:
+                ahead_of_collection = now
                 yield entry
                 position += 1
-                continue
-            manifest = self._manifests.read_latest()
-            if manifest is not None and position <= manifest.replay_after_wal_entry_position:
+            elif now - ahead_of_collection <= RECHECK_AFTER.total_seconds():
+                pause(poll_interval)
+            else:
+                manifest = self._manifests.read_latest()
+                covered = manifest is not None and position <= manifest.replay_after_wal_entry_position
                 # Covered, so it existed: either it came between the two reads, or it is gone.
-                if self.read_entry(position) is None:
+                if covered and self.read_entry(position) is None:
                     raise self._missing(position, None)
-                continue
-            pause(poll_interval)
+                ahead_of_collection = now
 
     def _missing(self, position: int, end: int | None) -> WalTruncatedError | WalCorruptError:
         manifest = self._manifests.read_latest()
         covered = manifest.replay_after_wal_entry_position if manifest else 0
         if position <= covered:
-            retained = first_of_last_run(retained_positions(self._store, self._shard_id))
-            return WalTruncatedError(self._shard_id, position, retained or covered + 1)
+            first = first_readable(self._store, self._shard_id, manifest)
+            return WalTruncatedError(self._shard_id, position, first)
         reach = f" although entries up to {end - 1} were asked for" if end is not None else ""
         return WalCorruptError(self._shard_id, position, f"the entry is missing{reach}")
 
@@ -172,16 +180,22 @@ class _CursorHint:
         self._clock = clock
         self._lock = threading.Lock()
         self._latest = 0
+        self._updating = False
         self._next_update = float("-inf")
 
     def seen(self, position: int) -> None:
         with self._lock:
             self._latest = max(self._latest, position)
             now = self._clock()
-            if now < self._next_update:
+            if self._updating or now < self._next_update:
                 return
             self._next_update = now + _CURSOR_INTERVAL_SECONDS
-        _cursor_thread().submit(self._update)
+            self._updating = True
+        try:
+            _cursor_thread().submit(self._update)
+        except RuntimeError as error:
+            # The interpreter is shutting down: the read still counts.
+            logger.debug("cursor hint not updated: %s", error)
 
     def _update(self) -> None:
         position = self._latest
@@ -195,6 +209,8 @@ class _CursorHint:
             self._manifests.commit_update(None, raised)
         except Exception as error:
             logger.debug("cursor hint not updated: %s", error)
+        finally:
+            self._updating = False
 
 
 @cache

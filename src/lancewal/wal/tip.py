@@ -51,18 +51,28 @@ def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
     """Every position that has an entry, ascending, by listing."""
     names = (info.path.rsplit("/", 1)[-1] for info in store.list(layout.wal_dir(shard_id)))
     found = (layout.parse_wal_name(name) for name in names)
-    return sorted(position for position in found if position is not None)
+    return sorted(
+        position for position in found if position is not None and position >= layout.FIRST_WAL_POSITION
+    )
 
 
-def first_of_last_run(positions: list[int]) -> int | None:
-    """The start of the gap-free run that ends at the highest position.
+def first_readable(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
+    """The first position from which entries can be read up to the tip without a gap.
 
-    A stalled writer may have dropped an entry into a collected slot far below; it
-    belongs to no run that a reader could follow.
+    ``manifest`` must have been read before this call: what it covers existed by then, so
+    what the listing lacks of it was collected. A stalled writer may have dropped an entry
+    into a collected slot far below; it belongs to no run that a reader could follow.
     """
-    if not positions:
-        return None
-    start = len(positions) - 1
-    while start > 0 and positions[start - 1] == positions[start] - 1:
-        start -= 1
-    return positions[start]
+    unsettled = first_unsettled(manifest)
+    positions = retained_positions(store, shard_id)
+    if not positions or positions[-1] < unsettled - 1:
+        return unsettled
+    listed = set(positions)
+    first = positions[-1]
+    # A listing is no snapshot: an entry that came while it ran may be missing although a
+    # later one is there. So a gap counts only once it was looked at.
+    while first > layout.FIRST_WAL_POSITION and (
+        first - 1 in listed or store.head(layout.wal_entry(shard_id, first - 1)) is not None
+    ):
+        first -= 1
+    return first

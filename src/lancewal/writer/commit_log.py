@@ -308,7 +308,9 @@ class CommitLog:
         try:
             data = self._appender.encode(batches, generation=items[0].generation)
         except (pa.ArrowException, MemoryError) as error:
-            raise StorageError(f"a WAL entry of {len(batches)} batches could not be encoded: {error}") from error
+            raise StorageError(
+                f"a WAL entry of {len(batches)} batches could not be encoded: {error}"
+            ) from error
         return _Group(items, data)
 
     def _append(self, data: memoryview) -> int:

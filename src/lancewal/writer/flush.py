@@ -183,7 +183,7 @@ class FlushQueue:
         with self._changed:
             self._last_error = error
             self._failures += 1
-            pause = min(FIRST_RETRY_SECONDS * 2**self._failures_in_a_row, MAX_RETRY_SECONDS)
+            pause = min(FIRST_RETRY_SECONDS * float(1 << self._failures_in_a_row), MAX_RETRY_SECONDS)
             self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
             self._changed.notify_all()
         logger.warning(

@@ -80,7 +80,9 @@ class Intake:
                 "this table has no primary key, so rows cannot be deleted through the WAL; "
                 "delete from the base table with lance.LanceDataset.delete"
             )
-        strict = [f.name for f in self.schema.columns if not f.nullable and f.name not in self.schema.primary_key]
+        strict = [
+            f.name for f in self.schema.columns if not f.nullable and f.name not in self.schema.primary_key
+        ]
         if strict:
             raise InvalidInputError(
                 f"a delete leaves nulls in the other columns, but {', '.join(strict)} cannot hold null; "
@@ -170,7 +172,8 @@ class Intake:
         unknown = [name for name in names if name not in self.schema.field_ids]
         if unknown:
             raise InvalidInputError(
-                f"the table has no column {', '.join(unknown)}; its columns are {', '.join(self.schema.names)}"
+                f"the table has no column {', '.join(unknown)}; "
+                f"its columns are {', '.join(self.schema.names)}"
             )
         columns: list[tuple[int | None, _Convert | None, pa.Field]] = []
         for field in self._plain:
@@ -191,8 +194,8 @@ class Intake:
         if _same_values(without_field_ids(given).type, wanted.type) or self._cast:
             return _caster(annotated, wanted.name)
         raise InvalidInputError(
-            f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, or pass cast=True "
-            "to convert where no value changes"
+            f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, "
+            "or pass cast=True to convert where no value changes"
         )
 
     def _refuse_nulls(self, column: pa.Array, name: str, index: int) -> None:
@@ -228,8 +231,8 @@ def as_batches(data: Any) -> list[pa.RecordBatch]:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
         return [batch for item in data for batch in as_batches(item)]
     raise InvalidInputError(
-        f"cannot read rows from {type(data).__name__}; pass a RecordBatch, Table, RecordBatchReader, a pandas or "
-        "polars frame, a list of these, or any object with __arrow_c_stream__"
+        f"cannot read rows from {type(data).__name__}; pass a RecordBatch, Table, RecordBatchReader, "
+        "a pandas or polars frame, a list of these, or any object with __arrow_c_stream__"
     )
 
 
@@ -280,11 +283,15 @@ def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+    return bool(
+        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    )
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_))
+    return bool(
+        pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_)
+    )
 
 
 def _is_list(type_: pa.DataType) -> bool:
@@ -300,7 +307,9 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
     """Nulls below a column where the table allows none; those under a null parent do not count."""
     for position in range(field.type.num_fields):
         child = field.type.field(position)
-        values = column.flatten() if not pa.types.is_struct(field.type) else column.drop_null().field(position)
+        values = (
+            column.flatten() if not pa.types.is_struct(field.type) else column.drop_null().field(position)
+        )
         if not child.nullable and values.null_count:
             raise InvalidInputError(
                 f"batch {index} has nulls in {field.name}.{child.name}, which cannot be null"

@@ -119,7 +119,10 @@ class MemTableMode:
 
     def replay_needs_room(self) -> bool:
         """Whether replayed rows have reached a limit and should be flushed where that is sound."""
-        return self._is_full(self._active) or self._unflushed_bytes() >= self._config.max_unflushed_memtable_bytes
+        return (
+            self._is_full(self._active)
+            or self._unflushed_bytes() >= self._config.max_unflushed_memtable_bytes
+        )
 
     def flush_replayed(self) -> None:
         """Publish what was replayed so far, so that replay stays within its memory."""

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from uuid import UUID
 
 import pyarrow as pa
+from lancewal.memtable.scan import scan_views
 
 from lancewal.errors import ClosedError, LanceWalError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.memtable import MemTableView
-from lancewal.memtable.scan import scan_views
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
@@ -229,4 +229,3 @@ def _abandon(mode: WriteMode, shard_id: str) -> None:
     """The writer was dropped without close: end its threads. What it acknowledged is in the WAL."""
     logger.warning("writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": shard_id})
     mode.stop()
-

@@ -311,4 +311,3 @@ def _batches_of(stream: Any) -> Iterator[pa.RecordBatch]:
             yield from _batches_of(item) if is_stream(item) else as_batches(item)
     else:
         yield from pa.RecordBatchReader.from_stream(stream)
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import NoReturn
 
-
 from lancewal.errors import InvalidInputError
 from lancewal.memtable import MemTableView
 from lancewal.writer.backpressure import Backpressure
