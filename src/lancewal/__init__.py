@@ -1,17 +1,86 @@
 """A streaming write path for Lance tables: durable, searchable at once, compacted by Spark.
 
->>> import lancewal
->>> table = lancewal.initialize(uri, bucket=("id", 8))  # doctest: +SKIP
->>> with table.writer() as writer:  # doctest: +SKIP
-...     writer.put(rows)
+>>> import tempfile, lance, lancewal, pyarrow as pa
+>>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+>>> uri = tempfile.mkdtemp() + "/table"
+>>> _ = lance.write_dataset(pa.schema([key, pa.field("text", pa.string())]).empty_table(), uri)
+>>> table = lancewal.initialize(uri, bucket=("id", 4))
+>>> with table.writer() as writer:
+...     _ = writer.put(pa.table({"id": [1, 2], "text": ["a", "b"]}))
+...     _ = writer.put(pa.table({"id": [2], "text": ["newer"]}))
+...     _ = writer.delete(1)
+>>> lancewal.open(uri).scan().to_table().to_pylist()
+[{'id': 2, 'text': 'newer'}]
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from lancewal import errors
+
 if TYPE_CHECKING:
-    from lancewal.errors import (
-        ClosedError as ClosedError,
-    )
+    from lancewal.initialization import initialize
+    from lancewal.sharding import ShardRouter
+    from lancewal.table import ShardInfo, Table
+    from lancewal.table import open_table as open
+    from lancewal.wal import WalAppender, WalEntry, WalTailer
+    from lancewal.writer.config import ShardWriterConfig
+    from lancewal.writer.results import WriteResult
+    from lancewal.writer.shard_writer import ShardWriter
+    from lancewal.writer.table_writer import TableWriter, TableWriteResult
+
+try:
+    __version__ = version("lancewal")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0+unknown"
+
+#: Where each public name lives. Loaded at first use: pylance alone takes most of a second.
+_HOMES = {
+    "ShardInfo": ("lancewal.table", "ShardInfo"),
+    "ShardRouter": ("lancewal.sharding", "ShardRouter"),
+    "ShardWriter": ("lancewal.writer.shard_writer", "ShardWriter"),
+    "ShardWriterConfig": ("lancewal.writer.config", "ShardWriterConfig"),
+    "Table": ("lancewal.table", "Table"),
+    "TableWriteResult": ("lancewal.writer.table_writer", "TableWriteResult"),
+    "TableWriter": ("lancewal.writer.table_writer", "TableWriter"),
+    "WalAppender": ("lancewal.wal", "WalAppender"),
+    "WalEntry": ("lancewal.wal", "WalEntry"),
+    "WalTailer": ("lancewal.wal", "WalTailer"),
+    "WriteResult": ("lancewal.writer.results", "WriteResult"),
+    "initialize": ("lancewal.initialization", "initialize"),
+    "open": ("lancewal.table", "open_table"),
+}
+
+__all__ = [
+    "ShardInfo",
+    "ShardRouter",
+    "ShardWriter",
+    "ShardWriterConfig",
+    "Table",
+    "TableWriteResult",
+    "TableWriter",
+    "WalAppender",
+    "WalEntry",
+    "WalTailer",
+    "WriteResult",
+    "__version__",
+    "errors",
+    "initialize",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -90,17 +90,17 @@ class ShardManifestStore:
             version = self._newest_version(seen, started)
             if version is None:
                 return None
-            try:
-                known = seen is not None and seen.manifest.version == version
-                manifest = seen.manifest if seen is not None and known else self.read_version(version)
-            except FileNotFoundError:
-                # Superseded and collected since it was found: this process stood still.
-                self._seen = None
-                continue
-            self._seen = _Seen(manifest, started)
-            return manifest
+            if seen is None or seen.manifest.version != version:
+                try:
+                    seen = _Seen(self.read_version(version), started)
+                except FileNotFoundError:
+                    # Superseded and collected since it was found: this process stood still.
+                    self._seen = None
+                    continue
+            self._seen = _Seen(seen.manifest, started)
+            return seen.manifest
         raise StorageError(
-            f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished before they were read"
+            f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished while being read"
         )
 
     def require_latest(self) -> ShardManifest:
@@ -143,7 +143,8 @@ class ShardManifestStore:
     def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
         """Take the shard over: from here on no older holder commits a manifest.
 
-        Its appends end only at a sentinel (``WalAppender.fence_predecessor``). Refuses a sealed shard and a foreign sharding spec before anything is written.
+        Its appends end at a sentinel only, see ``WalAppender.fence_predecessor``. Refuses a
+        sealed shard and a foreign sharding spec before anything is written.
         """
         for _ in range(MAX_COMMIT_ATTEMPTS):
             started = self._clock()
@@ -276,23 +277,20 @@ class ShardManifestStore:
         version = self.read_hint()
         if version is None or version == layout.FIRST_MANIFEST_VERSION:
             return None
-        return version if all(self._exist((version, version - 1))) else None
+        return version if self._exists(version - 1) else None
 
     def _probe_upwards(self, version: int) -> int | None:
         """The last version of the chain that ``version`` is in; ``None`` when a listing must tell."""
+        workers = 1 if self._store.is_local else self._scan_batch_size + 1
         for _ in range(_MAX_PROBE_ROUNDS):
-            found = self._exist(range(version + 1, version + 1 + self._scan_batch_size))
-            if all(found):
-                version += len(found)
-                continue
-            gap = found.index(False)
-            # One behind the gap: it came while we looked, or the chain is broken here.
-            return None if any(found[gap:]) else version + gap
+            probes = range(version, version + 1 + self._scan_batch_size)
+            found = list(ordered_map(self._exists, probes, workers))
+            if not all(found):
+                gap = found.index(False)
+                # One behind the gap: it came while we looked, or the chain is broken here.
+                return None if gap == 0 or any(found[gap:]) else version + gap - 1
+            version += self._scan_batch_size
         return None
-
-    def _exist(self, versions: Iterable[int]) -> list[bool]:
-        workers = 1 if self._store.is_local else self._scan_batch_size
-        return list(ordered_map(self._exists, versions, workers))
 
     def _exists(self, version: int) -> bool:
         return self._store.head(layout.manifest_file(self._shard_id, version)) is not None

@@ -115,8 +115,8 @@ class ShardRouter:
             sources = {field_id(column): column for column in schema.columns}
             if len(field.source_ids) != 1 or field.source_ids[0] not in sources:
                 raise InvalidInputError(
-                    f"sharding spec {spec.spec_id} routes by field {list(field.source_ids)}, which is no column of "
-                    "the table (any more): it was dropped, got another type, or is nested"
+                    f"sharding spec {spec.spec_id} routes by field {list(field.source_ids)}, which is no "
+                    "column of the table (any more): it was dropped, got another type, or is nested"
                 )
             source = sources[field.source_ids[0]]
             check_shard_column(source, str(field.transform))
@@ -136,8 +136,8 @@ class ShardRouter:
             return self
         if len(others) > 1:
             raise InvalidInputError(
-                f"this table is unsharded but has {len(others)} shards, made by hand; nothing says where a row "
-                "belongs. Write to one of them with table.shard_writer(shard_id)"
+                f"this table is unsharded but has {len(others)} shards, made by hand; nothing says where a "
+                "row belongs. Write to one of them with table.shard_writer(shard_id)"
             )
         adopted = ShardRouter(self._spec, self._field, self._source)
         found = others[0]
@@ -146,7 +146,7 @@ class ShardRouter:
 
     @property
     def transform(self) -> str:
-        """"bucket", "identity" or "unsharded"."""
+        """ "bucket", "identity" or "unsharded"."""
         return str(self._field.transform)
 
     @property
@@ -167,7 +167,7 @@ class ShardRouter:
             return pa.array(np.zeros(batch.num_rows, np.int32))
         position = batch.schema.get_field_index(self._source.name)
         if position < 0:
-            raise InvalidInputError(f"the rows lack {self._source.name}, the column that decides on their shard")
+            raise InvalidInputError(f"the rows lack {self._source.name}, the column that decides their shard")
         return self._evaluate(batch.column(position))
 
     def shard_of(self, value: Any) -> UUID:

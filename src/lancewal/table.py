@@ -265,6 +265,17 @@ class Table:
         return ObjectStore.from_uri(self.uri, self._store.storage_options, fsync=config.fsync)
 
 
+def open_table(
+    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None = None
+) -> Table:
+    """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
+
+    ``storage_options`` are those of Lance. A LanceDataset brings its own; its version does
+    not matter, reads always see the newest one.
+    """
+    return Table.open(uri, storage_options)
+
+
 def locate(
     uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None
 ) -> tuple[str, dict[str, str]]:
@@ -279,8 +290,12 @@ def _resolve(
     config: ShardWriterConfig | None, details: MemWalDetails, overrides: Mapping[str, Any]
 ) -> ShardWriterConfig:
     """Arguments, then the table's stored defaults, then the built-in ones."""
-    stored = details.writer_config_defaults if config is None else config.to_defaults()
-    return ShardWriterConfig.from_defaults(stored, **overrides)
+    if config is None:
+        return ShardWriterConfig.from_defaults(details.writer_config_defaults, **overrides)
+    unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(config)})
+    if unknown:
+        raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")
+    return dataclasses.replace(config, **overrides)
 
 
 def _shard_info(details: MemWalDetails, manifest: ShardManifest, tip: int) -> ShardInfo:

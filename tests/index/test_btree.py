@@ -70,7 +70,9 @@ def test_answers_are_those_of_a_scan(typed: tuple[pa.DataType, list[list[Any]]],
     assert index.lookup(one, bound).tolist() == [r for r, v in visible if v == one]
     several = data.draw(st.lists(st.none() | value, max_size=4))
     wanted = [v for v in several if v is not None]
-    assert index.lookup_many(several, bound).tolist() == [r for r, v in visible if v is not None and v in wanted]
+    assert index.lookup_many(several, bound).tolist() == [
+        r for r, v in visible if v is not None and v in wanted
+    ]
     assert index.is_null(bound).tolist() == [r for r, v in visible if v is None]
 
     low, high = data.draw(st.none() | value), data.draw(st.none() | value)

@@ -15,6 +15,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.format.keys import key_values
 from lancewal.index.primary_key import PrimaryKeyIndex
 
+INT64 = pa.int64()
 SINGLE = {
     pa.int64(): st.integers(-3, 3),
     pa.uint64(): st.sampled_from([0, 1, 2**63, 2**64 - 1]),
@@ -27,7 +28,7 @@ batches_of_keys = st.sampled_from(list(SINGLE)).flatmap(
 )
 
 
-def batch(keys: Sequence[Any], type_: pa.DataType = pa.int64()) -> pa.RecordBatch:
+def batch(keys: Sequence[Any], type_: pa.DataType = INT64) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(keys, type_)})
 
 

@@ -100,7 +100,7 @@ class Base:
         """An SSTable that pylance writes from the same rows; the newest entry of its manifest."""
         dataset = self.dataset
         key = self.schema.primary_key
-        with dataset.mem_wal_writer(str(self.shard_id)) as writer:
+        with dataset.mem_wal_writer(str(self.shard_id), durable_write=False) as writer:
             for rows in batches:
                 for row in rows:
                     if row.get(TOMBSTONE):
@@ -111,7 +111,7 @@ class Base:
         return self.published()[-1]
 
     def flush_table_with_pylance(self, *tables: pa.Table) -> SsTableEntry:
-        with self.dataset.mem_wal_writer(str(self.shard_id)) as writer:
+        with self.dataset.mem_wal_writer(str(self.shard_id), durable_write=False) as writer:
             for table in tables:
                 writer.put(table)
         return self.published()[-1]

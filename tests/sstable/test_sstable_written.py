@@ -143,7 +143,7 @@ def test_rows_keep_their_insert_order(tmp_path: Path) -> None:
 def test_a_table_without_a_key_keeps_every_row_and_has_no_sidecars(tmp_path: Path) -> None:
     fields = [pa.field("a", pa.int64()), pa.field("b", pa.string())]
     base = Base.create(tmp_path / "t", fields).initialize()
-    rows = [{"a": 1, "b": "x"}, {"a": 1, "b": "x"}, {"a": None, "b": None}]
+    rows: list[Row] = [{"a": 1, "b": "x"}, {"a": 1, "b": "x"}, {"a": None, "b": None}]
     theirs, ours = base.flush_with_pylance(rows), base.write(rows)
     assert base.lance_sstable(ours).to_table() == base.lance_sstable(theirs).to_table()
     assert not [i for i in base.store.list(_directory(base, ours)) if layout.PK_INDEX_DIR in i.path]

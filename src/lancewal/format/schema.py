@@ -84,7 +84,9 @@ def without_field_ids(field: pa.Field) -> pa.Field:
 
 
 def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
-    children = iter(lance_field.children())
+    # A map's children in Lance: one field for the pairs, which Arrow's type leaves no room for.
+    pairs = lance_field.children()[0].children() if pa.types.is_map(field.type) else None
+    children = iter(lance_field.children() if pairs is None else pairs)
 
     def annotate(child: pa.Field) -> pa.Field:
         # Fixed-size lists of scalars have no child field in Lance: nothing to annotate.
@@ -96,6 +98,8 @@ def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
 
 
 def _map_children(type_: pa.DataType, change: Any) -> pa.DataType:
+    if pa.types.is_map(type_):
+        return pa.map_(change(type_.key_field), change(type_.item_field), type_.keys_sorted)
     if pa.types.is_struct(type_):
         return pa.struct([change(type_.field(i)) for i in range(type_.num_fields)])
     if pa.types.is_fixed_size_list(type_):

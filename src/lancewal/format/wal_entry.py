@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -32,6 +32,8 @@ _CHECKSUM_MARK = b"lancewal:crc32c="
 _BLANK = b"00000000"
 _CONTINUATION = 0xFFFFFFFF
 _FRAME = struct.Struct("<II")
+_END_OF_STREAM = _FRAME.pack(_CONTINUATION, 0)
+_MAX_NUMBER = (1 << 64) - 1
 
 # Given once: without it pyarrow looks at the environment for every stream.
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
@@ -71,6 +73,8 @@ def entry_schema(schema: pa.Schema, epoch: int, generation: int | None) -> pa.Sc
     """``schema`` with the metadata of an entry, and no other; worth keeping between entries."""
     metadata = {EPOCH_KEY: str(epoch).encode()}
     if generation is not None:
+        if generation < 1:
+            raise InvalidInputError(f"MemTable generations count from 1, got {generation}")
         metadata[GENERATION_KEY] = str(generation).encode()
     return schema.with_metadata(metadata)
 
@@ -116,40 +120,39 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
     try:
         reader = pa.ipc.open_stream(pa.py_buffer(view))
         schema = reader.schema
-        batches, own = [], {}
-        for index, (batch, custom) in enumerate(reader.iter_batches_with_custom_metadata()):
-            if custom is not None:
-                if index:
-                    raise corrupt("metadata on a batch that is not the first")
-                own = dict(custom)
+        batches: list[pa.RecordBatch] = []
+        own: dict[bytes, bytes] = {}
+        for batch, custom in reader.iter_batches_with_custom_metadata():
+            own |= _ours(custom or {})
             batches.append(batch)
         if not checked:
+            # Nobody vouches for these bytes: names must be text, and offsets that lead astray
+            # could crash a reader.
+            _names(schema)
             for batch in batches:
-                batch.validate()
-    except WalCorruptError:
-        raise
+                batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise corrupt(f"not a readable Arrow IPC stream ({error})") from error
     header = _parse_header(schema.metadata or {}, corrupt)
     if header.sentinel:
-        own = {k: v for k, v in (schema.metadata or {}).items() if k.startswith(_OURS)}
+        own = _ours(schema.metadata or {})
     elif not batches:
         raise corrupt("it has no record batch and is no fence sentinel")
     if own and not checked:
         # Only a damaged mark lands here: our encoder writes one with any metadata of its own.
         raise corrupt("its checksum mark is damaged")
-    logical = schema.remove_metadata()
+    if not checked and view[-len(_END_OF_STREAM) :] != _END_OF_STREAM:
+        raise corrupt("it has no end-of-stream mark, so batches may be missing")
     try:
-        clean = [pa.RecordBatch.from_arrays(batch.columns, schema=logical) for batch in batches]
         write_id, tags = _parse_own(own)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise corrupt(f"unreadable metadata ({error})") from error
     return WalEntry(
         shard_id,
         position,
         header.writer_epoch,
         header.generation,
-        [] if header.sentinel else clean,
+        [] if header.sentinel else [batch.replace_schema_metadata(None) for batch in batches],
         header.sentinel,
         write_id,
         tags,
@@ -170,11 +173,29 @@ def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> En
     return _parse_header(schema.metadata or {}, corrupt)
 
 
+def _names(fields: Iterable[pa.Field]) -> list[str]:
+    """All names, nested ones too; raises ``UnicodeDecodeError`` on one that is not text."""
+    names = []
+    for field_ in fields:
+        children = (field_.type.field(index) for index in range(field_.type.num_fields))
+        names += [field_.name, *_names(children)]
+    return names
+
+
 def _own_metadata(tags: Mapping[str, str] | None) -> dict[bytes, bytes]:
     own = {_OURS: _CHECKSUM_MARK + _BLANK, _ID_KEY: secrets.token_hex(16).encode()}
     for name, value in (tags or {}).items():
-        own[_TAG_PREFIX + name.encode()] = value.encode()
+        tag = (_TAG_PREFIX + name.encode(), value.encode())
+        if any(_CHECKSUM_MARK in text for text in tag):
+            raise InvalidInputError(
+                f"tag {name!r} holds the text {_CHECKSUM_MARK.decode()!r}, which is reserved"
+            )
+        own[tag[0]] = tag[1]
     return own
+
+
+def _ours(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    return {key: value for key, value in metadata.items() if key.startswith(_OURS)}
 
 
 def _parse_own(own: Mapping[bytes, bytes]) -> tuple[str | None, dict[str, str]]:
@@ -200,8 +221,8 @@ def _parse_header(metadata: Mapping[bytes, bytes], corrupt: _Corrupt) -> EntryHe
 
 
 def _decimal(text: bytes, what: str, corrupt: _Corrupt) -> int:
-    if not text.isdigit():
-        raise corrupt(f"{what} is {text!r}, not a decimal number")
+    if not text.isdigit() or len(text) > 20 or int(text) > _MAX_NUMBER:
+        raise corrupt(f"{what} is {text[:40]!r}, not a decimal number of 64 bits")
     return int(text)
 
 
@@ -232,17 +253,40 @@ def _verify_checksum(view: memoryview, corrupt: _Corrupt) -> bool:
 
 def _checksum_start(view: memoryview) -> int | None:
     """Where the checksum's digits stand; only message headers are searched, never rows."""
-    offset, region = 0, None
-    for _ in range(2):
-        if offset + _FRAME.size > len(view):
-            break
-        mark, length = _FRAME.unpack_from(view, offset)
-        if mark != _CONTINUATION or length == 0:
-            break
-        region = (offset + _FRAME.size, offset + _FRAME.size + length)
-        # A schema message has no body: the next message follows its header.
-        offset = region[1]
-    if region is None:
+    header = _message_header(view, 0)
+    if header is None:
         return None
-    found = bytes(view[region[0] : region[1]]).find(_CHECKSUM_MARK)
-    return None if found < 0 else region[0] + found + len(_CHECKSUM_MARK)
+    # A schema message has no body: the next message follows its header. Without one this
+    # is a sentinel, whose mark is in the schema.
+    following = _message_header(view, header.stop)
+    while following is not None:
+        header = following
+        if (found := _find_mark(view, header)) is not None:
+            return found
+        following = _after_dictionary(view, header)
+    return _find_mark(view, header)
+
+
+def _message_header(view: memoryview, offset: int) -> range | None:
+    if offset + _FRAME.size > len(view):
+        return None
+    mark, length = _FRAME.unpack_from(view, offset)
+    if mark != _CONTINUATION or length == 0:
+        return None
+    return range(offset + _FRAME.size, offset + _FRAME.size + length)
+
+
+def _after_dictionary(view: memoryview, header: range) -> range | None:
+    """The header after a dictionary's message; those come between the schema and the first batch."""
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(view[header.start - _FRAME.size :]))
+    except (pa.ArrowException, OSError, ValueError, EOFError):
+        return None
+    if message.type != "dictionary":
+        return None
+    return _message_header(view, header.stop + (message.body.size if message.body is not None else 0))
+
+
+def _find_mark(view: memoryview, header: range) -> int | None:
+    found = bytes(view[header.start : header.stop]).find(_CHECKSUM_MARK)
+    return None if found < 0 else header.start + found + len(_CHECKSUM_MARK)

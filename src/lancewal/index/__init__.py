@@ -8,9 +8,7 @@ from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.btree import BTreeIndex
 from lancewal.index.distance import Nearest
 from lancewal.index.full_text import FullTextIndex, TextHits
-from lancewal.index.maintained import maintained_specs
-from lancewal.index.primary_key import PrimaryKeyIndex
-from lancewal.index.specs import (
+from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
     IndexKind,
@@ -19,6 +17,8 @@ from lancewal.index.specs import (
     VectorParams,
     memory_estimate,
 )
+from lancewal.index.primary_key import PrimaryKeyIndex
+from lancewal.index.specs import maintained_specs
 from lancewal.index.store import IndexInsertError, IndexStore
 from lancewal.index.vector import VectorIndex
 

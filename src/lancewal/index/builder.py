@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from lancewal.index.distance import Vectors
-from lancewal.index.specs import VectorParams
+from lancewal.index.kinds import VectorParams
 
 if TYPE_CHECKING:
     from lancewal.index.graph import Graph

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.index.bm25 import CorpusStatistics, term_scores
+from lancewal.index.kinds import FullTextParams
 from lancewal.index.postings import Postings
 from lancewal.index.rows import RowMask, RowPositions, already_in, checked_bound, grown
-from lancewal.index.specs import FullTextParams
 from lancewal.index.tokens import QueryTerm, Tokenizer, distinct_texts
 
 OPERATORS = ("or", "and")

@@ -13,9 +13,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from lancewal.index.distance import Local, Matrix, Vector, Vectors
+from lancewal.index.distance import Matrix, Nearest, Vector, Vectors
+from lancewal.index.kinds import Metric, VectorParams
 from lancewal.index.rows import RowMask
-from lancewal.index.specs import Metric, VectorParams
 
 #: Rows added between two looks at whether anyone still wants the graph.
 _STEP = 256
@@ -24,8 +24,6 @@ _TRIAL_QUERIES = 48
 _TRIAL_NEIGHBOURS = 10
 _TRIAL_RECALL = 0.98
 _SMALLEST_EF = 32
-#: A beam wider than one in so many vectors is slower than computing all distances.
-_EXACT_SPEED = 64
 
 #: Its type stubs know only part of it.
 _faiss: Any = faiss
@@ -36,8 +34,9 @@ _threads = threading.local()
 class Graph:
     """A searchable graph; ``held`` are its vectors, in the graph's own order."""
 
-    def __init__(self, index: Any, held: Vectors, ef: int) -> None:
+    def __init__(self, index: Any, metric: Metric, held: Vectors, ef: int) -> None:
         self._index = index
+        self._metric = metric
         self.held = held
         self.ef = ef
         links = index.hnsw
@@ -45,17 +44,21 @@ class Graph:
             held.memory_bytes + 4 * (links.neighbors.size() + links.levels.size()) + 8 * links.offsets.size()
         )
 
-    def search(self, query: Vector, k: int, ef: int, mask: RowMask | None) -> Local:
-        """Entries near the query, at most ``k``, of those that ``mask`` allows."""
+    def search(self, query: Vector, k: int, ef: int, mask: RowMask | None) -> Nearest:
+        """Rows near the query, at most ``k``, of those entries that ``mask`` allows."""
         _one_thread()
         params = _faiss.SearchParametersHNSW(efSearch=ef)
         if mask is not None:
             # The bits must outlive the search: faiss keeps a pointer.
             bits = np.packbits(mask, bitorder="little")
             params = _faiss.SearchParametersHNSW(efSearch=ef, sel=_faiss.IDSelectorBitmap(bits))
-        _, found = self._index.search(query[np.newaxis], k, params=params)
-        entries: Local = found[0][found[0] >= 0]
-        return entries
+        # The vectors are stored in full, so these are distances, not estimates.
+        measured, entries = self._index.search(query[np.newaxis], k, params=params)
+        measured, entries = measured[0], entries[0]
+        if entries[-1] < 0:
+            measured, entries = measured[entries >= 0], entries[entries >= 0]
+        apart = measured if self._metric is Metric.L2 else np.float32(1.0) - measured
+        return Nearest(self.held.rows[entries].astype(np.int64), apart)
 
 
 def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], bool]) -> Graph | None:
@@ -74,7 +77,7 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     index.hnsw.efConstruction = params.ef_construction
     trial = min(_TRIAL_QUERIES, count // 4)
     queries = held.vectors[order[count - trial :]]
-    most_ef = max(count // _EXACT_SPEED, _SMALLEST_EF)
+    most_ef = _widest_useful_beam(count, params.dimension)
     ef = None
     # Where a quarter of the vectors takes half of the widest beam, all of them take more than that.
     for end, limit in (((count - trial) // 4, most_ef // 2), (count - trial, most_ef)):
@@ -89,7 +92,12 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     index.add(queries)
     # The graph's own storage is the one copy that stays.
     owned = Vectors(held.rows[order], _stored(index), held.squares[order], held.largest)
-    return Graph(index, owned, ef)
+    return Graph(index, params.metric, owned, ef)
+
+
+def _widest_useful_beam(count: int, dimension: int) -> int:
+    """Beyond it, computing all distances is faster than hopping (as measured)."""
+    return max(_SMALLEST_EF, count // (16 + 6144 // dimension))
 
 
 def _stored(index: Any) -> Matrix:

@@ -66,7 +66,11 @@ def values_array(values: Any, type_: pa.DataType) -> pa.Array:
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
             column = values.cast(type_)
             return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        return pa.array([v.as_py() if isinstance(v, pa.Scalar) else v for v in values], type_)
+        plain = [v.as_py() if isinstance(v, pa.Scalar) else v for v in values]
+        if pa.types.is_integer(type_) and any(isinstance(v, float) for v in plain):
+            # Arrow would cut 1.5 to 1 without a word.
+            return pa.array(plain, pa.float64()).cast(type_)
+        return pa.array(plain, type_)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidInputError(f"not a value of the column's type {type_}: {error}") from error
 

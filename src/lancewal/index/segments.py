@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.index.distance import Local, Matrix, Vectors
+from lancewal.index.kinds import Metric
 from lancewal.index.rows import RowMask, grown
-from lancewal.index.specs import Metric
 
 if TYPE_CHECKING:
     from lancewal.index.graph import Graph

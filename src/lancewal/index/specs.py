@@ -1,105 +1,153 @@
-"""What an index of a MemTable is to be: kind, column and the parameters of the base's index."""
+"""Which of the base table's indexes MemTables maintain, with the base's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import lance
+import pyarrow as pa
 
-class IndexKind(Enum):
-    """How a MemTable serves an index of the base table."""
+from lancewal.errors import InvalidInputError
+from lancewal.index.btree import is_supported as is_ordered
+from lancewal.index.full_text import is_text
+from lancewal.index.kinds import (
+    BTreeParams,
+    FullTextParams,
+    IndexKind,
+    IndexSpec,
+    Metric,
+    VectorParams,
+    memory_estimate,
+)
+from lancewal.index.segments import is_vector
+from lancewal.index.tokens import Tokenizer
 
-    BTREE = "btree"
-    FULL_TEXT = "full_text"
-    VECTOR = "vector"
+__all__ = [
+    "BTreeParams",
+    "FullTextParams",
+    "IndexKind",
+    "IndexSpec",
+    "Metric",
+    "VectorParams",
+    "maintained_specs",
+    "memory_estimate",
+]
 
+logger = logging.getLogger(__name__)
 
-class Metric(Enum):
-    """How far two vectors are apart, as Lance's ``_distance`` gives it; smaller is nearer."""
-
-    #: The squared Euclidean distance.
-    L2 = "l2"
-    #: One minus the cosine of the angle; undefined, so never a hit, for a zero vector.
-    COSINE = "cosine"
-    #: One minus the inner product.
-    DOT = "dot"
-
-
-@dataclass(frozen=True)
-class BTreeParams:
-    """A BTree has no parameters that matter in memory."""
-
-
-@dataclass(frozen=True)
-class FullTextParams:
-    """Tokenizer settings, by the names and with the defaults of Lance's inverted index."""
-
-    base_tokenizer: str = "simple"
-    language: str = "English"
-    max_token_length: int | None = 40
-    lower_case: bool = True
-    stem: bool = True
-    remove_stop_words: bool = True
-    custom_stop_words: tuple[str, ...] | None = None
-    ascii_folding: bool = True
-    min_ngram_length: int = 3
-    max_ngram_length: int = 3
-    prefix_only: bool = False
-    split_identifiers: bool = False
-    split_on_numerics: bool = False
-    preserve_original: bool = False
-    index_operators: bool = False
-    #: Positions allow phrase queries; they are no matter of the tokenizer.
-    with_position: bool = False
-
-    def tokenizer_options(self) -> dict[str, Any]:
-        """Keyword arguments for ``lance.tokenize``, and for an inverted index beside ``with_position``."""
-        options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "with_position"}
-        if self.custom_stop_words is not None:
-            options["custom_stop_words"] = list(self.custom_stop_words)
-        return options
+#: They answer equality, sets, ranges and nulls of one column, each in its own way; so does a BTree.
+_ORDERED_TYPES = frozenset(["BTree", "Bitmap", "ZoneMap", "BloomFilter"])
+_FULL_TEXT_TYPE = "Inverted"
+_VECTOR_PREFIX = "IVF_"
+_SYSTEM_PREFIX = "__lance"
+_WHOLE_ROW = "row"
 
 
-@dataclass(frozen=True)
-class VectorParams:
-    """A vector index: ``m`` links per row and level, built with a beam of ``ef_construction``."""
+def maintained_specs(
+    dataset: lance.LanceDataset,
+    maintained: Sequence[str],
+    maintain_all: bool,
+    writer_defaults: Mapping[str, str] | None = None,
+) -> list[IndexSpec]:
+    """The indexes that writers of this table maintain in memory.
 
-    dimension: int
-    metric: Metric = Metric.L2
-    m: int = 16
-    ef_construction: int = 100
+    ``writer_defaults`` is the table's persisted writer configuration; of it
+    ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` matter here.
 
-
-@dataclass(frozen=True)
-class IndexSpec:
-    """One index that MemTables maintain; ``base_type`` is its type in the base table."""
-
-    name: str
-    column: str
-    field_id: int
-    kind: IndexKind
-    params: BTreeParams | FullTextParams | VectorParams
-    base_type: str = ""
-
-
-#: What one row costs beside the rows themselves, roughly; text is taken to be short.
-_BTREE_ROW_BYTES = 32
-_FULL_TEXT_ROW_BYTES = 256
-_VECTOR_ROW_BYTES = 32
-
-
-def memory_estimate(specs: Iterable[IndexSpec], rows: int) -> int:
-    """Roughly how many bytes the indexes take at ``rows`` rows, to set limits before writing.
-
-    >>> memory_estimate([IndexSpec("v_idx", "v", 1, IndexKind.VECTOR, VectorParams(128))], 1000)
-    672000
+    With ``maintain_all`` an index that cannot be maintained is left out with a warning:
+    the table must stay writable, and searches do without. An index that was asked for by
+    name and cannot be maintained, or does not exist, is refused.
     """
-    return rows * sum(_row_bytes(spec) for spec in specs)
+    existing = {d.name: d for d in dataset.describe_indices() if not d.name.startswith(_SYSTEM_PREFIX)}
+    missing = [] if maintain_all else [name for name in maintained if name not in existing]
+    if missing:
+        raise InvalidInputError(
+            f"the table has no index named {', '.join(map(repr, missing))}; it has {sorted(existing)}"
+        )
+    specs = []
+    for name in existing if maintain_all else dict.fromkeys(maintained):
+        try:
+            specs.append(_spec(dataset, existing[name], writer_defaults or {}))
+        except InvalidInputError as error:
+            if not maintain_all:
+                raise
+            logger.warning("%s; it is not maintained in memory, searches there go without it", error)
+    return specs
 
 
-def _row_bytes(spec: IndexSpec) -> int:
-    if isinstance(spec.params, VectorParams):
-        return 4 * spec.params.dimension + 8 * spec.params.m + _VECTOR_ROW_BYTES
-    return _FULL_TEXT_ROW_BYTES if isinstance(spec.params, FullTextParams) else _BTREE_ROW_BYTES
+def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mapping[str, str]) -> IndexSpec:
+    name, base_type = str(description.name), str(description.index_type)
+
+    def refuse(reason: str) -> InvalidInputError:
+        return InvalidInputError(f"index {name!r} ({base_type}) cannot be maintained while writing: {reason}")
+
+    if len(description.fields) != 1:
+        raise refuse("it is not an index of one column")
+    column = str(description.field_names[0])
+    if column not in dataset.schema.names:
+        raise refuse(f"{column!r} is not a top-level column")
+    type_ = dataset.schema.field(column).type
+    details = dict(description.details)
+    params: BTreeParams | FullTextParams | VectorParams
+    if base_type in _ORDERED_TYPES:
+        if not is_ordered(type_):
+            raise refuse(f"values of type {type_} are not supported")
+        kind, params = IndexKind.BTREE, BTreeParams()
+    elif base_type == _FULL_TEXT_TYPE:
+        if not is_text(type_):
+            raise refuse(f"columns of type {type_} are not supported, only text")
+        if details.get("document_granularity", _WHOLE_ROW) != _WHOLE_ROW:
+            raise refuse("its documents are not whole rows")
+        try:
+            kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+            Tokenizer(params)
+        except Exception as error:  # pylance raises all kinds, for a missing language model for one
+            raise refuse(f"its tokenizer does not work here: {error}") from error
+    elif base_type.startswith(_VECTOR_PREFIX):
+        if not is_vector(type_):
+            raise refuse(f"columns of type {type_} are not supported, only float vectors of one size")
+        metric = str(details.get("metric_type", "")).lower()
+        if metric not in [known.value for known in Metric]:
+            raise refuse(f"the metric {metric!r} is not supported")
+        kind, params = IndexKind.VECTOR, _vector_params(name, type_, Metric(metric), details, writer_defaults)
+    else:
+        raise refuse("this kind of index is not supported")
+    return IndexSpec(name, column, int(description.fields[0]), kind, params, base_type)
+
+
+def _full_text_params(dataset: lance.LanceDataset, name: str, details: dict[str, Any]) -> FullTextParams:
+    # The description leaves out custom stop words; the statistics have all, once there are rows.
+    statistics = dataset.stats.index_stats(name)
+    for segment in statistics["indices"]:
+        details.update(segment.get("params", {}))
+    stop_words = details.get("custom_stop_words")
+    details["custom_stop_words"] = None if stop_words is None else tuple(stop_words)
+    known = FullTextParams.__dataclass_fields__
+    return FullTextParams(**{key: value for key, value in details.items() if key in known})
+
+
+def _vector_params(
+    name: str,
+    type_: pa.DataType,
+    metric: Metric,
+    details: Mapping[str, Any],
+    writer_defaults: Mapping[str, str],
+) -> VectorParams:
+    params = VectorParams(int(type_.list_size), metric)
+    base = details.get("hnsw") or {}
+    m = writer_defaults.get(f"hnsw.{name}.num_edges", base.get("max_connections", params.m))
+    beam = writer_defaults.get(
+        f"hnsw.{name}.ef_construction", base.get("construction_ef", params.ef_construction)
+    )
+    try:
+        chosen = VectorParams(params.dimension, metric, int(m), int(beam))
+    except ValueError as error:
+        raise InvalidInputError(f"the HNSW parameters of index {name!r} are not numbers: {error}") from error
+    if chosen.m < 2 or chosen.ef_construction < 1:
+        raise InvalidInputError(
+            f"index {name!r} needs num_edges of at least 2 and ef_construction of at least 1, "
+            f"not {chosen.m} and {chosen.ef_construction}"
+        )
+    return chosen

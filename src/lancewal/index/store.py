@@ -12,8 +12,8 @@ from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format.schema import TableSchema
 from lancewal.index.btree import BTreeIndex
 from lancewal.index.full_text import FullTextIndex
+from lancewal.index.kinds import FullTextParams, IndexSpec, Metric, VectorParams
 from lancewal.index.primary_key import PrimaryKeyIndex
-from lancewal.index.specs import FullTextParams, IndexSpec, Metric, VectorParams
 from lancewal.index.vector import VectorIndex
 
 
@@ -133,7 +133,11 @@ class IndexStore:
     def vector(self, column: str, metric: Metric | None = None) -> VectorIndex | None:
         """The vector index of a column, with that metric if one is asked for; the first of several."""
         for spec, index in self._indexes.items():
-            if spec.column == column and isinstance(index, VectorIndex) and metric in (None, index.params.metric):
+            if (
+                spec.column == column
+                and isinstance(index, VectorIndex)
+                and metric in (None, index.params.metric)
+            ):
                 return index
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from itertools import chain
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import lance
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.index.specs import FullTextParams
+from lancewal.index.kinds import FullTextParams
 
 Numbers = npt.NDArray[np.int32]
 
@@ -30,6 +30,9 @@ _PYTHON_SPACE = b" \t\n\r\x0b\x0c"
 _REMOVED = -1
 #: A word that the tokenizer takes apart: its text goes to the tokenizer as a whole.
 _COMPOUND = -2
+_UNKNOWN = -3
+#: Words, one of which no stop word list and no limit of lengths removes.
+_MARKERS = (b"0", b"x", b"zqx")
 _MAX_REMEMBERED_WORDS = 200_000
 #: Dictionary entry, number and text header of a remembered word or token.
 _ENTRY_BYTES = 180
@@ -60,7 +63,7 @@ class Tokenizer:
         self._words: dict[bytes, int] = {}
         self._word_bytes = 0
         self._separators = _separators(params.base_tokenizer) if params.base_tokenizer in _SPLITTING else None
-        self._marker = next((word for word in ("0", "x", "zqx") if len(self._tokenize(word)) == 1), None)
+        self._marker = next((word for word in _MARKERS if len(self._tokenize(word.decode())) == 1), b"")
 
     @property
     def memory_bytes(self) -> int:
@@ -77,7 +80,7 @@ class Tokenizer:
 
     def batch(self, column: pa.Array) -> Tokens:
         """The tokens of every text of ``column``; a null has none."""
-        if self._separators is not None and self._marker is not None:
+        if self._separators is not None and self._marker:
             tokens = self._split_batch(column, self._separators)
             if tokens is not None:
                 return tokens
@@ -122,28 +125,31 @@ class Tokenizer:
         )
 
     def _word_numbers(self, words: list[bytes]) -> Numbers:
-        try:
-            return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
-        except KeyError:
-            missing = set(words).difference(self._words)
+        numbers = np.fromiter(map(self._words.get, words, repeat(_UNKNOWN)), np.int32, len(words))
+        unknown = np.flatnonzero(numbers == _UNKNOWN)
+        if len(unknown):
+            missing = [words[at] for at in unknown.tolist()]
             if len(self._words) + len(missing) > _MAX_REMEMBERED_WORDS:
                 self._words.clear()
                 self._word_bytes = 0
-                missing = set(words)
-            self._learn(missing)
-            return np.fromiter(map(self._words.__getitem__, words), np.int32, len(words))
+            learned = self._learn(dict.fromkeys(missing, _REMOVED))
+            numbers[unknown] = np.fromiter(map(learned.__getitem__, missing), np.int32, len(missing))
+        return numbers
 
-    def _learn(self, words: set[bytes]) -> None:
-        plain = [word for word in words if word.isascii()]
+    def _learn(self, learned: dict[bytes, int]) -> dict[bytes, int]:
+        """Put the tokens of new words into ``learned``, and remember them."""
+        plain = [word for word in learned if word.isascii()]
         # One call for all: the place of a token tells whose it is, counted from the marker's.
-        joined = " ".join([self._marker or "", *(word.decode() for word in plain)])
-        learned = dict.fromkeys(plain, _REMOVED)
+        joined = b" ".join([self._marker, *plain]).decode()
         for token in self._tokenize(joined)[1:]:
             learned[plain[token.position - 1]] = self._number(token.text)
-        for word in words.difference(learned):
-            learned[word] = self._learn_one(word.decode(errors="replace"))
+        if len(plain) < len(learned):
+            for word in learned:
+                if not word.isascii():
+                    learned[word] = self._learn_one(word.decode(errors="replace"))
         self._words.update(learned)
         self._word_bytes += sum(map(len, learned)) + len(learned) * _ENTRY_BYTES
+        return learned
 
     def _learn_one(self, word: str) -> int:
         """The number of a word that may hide separators beyond ASCII."""

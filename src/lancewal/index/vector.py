@@ -28,6 +28,7 @@ from lancewal.index.distance import (
     ranked,
     unit,
 )
+from lancewal.index.kinds import Metric, VectorParams
 from lancewal.index.rows import RowMask, already_in, checked_bound
 from lancewal.index.segments import (
     OpenSegment,
@@ -40,7 +41,6 @@ from lancewal.index.segments import (
     prepared,
     segment_size,
 )
-from lancewal.index.specs import Metric, VectorParams
 
 if TYPE_CHECKING:
     from lancewal.index.graph import Graph
@@ -192,10 +192,9 @@ class VectorIndex:
         if among is not None:
             mask = np.zeros(count, np.bool_)
             mask[among] = True
-        entries = graph.search(query, k, beam, mask)
-        if len(entries) < min(k, count if among is None else len(among)):
-            return None
-        return ranked(self.params.metric, segment.held, query, entries, k)
+        near = graph.search(query, k, beam, mask)
+        complete = len(near.positions) == min(k, count if among is None else len(among))
+        return near if complete else None
 
     def _odd(self, odd: Vectors, query: Vector, k: int, bound: int, allowed: RowMask | None) -> Nearest:
         among = Segment(odd, 0, self._rows + 1).visible(bound, allowed)

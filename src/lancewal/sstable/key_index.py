@@ -26,8 +26,8 @@ ABSENT = -1
 #: What Lance assumes where the file does not say.
 _DEFAULT_PAGE_ROWS = 4096
 _PAGE_CACHE_BYTES = 64 << 20
-#: From so many keys on, one hash table over a page is cheaper than a search for each.
-_HASHED_SEARCH_KEYS = 24
+#: From so many keys on, one pass over a page is cheaper than a search for each.
+_HASHED_SEARCH_KEYS = 8
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,6 @@ class _Page:
     def numbers(self) -> npt.NDArray[Any] | None:
         """The keys for numpy's search; ``None`` where they are no integers."""
         return numbers(self.values) if pa.types.is_integer(self.values.type) else None
-
-    @cached_property
-    def last_of_key(self) -> Rows:
-        """For every place, the last one with the same key."""
-        last = np.append(pc.not_equal(self.values[:-1], self.values[1:]).to_numpy(zero_copy_only=False), True)
-        ends = np.flatnonzero(last)
-        return ends[np.searchsorted(ends, np.arange(len(last)))]
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +57,15 @@ class _Page:
             wanted = numbers(keys)
             places = np.searchsorted(self.numbers, wanted, side="right") - 1
             return np.where((places >= 0) & (self.numbers[places] == wanted), places, ABSENT)
-        if len(keys) >= _HASHED_SEARCH_KEYS:
-            first = pc.index_in(keys, value_set=self.values).fill_null(ABSENT).to_numpy().astype(np.int64)
-            return np.where(first != ABSENT, self.last_of_key[first], ABSENT)
-        return np.array([self._place(key) for key in keys.to_pylist()], np.int64)
+        if len(keys) < _HASHED_SEARCH_KEYS:
+            return np.array([self._place(key) for key in keys.to_pylist()], np.int64)
+        distinct = keys.dictionary_encode()
+        hits = pc.index_in(self.values, value_set=distinct.dictionary)
+        here = np.flatnonzero(hits.is_valid().to_numpy(zero_copy_only=False))
+        places = np.full(len(distinct.dictionary), ABSENT, np.int64)
+        # Ascending places: the last of a key's versions is the one that stays.
+        places[hits.take(pa.array(here)).to_numpy()] = here
+        return np.asarray(places[distinct.indices.to_numpy()])
 
     def _place(self, key: Any) -> int:
         place = bisect_right(self.values, key, key=_as_py) - 1
@@ -112,19 +110,23 @@ class KeyIndex:
         self._directory_uri = directory_uri
         # Not the URI: an index that was rebuilt must not meet the pages of the one before.
         self._identity = object()
+        self._storage_options = storage_options
+        # Lance's file reader serves one thread at a time: idle ones wait here.
+        self._readers: list[LanceFileReader] = []
         with lance_errors(f"read the key index of {directory_uri}"):
-            lookup = LanceFileReader(self._uri(layout.PK_PAGE_LOOKUP_NAME), storage_options)
+            lookup = self._open(layout.PK_PAGE_LOOKUP_NAME)
             metadata = lookup.metadata().schema.metadata or {}
             pages = lookup.read_all(batch_size=max(lookup.num_rows(), 1)).to_table()
-            self._data = LanceFileReader(self._uri(layout.PK_PAGE_DATA_NAME), storage_options)
-            self._rows: int = self._data.num_rows()
+            data = self._open(layout.PK_PAGE_DATA_NAME)
+            self._rows: int = data.num_rows()
+            self._readers.append(data)
         self._page_rows = int(metadata.get(b"batch_size", _DEFAULT_PAGE_ROWS))
         order = np.argsort(numbers(one_array(pages["page_idx"])), kind="stable")
         self._bounds = _Bounds(*(one_array(pages[name]).take(pa.array(order)) for name in ("min", "max")))
         self.key_type: pa.DataType = self._bounds.least.type
 
-    def _uri(self, name: str) -> str:
-        return layout.child_uri(self._directory_uri, name)
+    def _open(self, name: str) -> LanceFileReader:
+        return LanceFileReader(layout.child_uri(self._directory_uri, name), self._storage_options)
 
     def find(self, keys: pa.Array) -> Rows:
         """The row offset of each key's newest version, ``ABSENT`` for keys that are not here."""
@@ -154,7 +156,12 @@ class KeyIndex:
         start = first * self._page_rows
         rows = min(count * self._page_rows, self._rows - start)
         with lance_errors(f"read the key index of {self._directory_uri}"):
-            entries = self._data.read_range(start, rows, batch_size=rows).to_table()
+            try:
+                reader = self._readers.pop()
+            except IndexError:
+                reader = self._open(layout.PK_PAGE_DATA_NAME)
+            entries = reader.read_range(start, rows, batch_size=rows).to_table()
+            self._readers.append(reader)
         values = one_array(entries["values"])
         offsets = numbers(one_array(entries["ids"])).astype(np.int64)
         starts = range(0, rows, self._page_rows)

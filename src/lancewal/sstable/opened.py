@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import lance
+import numpy as np
+import pyarrow as pa
 
 from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
@@ -18,6 +21,7 @@ from lancewal.format.bloom import BloomFilter
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 from lancewal.sstable.key_index import KeyIndex
+from lancewal.sstable.key_order import Rows
 from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
@@ -69,6 +73,27 @@ class OpenedSsTable:
         except InvalidInputError as error:
             logger.warning("the bloom filter of %s is not used: %s", self.uri, error)
             return None
+
+    def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
+        """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
+        with lance_errors(f"read rows of {self.uri}"):
+            fragments = self._fragments
+            if len(fragments) != 1 or fragments[0].num_deletions:
+                # The public ways count rows without the deleted ones.
+                return self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=list(columns))
+            # The quickest way to a single row, but it wants its rows ascending.
+            ascending, places = np.unique(offsets, return_inverse=True)
+            rows = fragments[0].take(ascending.tolist(), columns=list(columns))
+            return rows if np.array_equal(ascending, offsets) else rows.take(pa.array(places))
+
+    @cached_property
+    def physical_rows(self) -> int:
+        with lance_errors(f"open the SSTable at {self.uri}"):
+            return sum(int(fragment.physical_rows) for fragment in self._fragments)
+
+    @cached_property
+    def _fragments(self) -> list[lance.LanceFragment]:
+        return list(self.dataset.get_fragments())
 
     @property
     def _storage_options(self) -> dict[str, str]:

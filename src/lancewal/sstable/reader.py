@@ -33,6 +33,7 @@ from lancewal.sstable.probe import KeyProbe
 ROW_OFFSET = "_row_offset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _ROW_ADDRESS = "_rowaddr"
+_KEY_BATCH_ROWS = 1 << 16
 
 
 class SsTable:
@@ -188,13 +189,11 @@ class SsTable:
         read = _sources(fits)
         if not read or (with_tombstone and self._has_tombstones):
             read.append(TOMBSTONE if self._has_tombstones else self.dataset.schema.names[0])
-        with lance_errors(f"read rows of {self.uri}"):
-            # The public ``take`` counts rows without the deleted ones, and takes ten times as long.
-            table = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=read)
-        if table.num_rows != len(offsets):
-            raise InvalidInputError(
-                f"{len(offsets) - table.num_rows} of the row offsets are not in {self.uri}"
-            )
+        outside = np.count_nonzero((offsets < 0) | (offsets >= self._opened.physical_rows))
+        table = None if outside else self._opened.rows_at(offsets, read)
+        if table is None or table.num_rows != len(offsets):
+            missing = outside if table is None else len(offsets) - table.num_rows
+            raise InvalidInputError(f"{missing} of {len(offsets)} row offsets are no rows of {self.uri}")
         stored = pa.RecordBatch.from_arrays([one_array(c) for c in table.columns], schema=table.schema)
         rows = _aligned(stored, fits)
         if with_tombstone:
@@ -236,7 +235,9 @@ class SsTable:
         return np.asarray(stored.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
 
     def _read_keys(self, schema: TableSchema) -> tuple[list[pa.Array], Rows, Mask]:
-        batches = list(self.scan(schema, schema.primary_key, with_offsets=True, with_tombstone=True))
+        batches = self.scan(
+            schema, schema.primary_key, with_offsets=True, with_tombstone=True, batch_size=_KEY_BATCH_ROWS
+        )
         fields = [
             *(schema.plain.field(name) for name in schema.primary_key),
             _ROW_OFFSET_FIELD,

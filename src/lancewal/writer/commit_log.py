@@ -8,6 +8,11 @@ a lone writer pays one round trip and nothing else.
 Guarantees: entries are written in queue order and never overlap. One put is one queue
 item and never split. An entry holds rows of one generation. After a write that failed
 for good nothing is written any more and every waiter, now and later, gets the error.
+
+A leader is a caller's thread, so an interrupt (Ctrl-C) may take it away between any two
+steps. Whatever it was doing is therefore done in steps that the next leader can repeat
+without harm, and what decides (a row is queued, an entry is stored, somebody leads) is
+one assignment each.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ class _Item:
     batches: Sequence[pa.RecordBatch]
     end_position: int
     num_bytes: int
+    # Of all items up to this one, since the log began: differences tell what is queued.
+    end_bytes: int
     generation: int | None
     home: DurableRows | None
 
@@ -56,15 +63,22 @@ class _Item:
 class _Group:
     items: list[_Item]
     data: memoryview
+    # The appender's next position before the first try: once that has moved, the entry is stored.
+    tried_from: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     end_position: int
-    leads: bool = False
+    queued: bool = False
     # Held by the waiter; released by whoever wakes it. A bare lock is several times
     # cheaper than a Condition, which matters with many threads per entry.
     gate: threading.Lock = field(default_factory=threading.Lock)
+
+    def wake(self) -> None:
+        """May be called twice: nobody waits a second time."""
+        if self.gate.locked():
+            self.gate.release()
 
 
 class CommitLog:
@@ -90,16 +104,13 @@ class CommitLog:
         # Encoded and perhaps stored already: the next leader writes these very bytes
         # again, so that the store can recognise them as its own.
         self._in_flight: _Group | None = None
-        self._leading = False
+        self._leader: _Waiter | None = None
         self._expected_puts = 0
         self._gather_seconds = 0.0
-        self._gather_target = 0
-        self._gathered = threading.Lock()
-        self._gathered.acquire()
+        self._gathering: threading.Lock | None = None
         self._failure: LanceWalError | None = None
-        self._pending_bytes = 0
         self._durable_position = 0
-        self._queued_position = 0
+        self._durable_bytes = 0
 
     @property
     def durable_position(self) -> int:
@@ -108,15 +119,19 @@ class CommitLog:
 
     @property
     def queued_position(self) -> int:
-        return self._queued_position
+        """The position that the next batch will get."""
+        with self._lock:
+            return self._queue_end()[0]
 
     @property
     def pending_bytes(self) -> int:
-        return self._pending_bytes
+        with self._lock:
+            return self._queue_end()[1] - self._durable_bytes
 
     @property
     def pending_batches(self) -> int:
-        return self._queued_position - self._durable_position
+        with self._lock:
+            return self._queue_end()[0] - self._durable_position
 
     @property
     def failure(self) -> LanceWalError | None:
@@ -124,7 +139,7 @@ class CommitLog:
 
     def start_at(self, position: int) -> None:
         """Count from ``position``: batches below it came from the WAL itself."""
-        self._durable_position = self._queued_position = position
+        self._durable_position = position
 
     def enqueue(
         self,
@@ -138,14 +153,13 @@ class CommitLog:
         Callers serialise: positions are given in call order.
         """
         with self._lock:
-            start = self._queued_position
+            start, bytes_before = self._queue_end()
             end = start + len(batches)
-            self._queue.append(_Item(batches, end, num_bytes, generation, home))
-            self._queued_position = end
-            self._pending_bytes += num_bytes
-            if self._gather_target and len(self._queue) >= self._gather_target:
-                self._gather_target = 0
-                self._gathered.release()
+            self._queue.append(_Item(batches, end, num_bytes, bytes_before + num_bytes, generation, home))
+            gathering = self._gathering
+            if gathering is not None and len(self._queue) >= self._expected_puts:
+                self._gathering = None
+                gathering.release()
         return range(start, end)
 
     def commit(self, end_position: int, timeout: float | None = None) -> bool:
@@ -153,26 +167,36 @@ class CommitLog:
 
         Raises the latched error when they never will be.
         """
-        waiter = self._register(end_position)
-        if waiter is None:
+        if self._durable_position >= end_position:
             return True
-        if not waiter.leads and not self._await(waiter, timeout):
-            return False
-        if waiter.leads:
-            self._lead(waiter)
+        waiter = _Waiter(end_position)
+        left = False
+        try:
+            try:
+                if not self._lead_or_wait(waiter, timeout):
+                    return False
+                if self._leader is waiter:
+                    self._lead(end_position)
+            finally:
+                if waiter.queued or self._leader is waiter:
+                    self._leave(waiter)
+                left = True
+        finally:
+            if not left:
+                self._leave(waiter)  # an interrupt cut the first one short
         if self._durable_position >= end_position:
             return True
         raise self._error()
 
     def commit_all(self) -> None:
         """Everything that is queued now becomes durable."""
-        self.commit(self._queued_position)
+        self.commit(self.queued_position)
 
     def fail(self, error: LanceWalError) -> None:
         """Stop for good: nothing is written any more, everybody who waits gets ``error``."""
         with self._lock:
             self._failure = self._failure or error
-            if not self._leading:
+            if self._leader is None:
                 self._wake_all()
 
     def _error(self) -> LanceWalError:
@@ -183,74 +207,70 @@ class CommitLog:
         error.__cause__ = self._failure.__cause__
         return error
 
-    def _register(self, end_position: int) -> _Waiter | None:
-        with self._lock:
-            if self._durable_position >= end_position:
-                return None
-            if self._failure is not None:
-                raise self._error()
-            waiter = _Waiter(end_position)
-            if self._leading:
-                waiter.gate.acquire()
-                self._waiters.append(waiter)
-            else:
-                self._leading = waiter.leads = True
-        return waiter
+    def _queue_end(self) -> tuple[int, int]:
+        """Requires the lock. Position and bytes after the last queued row."""
+        if self._queue:
+            last = self._queue[-1]
+            return last.end_position, last.end_bytes
+        return self._durable_position, self._durable_bytes
 
-    def _await(self, waiter: _Waiter, timeout: float | None) -> bool:
-        try:
-            if waiter.gate.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
-                return True
-        except BaseException:
-            self._leave(waiter)
-            raise
+    def _lead_or_wait(self, waiter: _Waiter, timeout: float | None) -> bool:
+        """Become the leader, or wait for the outcome or the lead; ``False`` when time ran out."""
         with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                return False
-        return True  # woken at the last moment: the outcome is there, or the lead is
+            if self._failure is not None and self._durable_position < waiter.end_position:
+                raise self._error()
+            if self._leader is None:
+                self._leader = waiter
+                return True
+            waiter.gate.acquire()
+            waiter.queued = True
+            self._waiters.append(waiter)
+        if waiter.gate.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            return True
+        # Where it was woken at the last moment, the outcome is there, or the lead is.
+        return not waiter.queued
 
     def _leave(self, waiter: _Waiter) -> None:
-        """An interrupt took the waiter's thread away: a lead it was just given goes on."""
+        """The waiter goes, however its wait ended: a lead that it has goes to the next one."""
         with self._lock:
-            if waiter in self._waiters:
+            if self._leader is waiter:
+                succeed = self._failure is None and self._waiters
+                self._leader = self._waiters[0] if succeed else None
+            elif waiter.queued and waiter in self._waiters:
                 self._waiters.remove(waiter)
-            elif waiter.leads:
-                self._pass_lead()
+            if self._waiters and self._waiters[0] is self._leader:
+                self._wake_first()
+            if self._leader is None and self._failure is not None:
+                self._wake_all()
 
-    def _lead(self, waiter: _Waiter) -> None:
+    def _lead(self, end_position: int) -> None:
         try:
-            while self._durable_position < waiter.end_position and self._failure is None:
+            while self._durable_position < end_position and self._failure is None:
                 self._write_group()
         except Exception as error:
             if not isinstance(error, LanceWalError):
                 error = StorageError(f"the WAL write failed unexpectedly: {error!r}")
-            self._failure = self._failure or error
+            try:
+                self._on_failure(error)
+            finally:
+                self._failure = self._failure or error
             logger.error(
                 "the WAL cannot be written any more: %s",
                 error,
                 extra={"shard": str(self._appender.shard_id), "epoch": self._appender.epoch},
             )
-            self._on_failure(self._failure)
-        finally:
-            with self._lock:
-                if self._failure is not None:
-                    self._leading = False
-                    self._wake_all()
-                else:
-                    self._pass_lead()
 
-    def _pass_lead(self) -> None:
-        """Requires the lock. The first waiter leads from here; without one nobody does."""
-        self._leading = bool(self._waiters)
-        if self._waiters:
-            successor = self._waiters.popleft()
-            successor.leads = True
-            successor.gate.release()
+    def _wake_first(self) -> None:
+        """Requires the lock."""
+        first = self._waiters[0]
+        first.wake()
+        self._waiters.popleft()
+        first.queued = False
 
     def _wake_all(self) -> None:
+        """Requires the lock."""
         while self._waiters:
-            self._waiters.popleft().gate.release()
+            self._wake_first()
 
     def _write_group(self) -> None:
         started = time.perf_counter()
@@ -259,21 +279,22 @@ class CommitLog:
             self._gather()
             group = self._in_flight = self._next_group()
         io_started = time.perf_counter()
-        wal_position = self._append(group.data)
+        wal_position = self._append(group)
         finished = time.perf_counter()
         for item in group.items:
             if item.home is not None:
                 item.home.note_durable(item.end_position, wal_position)
+        last = group.items[-1]
         with self._lock:
-            self._in_flight = None
-            for item in group.items:
+            self._durable_position = last.end_position
+            self._durable_bytes = last.end_bytes
+            while self._queue and self._queue[0].end_position <= last.end_position:
                 self._queue.popleft()
-                self._pending_bytes -= item.num_bytes
-            self._durable_position = group.items[-1].end_position
             self._expected_puts = len(group.items) + len(self._queue)
             self._gather_seconds = GATHER_SHARE * (finished - io_started)
-            while self._waiters and self._waiters[0].end_position <= self._durable_position:
-                self._waiters.popleft().gate.release()
+            while self._waiters and self._waiters[0].end_position <= last.end_position:
+                self._wake_first()
+            self._in_flight = None
         self._stats.record_wal_flush(finished - started, len(group.data), len(group.items))
         self._stats.record_wal_io(finished - io_started)
 
@@ -286,12 +307,11 @@ class CommitLog:
         with self._lock:
             if len(self._queue) >= self._expected_puts:
                 return
-            self._gather_target = self._expected_puts
-        if not self._gathered.acquire(timeout=self._gather_seconds):
-            with self._lock:
-                if not self._gather_target:
-                    self._gathered.acquire()  # released at the last moment: take it back
-                self._gather_target = 0
+            gathering = threading.Lock()
+            gathering.acquire()
+            self._gathering = gathering
+        gathering.acquire(timeout=self._gather_seconds)
+        self._gathering = None
 
     def _next_group(self) -> _Group:
         """The longest run of queued puts that may share an entry."""
@@ -313,10 +333,17 @@ class CommitLog:
             ) from error
         return _Group(items, data)
 
-    def _append(self, data: memoryview) -> int:
+    def _append(self, group: _Group) -> int:
+        """The position of the group's entry, which is written now unless it was before."""
+        appender = self._appender
+        if group.tried_from is None:
+            group.tried_from = appender.next_position_hint
+        elif appender.next_position_hint > group.tried_from:
+            # The leader that wrote it was interrupted before it could say so.
+            return appender.next_position_hint - 1
         for attempt in range(1, WRITE_ATTEMPTS + 1):
             try:
-                return self._appender.append_encoded(data)
+                return appender.append_encoded(group.data)
             except FencedError:
                 raise
             except StorageError as error:
@@ -327,7 +354,7 @@ class CommitLog:
                     attempt,
                     WRITE_ATTEMPTS,
                     error,
-                    extra={"shard": str(self._appender.shard_id), "epoch": self._appender.epoch},
+                    extra={"shard": str(appender.shard_id), "epoch": appender.epoch},
                 )
                 self._sleep(RETRY_PAUSE_SECONDS * attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")

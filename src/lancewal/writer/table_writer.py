@@ -259,13 +259,10 @@ class TableWriter:
         finally:
             wait(futures.values())
         for shard, future in futures.items():
-            error = future.exception()
-            if error is None:
+            try:
                 done[shard] = future.result()
-            elif isinstance(error, Exception):
+            except Exception as error:
                 failed[shard] = error
-            else:
-                raise error
         return done, failed
 
 

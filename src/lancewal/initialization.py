@@ -90,8 +90,8 @@ def initialize(
         dataset = _open_uninitialized(store)
         if leftovers:
             raise InvalidInputError(
-                f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at this "
-                "place, whose rows would come back; delete that directory first"
+                f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
+                "this place, whose rows would come back; delete that directory first"
             )
         schema = table_schema(dataset)
         check_key_types(schema)
@@ -126,7 +126,9 @@ def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str,
                 "ShardWriterConfig.to_defaults() gives them, or a ShardWriterConfig"
             )
         if key in _NOT_DEFAULTS:
-            raise InvalidInputError(f"{key} says which shard to write to and cannot be a default of all writers")
+            raise InvalidInputError(
+                f"{key} names a shard and cannot be a default of all writers"
+            )
     # Knobs that do not parse would fail every writer later.
     ShardWriterConfig.from_defaults(given)
     return dict(given)
@@ -180,8 +182,9 @@ def _bucket_arguments(bucket: tuple[str, int]) -> tuple[str, int]:
     if not isinstance(bucket, tuple | list) or len(bucket) != 2:
         raise InvalidInputError(f"bucket is {bucket!r}; pass a column and a number, such as ('id', 8)")
     column, num_buckets = bucket
-    if not isinstance(num_buckets, int) or isinstance(num_buckets, bool) or not 1 <= num_buckets <= MAX_BUCKETS:
-        raise InvalidInputError(f"the number of buckets is {num_buckets!r}; it must be from 1 to {MAX_BUCKETS}")
+    is_number = isinstance(num_buckets, int) and not isinstance(num_buckets, bool)
+    if not is_number or not 1 <= num_buckets <= MAX_BUCKETS:
+        raise InvalidInputError(f"the number of buckets must be from 1 to {MAX_BUCKETS}, not {num_buckets!r}")
     return column, num_buckets
 
 
@@ -193,8 +196,9 @@ def _source(schema: TableSchema, column: str, transform: str) -> str:
     check_shard_column(schema.columns.field(column), transform)
     if schema.primary_key and column not in schema.primary_key:
         raise InvalidInputError(
-            f"column {column} is not part of the primary key ({', '.join(schema.primary_key)}), so two versions "
-            f"of a row could land in different shards; shard by a key column, or add {column} to the key"
+            f"column {column} is not part of the primary key ({', '.join(schema.primary_key)}), so two "
+            "versions of a row could land in different shards; shard by a key column, or add "
+            f"{column} to the key"
         )
     return column
 
@@ -214,7 +218,8 @@ def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) 
     unknown = [name for name in wanted if name not in present]
     if unknown:
         raise InvalidInputError(
-            f"the table has no index {', '.join(map(repr, unknown))}; its indexes are {', '.join(present) or 'none'}"
+            f"the table has no index {', '.join(map(repr, unknown))}; "
+            f"its indexes are {', '.join(present) or 'none'}"
         )
     return tuple(dict.fromkeys(wanted))
 
@@ -280,4 +285,4 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     try:
         list(ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))))
     except LanceWalError as error:
-        logger.warning("not all %d shards were created; their first writers will do it: %s", len(shards), error)
+        logger.warning("not all %d shards were created, their first writers will: %s", len(shards), error)

@@ -1,0 +1,130 @@
+"""MemorySource: a MemTable, or the tail of a WAL, as one level of a merged read."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from lancewal.format.align import ColumnSource, column_sources
+from lancewal.format.keys import key_values
+from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.index.store import IndexStore
+from lancewal.memtable import MemTableView
+from lancewal.memtable.scan import selected
+from lancewal.predicate import Predicate
+from lancewal.reader.key_set import KeySet
+from lancewal.reader.source import Mask, Request, Rows
+from lancewal.sstable import KeyProbe
+
+#: So few rows are cut out of their batches; more are taken from all of them at once.
+_FEW_ROWS = 16
+
+#: The keys of a MemTable as of a number of rows. A MemTable only grows, so a later
+#: reader adds what is new.
+_key_sets: weakref.WeakKeyDictionary[IndexStore, tuple[int, KeySet]] = weakref.WeakKeyDictionary()
+
+
+class MemorySource:
+    """Rows in memory, shown as the columns of ``schema`` whatever schema they were written with."""
+
+    in_memory = True
+
+    def __init__(self, view: MemTableView, schema: TableSchema) -> None:
+        self._view = view
+        self._schema = schema
+
+    @property
+    def name(self) -> str:
+        return f"memtable:{self._view.generation}"
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._view.shard_id
+
+    @property
+    def generation(self) -> int:
+        return self._view.generation
+
+    @property
+    def row_count(self) -> int:
+        return int(self._view.row_count)
+
+    @property
+    def view(self) -> MemTableView:
+        return self._view
+
+    def keys(self) -> KeySet:
+        view = self._view
+        known_rows, known = _key_sets.get(view.indexes, (0, KeySet.empty()))
+        if known_rows == view.row_count:
+            return known
+        if known_rows > view.row_count:
+            return KeySet.of([self._keys_from(0)])
+        grown = known | KeySet.of([self._keys_from(known_rows)])
+        _key_sets[view.indexes] = (view.row_count, grown)
+        return grown
+
+    def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
+        names = set(request.columns).union(request.predicate.columns if request.predicate else ())
+        rows = self._rows([name for name in self._schema.names if name in names])
+        yield from selected(rows, self._live(newer), request.columns, request.predicate).to_batches()
+
+    def count(self, predicate: Predicate | None, newer: KeySet) -> int:
+        live = self._live(newer)
+        if predicate is not None:
+            live = live & predicate.mask(self._rows(sorted(predicate.columns) or self._schema.names[:1]))
+        return int(np.count_nonzero(live))
+
+    def find(self, keys: KeyProbe) -> Rows:
+        return self._view.newest_positions(keys.values)
+
+    def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
+        stored = self._stored_at(positions)
+        deleted = np.asarray(stored.column(TOMBSTONE).to_numpy(), np.bool_)
+        return self._aligned(stored, columns), deleted
+
+    def _live(self, newer: KeySet) -> Mask:
+        live = self._view.live_mask
+        return live & ~newer.contains(self._keys_from(0)) if len(newer) else live
+
+    def _keys_from(self, row: int) -> pa.Array:
+        names = self._view.schema.primary_key
+        return key_values([self._view.stored.column(name).slice(row) for name in names])
+
+    def _rows(self, columns: Sequence[str]) -> pa.Table:
+        return self._aligned(self._view.stored, columns)
+
+    def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
+        shown = pa.schema([self._schema.plain.field(name) for name in columns])
+        sources = self._column_sources
+        arrays = [stored.column(name) if sources is None else sources[name].array(stored) for name in columns]
+        return pa.Table.from_arrays(arrays, schema=shown)
+
+    @cached_property
+    def _column_sources(self) -> dict[str, ColumnSource] | None:
+        """``None`` when the rows were written with the very schema that is shown."""
+        written = self._view.schema.columns
+        if written is self._schema.columns or written.equals(self._schema.columns, check_metadata=True):
+            return None
+        return dict(column_sources(written, self._schema))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(accumulate((batch.num_rows for batch in self._view.batches), initial=0))
+
+    def _stored_at(self, positions: Rows) -> pa.Table:
+        if len(positions) > _FEW_ROWS:
+            return self._view.stored.take(pa.array(positions))
+        starts = self._starts
+        pieces = []
+        for position, batch in zip(
+            positions.tolist(), np.searchsorted(starts, positions, side="right") - 1, strict=True
+        ):
+            pieces.append(self._view.batches[batch].slice(position - starts[batch], 1))
+        return pa.Table.from_batches(pieces, self._view.schema.stored)

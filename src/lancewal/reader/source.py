@@ -1,0 +1,69 @@
+"""What a merged read reads from: MemTables, SSTables and the base table, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lancewal.predicate import Predicate
+from lancewal.reader.key_set import KeySet
+from lancewal.sstable import KeyProbe
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+ABSENT = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows and columns are wanted; ``limit`` is how many rows are enough (``None``: all)."""
+
+    columns: Sequence[str]
+    predicate: Predicate | None = None
+    limit: int | None = None
+
+    @property
+    def sql(self) -> str | None:
+        return None if self.predicate is None else self.predicate.sql
+
+
+class Source(Protocol):
+    """One level of a shard. Keys of newer levels are passed in; their rows here are superseded.
+
+    All of a level's own superseded rows are left out by itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """As ``_source`` shows it."""
+
+    @property
+    def shard_id(self) -> UUID: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def in_memory(self) -> bool: ...
+
+    def keys(self) -> KeySet:
+        """All keys here, those of deletes included, whatever a filter says."""
+
+    def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
+        """The live rows that the request is about, without ``newer`` keys."""
+
+    def count(self, predicate: Predicate | None, newer: KeySet) -> int:
+        """How many rows :meth:`batches` would give, without reading more than it takes."""
+
+    def find(self, keys: KeyProbe) -> Rows:
+        """The newest row of each key, ``ABSENT`` where there is none; deletes are found too."""
+
+    def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
+        """Rows that :meth:`find` found, in the order asked, and which of them are deletes."""

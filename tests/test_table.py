@@ -1,0 +1,331 @@
+"""The front door: opening, settings, shards by hand, flushing, and what the shards say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal import layout
+from lancewal.errors import FencedError, InvalidInputError, NotInitializedError, PartialWriteError
+from lancewal.format.shard_manifest import ShardStatus
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.table import Table
+from lancewal.writer.config import ShardWriterConfig
+from tests.faults import FaultyStore
+from tests.servers import S3Server
+from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows
+
+DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
+
+
+def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> Table:
+    lance.write_dataset(schema.empty_table(), str(where))
+    return lancewal.initialize(str(where), **{"writer_defaults": DEFAULTS, **options})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return new_table(tmp_path / "t", bucket=("id", 4))
+
+
+@pytest.fixture
+def manual(tmp_path: Path) -> Table:
+    return new_table(tmp_path / "m")
+
+
+def the_shard(table: Table) -> lancewal.ShardInfo:
+    (shard,) = table.shards()
+    return shard
+
+
+# --- opening ----------------------------------------------------------------------------
+
+
+def test_open_takes_paths_uris_and_datasets(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(table.uri)
+    monkeypatch.chdir(path.parent)
+    ways = [path, str(path), f"file://{path}", path.name, lance.dataset(table.uri), f"{path}/"]
+    assert {lancewal.open(way).uri for way in ways} == {table.uri}
+
+
+def test_open_refuses_a_table_that_is_not_initialised(tmp_path: Path) -> None:
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    with pytest.raises(NotInitializedError, match="initialize"):
+        lancewal.open(tmp_path / "t")
+
+
+def test_open_refuses_what_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no Lance table"):
+        lancewal.open(tmp_path / "t")
+
+
+def test_schema_and_key_are_the_tables_own_and_fresh(table: Table) -> None:
+    assert table.schema.names == ["id", "name"]
+    assert table.primary_key == ("id",)
+    lance.dataset(table.uri).add_columns(pa.field("late", pa.int64()))
+    assert table.schema.names == ["id", "name", "late"]
+
+
+def test_importing_the_package_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, lancewal; assert lancewal.__version__; "
+        "heavy = [m for m in ('lance', 'pyarrow', 'obstore', 'faiss', 'datafusion') if m in sys.modules]; "
+        "assert not heavy, heavy; lancewal.Table; assert 'lance' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_public_names_exist() -> None:
+    for name in lancewal.__all__:
+        assert getattr(lancewal, name) is not None
+    assert set(lancewal.__all__) <= set(dir(lancewal))
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        lancewal.nope  # noqa: B018
+
+
+# --- writer settings --------------------------------------------------------------------
+
+
+def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
+    stored = {"max_memtable_rows": "7", "durable_write": "false", "fsync": "false"}
+    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    with table.writer() as writer:
+        writer.put(rows(0, 8))
+        (shard_writer,) = writer.shard_writers.values()
+        assert shard_writer.config == ShardWriterConfig(max_memtable_rows=7, durable_write=False, fsync=False)
+        shard_writer.wait_for_flush_drain()
+        assert the_shard(table).generations == (1,), "frozen at the stored limit"
+    with table.shard_writer(table.shard_for()) as again:
+        assert again.config.max_memtable_rows == 7
+
+
+def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) -> None:
+    stored = {"max_memtable_rows": "7", "max_memtable_batches": "9", "fsync": "false"}
+    table = new_table(tmp_path / "t", writer_defaults=stored)
+    with table.shard_writer(uuid4(), max_memtable_rows=8) as writer:
+        config = writer.config
+    assert (config.max_memtable_rows, config.max_memtable_batches, config.fsync) == (8, 9, False)
+    assert config.max_memtable_size == ShardWriterConfig().max_memtable_size
+
+
+def test_whole_configuration_replaces_the_stored_defaults(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", writer_defaults={"max_memtable_rows": "7"})
+    # Not a whole number of milliseconds: must not be rounded on the way.
+    mine = fast(max_memtable_batches=5, async_index_interval=timedelta(microseconds=1500))
+    with table.shard_writer(uuid4(), mine, max_memtable_rows=6) as writer:
+        assert writer.config == fast(
+            max_memtable_batches=5, async_index_interval=timedelta(microseconds=1500), max_memtable_rows=6
+        )
+
+
+def test_unknown_setting_is_refused_before_any_claim(table: Table) -> None:
+    for config in (None, fast()):
+        with pytest.raises(InvalidInputError, match="max_memtable_row"):
+            table.writer(config, max_memtable_row=5)
+        with pytest.raises(InvalidInputError, match="max_memtable_row"):
+            table.shard_writer(table.shard_for(1), config, max_memtable_row=5)
+    assert {shard.epoch for shard in table.shards()} == {0}
+
+
+# --- shards -----------------------------------------------------------------------------
+
+
+def test_shards_tell_their_state(table: Table) -> None:
+    shard_id = table.shard_for(1)
+    with table.shard_writer(shard_id) as writer:
+        writer.put(rows(1, 1))
+        writer.put(rows(1, 1))
+        (info,) = [each for each in table.shards() if each.shard_id == shard_id]
+        assert (info.epoch, info.current_generation, info.generations) == (1, 1, ())
+        assert (info.wal_tip, info.tail_length, info.compacted_generation) == (3, 2, 0)
+        assert (info.spec_id, info.status) == (1, ShardStatus.ACTIVE)
+        assert info.values == {"bucket": table.router().values(rows(1, 1))[0].as_py()}
+    (info,) = [each for each in table.shards() if each.shard_id == shard_id]
+    assert (info.generations, info.current_generation) == ((1,), 2)
+    assert (info.wal_tip, info.tail_length) == (3, 0)
+
+
+def test_sealed_shard_says_so(manual: Table) -> None:
+    manifests = ShardManifestStore(ObjectStore.from_uri(manual.uri), manual.create_shard())
+    epoch, _ = manifests.claim_epoch()
+    manifests.seal(epoch)
+    assert the_shard(manual).status is ShardStatus.SEALED
+
+
+def test_shards_of_a_table_that_lance_wrote(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    dataset.initialize_mem_wal(bucket_column="id", num_buckets=2)
+    shard_id = uuid4()
+    with dataset.mem_wal_writer(str(shard_id)) as writer:
+        writer.put(rows(0, 2))
+    info = the_shard(lancewal.open(dataset))
+    assert (info.shard_id, info.spec_id, info.values, info.generations) == (shard_id, 1, {}, (1,))
+
+
+def test_shard_for_creates_the_shard_of_a_value(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", identity="id")
+    shard_id = table.shard_for(7)
+    assert shard_id == table.router().shard_of(7) == table.shard_for(7)
+    assert the_shard(table).values == {"bucket": 7}
+
+
+def test_manual_shards_are_made_by_hand(manual: Table) -> None:
+    chosen, random = manual.create_shard("0b5f3d0c-92a5-4d0b-8a3a-0d3c3f3ad111"), manual.create_shard()
+    assert manual.create_shard(chosen) == chosen
+    assert {shard.shard_id for shard in manual.shards()} == {chosen, random}
+    with lance.dataset(manual.uri).mem_wal_writer(str(chosen)) as writer:
+        writer.put(rows(0, 1))
+    with manual.shard_writer(chosen) as ours:
+        assert ours.epoch == 2
+        ours.put(rows(1, 1))
+    fresh = uuid4()
+    with manual.shard_writer(str(fresh)) as ours:
+        ours.put(rows(2, 1))
+    assert {shard.spec_id for shard in manual.shards()} == {0}
+    assert fresh in {shard.shard_id for shard in manual.shards()}
+
+
+@pytest.mark.parametrize("bad", ["", "nope", 7])
+def test_what_is_no_shard_id_is_refused(manual: Table, bad: Any) -> None:
+    with pytest.raises(InvalidInputError, match="UUID"):
+        manual.shard_writer(bad)
+    with pytest.raises(InvalidInputError, match="UUID"):
+        manual.create_shard(bad)
+    assert manual.shards() == []
+
+
+def test_sharded_table_takes_no_shards_by_hand(table: Table) -> None:
+    with pytest.raises(InvalidInputError, match="shard_for"):
+        table.create_shard()
+    with pytest.raises(InvalidInputError, match="shard_for"):
+        table.shard_writer(uuid4())
+    assert len(table.shards()) == 4
+
+
+# --- flush ------------------------------------------------------------------------------
+
+
+def test_flush_goes_through_the_writers_of_this_process(table: Table) -> None:
+    with table.writer() as writer:
+        writer.put(rows(0, 40))
+        lancewal.open(table.uri).flush()
+        assert all(shard.generations == (1,) for shard in table.shards())
+        writer.put(rows(0, 40))
+        assert {shard.epoch for shard in table.shards()} == {1}, "nobody was fenced"
+
+
+def test_flush_takes_over_shards_that_nobody_writes(table: Table) -> None:
+    writer = table.writer(enable_memtable=False)
+    writer.put(rows(0, 40))
+    writer.close()
+    assert all(shard.tail_length == 1 for shard in table.shards())
+    table.flush()
+    assert all(shard.generations == (1,) and shard.tail_length == 0 for shard in table.shards())
+
+
+def test_flush_of_a_crashed_writers_rows(manual: Table) -> None:
+    shard = manual.create_shard()
+    crashed = manual.shard_writer(shard)
+    crashed.put(rows(0, 5))
+    abandon(crashed)
+    del crashed
+    manual.flush()
+    assert the_shard(manual).generations == (1,)
+
+
+def test_flush_with_nothing_to_do_claims_nothing(table: Table) -> None:
+    for _ in range(2):
+        # The second writer leaves a sentinel behind, which is no row.
+        with table.writer() as writer:
+            writer.put(rows(0, 40))
+    before = table.shards()
+    table.flush()
+    table.flush()
+    assert table.shards() == before
+
+
+def test_flush_fences_the_writer_of_another_process(manual: Table) -> None:
+    shard = manual.create_shard()
+    with lance.dataset(manual.uri).mem_wal_writer(str(shard), max_wal_flush_interval_ms=1) as theirs:
+        theirs.put(rows(0, 3))
+        manual.flush()
+        assert the_shard(manual).epoch == 2
+        with pytest.raises(OSError, match="(?i)fenced"):
+            theirs.put(rows(3, 1))
+    assert the_shard(manual).generations == (1,)
+
+
+def test_flush_of_wal_only_table_with_a_small_queue(tmp_path: Path) -> None:
+    stored = {"enable_memtable": "false", "max_unflushed_memtable_bytes": "1000", "fsync": "false"}
+    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    with table.writer() as writer:
+        writer.put(rows(0, 40))
+    table.flush()
+    assert the_shard(table).tail_length == 0
+
+
+def test_failing_flush_names_the_shard(table: Table) -> None:
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 40))
+    store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
+    broken = table.router().shard_of(0)
+    store.faults.fail("put_if_absent", times=None, where=layout.manifest_dir(broken))
+    with pytest.raises(PartialWriteError, match="flush") as caught:
+        Table.open(table.uri, store=store).flush()
+    assert list(caught.value.failed) == [broken]
+    assert sum(shard.tail_length for shard in table.shards()) == 1
+    table.flush()
+    assert sum(shard.tail_length for shard in table.shards()) == 0
+
+
+# --- fencing and interop ----------------------------------------------------------------
+
+
+def test_shard_writer_fences_its_predecessor(table: Table) -> None:
+    shard = table.shard_for(1)
+    first = table.shard_writer(shard)
+    with table.shard_writer(shard) as second:
+        with pytest.raises(FencedError):
+            first.put(rows(1, 1))
+        second.put(rows(1, 1))
+    first.close()
+
+
+def test_lance_takes_over_a_shard_of_ours_and_we_take_it_back(table: Table) -> None:
+    shard = table.shard_for(1)
+    with table.shard_writer(shard) as ours:
+        ours.put(rows(1, 1, prefix="ours"))
+    with lance.dataset(table.uri).mem_wal_writer(str(shard)) as theirs:
+        theirs.put(rows(1, 1, prefix="theirs"))
+    with table.writer() as ours_again:
+        ours_again.put(rows(1, 1, prefix="again"))
+    (info,) = [each for each in table.shards() if each.shard_id == shard]
+    assert (info.epoch, info.generations) == (3, (1, 2, 3))
+    assert info.values == {"bucket": table.router().values(rows(1, 1))[0].as_py()}
+
+
+def test_table_on_s3(s3: S3Server) -> None:
+    uri, options = s3.uri(f"{uuid4().hex}/table"), dict(s3.storage_options)
+    lance.write_dataset(KEYED.empty_table(), uri, storage_options=options)
+    table = lancewal.initialize(uri, bucket=("id", 2), storage_options=options)
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+    assert sorted(shard.values["bucket"] for shard in table.shards()) == [0, 1]
+    assert all(shard.generations == (1,) for shard in table.shards())
+
+
+def test_append_only_table_is_written(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
+    with table.writer() as writer:
+        assert writer.put(rows(0, 10, schema=APPEND_ONLY)).num_rows == 10
+    assert {type(shard.shard_id) for shard in table.shards()} == {UUID}
