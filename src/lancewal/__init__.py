@@ -23,8 +23,10 @@ from lancewal import errors
 
 if TYPE_CHECKING:
     from lancewal.initialization import initialize
+    from lancewal.reader import LookupResult, Scan
+    from lancewal.shard_info import ShardInfo
     from lancewal.sharding import ShardRouter
-    from lancewal.table import ShardInfo, Table
+    from lancewal.table import Table
     from lancewal.table import open_table as open
     from lancewal.wal import WalAppender, WalEntry, WalTailer
     from lancewal.writer.config import ShardWriterConfig
@@ -39,7 +41,9 @@ except PackageNotFoundError:  # a source tree that was not installed
 
 #: Where each public name lives. Loaded at first use: pylance alone takes most of a second.
 _HOMES = {
-    "ShardInfo": ("lancewal.table", "ShardInfo"),
+    "LookupResult": ("lancewal.reader", "LookupResult"),
+    "Scan": ("lancewal.reader", "Scan"),
+    "ShardInfo": ("lancewal.shard_info", "ShardInfo"),
     "ShardRouter": ("lancewal.sharding", "ShardRouter"),
     "ShardWriter": ("lancewal.writer.shard_writer", "ShardWriter"),
     "ShardWriterConfig": ("lancewal.writer.config", "ShardWriterConfig"),
@@ -55,6 +59,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "LookupResult",
+    "Scan",
     "ShardInfo",
     "ShardRouter",
     "ShardWriter",

@@ -29,8 +29,8 @@ _REGEXP_MATCH = "regexp_match"
 def for_datafusion(sql: str, columns: Sequence[str]) -> str:
     """``sql`` in Lance's dialect as DataFusion reads it (without folding the case of names).
 
-    >>> for_datafusion('NAME = "it''s" AND Lower(City) = `x`', ["name", "city"])
-    "name = 'it''s' AND lower(city) = `x`"
+    >>> for_datafusion('NAME = "x" AND Lower(City) = `y`', ["name", "city"])
+    "name = 'x' AND lower(city) = `y`"
     """
     folded: dict[str, list[str]] = {}
     for column in columns:

@@ -110,8 +110,12 @@ class PartialWriteError(LanceWalError):
         shown = "; ".join(f"{shard}: {type(error).__name__}: {error}" for shard, error in self.failed.items())
         kept = ", ".join(f"{rows} rows in {shard}" for shard, rows in self.written.items())
         super().__init__(
-            f"{doing} failed in {len(self.failed)} shards: {shown}" + (f". Written: {kept}" if kept else "")
+            f"{doing} failed in {_shards(len(self.failed))}: {shown}" + (f". Written: {kept}" if kept else "")
         )
 
     def __reduce__(self) -> tuple[object, ...]:
         return (PartialWriteError, (self.doing, self.failed, self.written))
+
+
+def _shards(count: int) -> str:
+    return f"{count} shard" if count == 1 else f"{count} shards"

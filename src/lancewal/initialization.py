@@ -126,9 +126,7 @@ def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str,
                 "ShardWriterConfig.to_defaults() gives them, or a ShardWriterConfig"
             )
         if key in _NOT_DEFAULTS:
-            raise InvalidInputError(
-                f"{key} names a shard and cannot be a default of all writers"
-            )
+            raise InvalidInputError(f"{key} names a shard and cannot be a default of all writers")
     # Knobs that do not parse would fail every writer later.
     ShardWriterConfig.from_defaults(given)
     return dict(given)

@@ -407,6 +407,7 @@ def _evaluate(expression: Expr, rows: pa.Table, sql: str) -> pa.ChunkedArray:
 
 def _refusal(sql: str, error: Exception) -> InvalidInputError:
     words = str(error).removeprefix("DataFusion error: ").replace('"?table?".', "").replace("?table?.", "")
+    words = " ".join(words.split())
     return InvalidInputError(f"the filter {sql!r} is refused: {words}")
 
 

@@ -200,8 +200,9 @@ class ShardRouter:
         """As :meth:`split`, with what is needed to create the shards."""
         if batch.num_rows == 0:
             return []
-        values = self.values(batch)
-        encoded = values.dictionary_encode(null_encoding="encode")
+        if self._source is None:
+            return [(self._shard(_UNSHARDED_VALUE), batch)]
+        encoded = self.values(batch).dictionary_encode(null_encoding="encode")
         shards = [self._shard(value) for value in encoded.dictionary.to_pylist()]
         if len(shards) == 1:
             return [(shards[0], batch)]

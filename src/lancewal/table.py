@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 from uuid import UUID, uuid4
 
 import lance
@@ -16,57 +15,51 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format.index_details import MemWalDetails
-from lancewal.format.shard_manifest import ShardManifest, ShardStatus
+from lancewal.format.shard_manifest import ShardManifest
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
-from lancewal.sharding import UNSHARDED, Shard, ShardRouter, decoded_values, discover_manifests
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.reader import LookupResult, Scan, TableReader
+from lancewal.shard_info import ShardInfo, shard_infos
+from lancewal.sharding import UNSHARDED, Shard, ShardRouter, discover_manifests
 from lancewal.writer.config import ShardWriterConfig
+from lancewal.writer.drain import drain_config, drain_shard
+from lancewal.writer.intake import is_tabular
 from lancewal.writer.open import open_shard_writer
-from lancewal.writer.registry import live_writer
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
 
-#: Shards looked at together on a remote store, and flushed together anywhere.
-_REMOTE_LOOKS = 16
+#: Each holds the MemTable of one shard in memory.
 _CONCURRENT_FLUSHES = 4
 
 
-@dataclass(frozen=True)
-class ShardInfo:
-    """The state of one shard at one moment.
-
-    ``values`` are its sharding values by field ("bucket" for all specs that Lance makes);
-    empty for a shard of null values or one made by hand. ``generations`` are the SSTables
-    that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
-    table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
-    ``tail_length`` the number of entries that no SSTable covers, sentinels included.
-    """
-
-    shard_id: UUID
-    spec_id: int
-    values: Mapping[str, bool | int | str]
-    status: ShardStatus
-    epoch: int
-    current_generation: int
-    generations: tuple[int, ...]
-    compacted_generation: int
-    wal_tip: int
-    tail_length: int
-
-
 class Table:
-    """A Lance table with a streaming write path. Holds no state: every call sees the newest one.
+    """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
-    Get one from :func:`lancewal.open` or :func:`lancewal.initialize`.
+    Every call sees the newest state: rows that a writer of this process has put, and rows
+    that are durable in any other. What is kept between calls only saves work. Thread-safe.
+
+    >>> import tempfile, lance, lancewal, pyarrow as pa
+    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.schema([key, pa.field("text", pa.string())]).empty_table(), uri)
+    >>> table = lancewal.initialize(uri, unsharded=True)
+    >>> with table.writer() as writer:
+    ...     _ = writer.put(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}))
+    ...     table.count_rows(), table.lookup(2)
+    (3, {'id': 2, 'text': 'b'})
+    >>> table.scan(columns=["text"], filter="id > 1").to_table().to_pylist()
+    [{'text': 'b'}, {'text': 'c'}]
+    >>> result = table.lookup([3, 9])
+    >>> result.found.tolist(), result.table["text"].to_pylist()
+    ([True, False], ['c'])
     """
 
     def __init__(self, store: ObjectStore, *, share_store: bool = False) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
         self._store = store
         self._share_store = share_store
+        self._reader = TableReader(store)
 
     @classmethod
     def open(
@@ -84,7 +77,7 @@ class Table:
         if store is None:
             store = ObjectStore.from_uri(*locate(uri, storage_options))
         table = cls(store, share_store=shared)
-        table._newest()
+        table._reader.base()
         return table
 
     def __repr__(self) -> str:
@@ -97,12 +90,12 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns, read anew."""
-        return self._newest().schema.plain
+        return self._reader.base().schema.plain
 
     @property
     def primary_key(self) -> tuple[str, ...]:
         """The key columns in key order; empty for an append-only table. Read anew."""
-        return self._newest().schema.primary_key
+        return self._reader.base().schema.primary_key
 
     @property
     def details(self) -> MemWalDetails:
@@ -111,24 +104,15 @@ class Table:
         Sharding specs, maintained indexes, writer defaults, the compacted generation of each
         shard, and how far each index has caught up with compaction.
         """
-        return self._newest().details
+        return self._reader.base().details
 
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
-        manifests = discover_manifests(self._store)
-        tips = ordered_map(
-            lambda manifest: find_tip(self._store, manifest.shard_id, manifest),
-            manifests,
-            1 if self._store.is_local else _REMOTE_LOOKS,
-        )
-        pairs = list(zip(manifests, tips, strict=True))
-        # Last, as readers do: a marker then never points beyond what the manifests said.
-        details = self._newest().details
-        return [_shard_info(details, manifest, tip) for manifest, tip in pairs]
+        return shard_infos(self._store, lambda: self._reader.base().details)
 
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
-        return self._router(self._newest())
+        return self._router(self._reader.base())
 
     def shard_for(self, value: Any = None) -> UUID:
         """The shard of the rows with ``value`` in the sharding column; created when it is missing."""
@@ -158,9 +142,10 @@ class Table:
 
         ``config`` replaces the table's stored writer defaults; single settings may be
         overridden by name, as in ``table.writer(durable_write=False)``. ``cast=True`` converts
-        columns to the table's types where no value changes.
+        columns to the table's types where no value changes. The writer takes the columns that
+        the table has now; after a column was added, open a new one.
         """
-        base = self._newest()
+        base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         store = self._writer_store(config)
 
@@ -186,57 +171,80 @@ class Table:
         shard. In any other the caller answers for the rows: they must belong to this shard.
         """
         shard = layout.parse_shard_id(shard_id)
-        base = self._newest()
+        base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         store = self._writer_store(config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)
         return open_shard_writer(base, shard, config, store=store, cast=cast)
 
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_source: bool = False,
+    ) -> Scan:
+        """All rows, each key once, in its newest version; a fixed state, read when it is asked for.
+
+        ``filter`` is SQL as Lance takes it. It, ``limit`` and ``offset`` apply to the newest
+        versions only. ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
+        """
+        return self._reader.scan(columns, filter, limit, offset, with_row_source)
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are, without reading more than keys and the filter's columns."""
+        return self._reader.scan(filter=filter).count_rows()
+
+    @overload
+    def lookup(
+        self, keys: bool | int | str | bytes | dict[str, Any], columns: Sequence[str] | None = None
+    ) -> dict[str, Any] | None: ...
+
+    @overload
+    def lookup(self, keys: list[Any], columns: Sequence[str] | None = None) -> LookupResult: ...
+
+    @overload
+    def lookup(
+        self, keys: Any, columns: Sequence[str] | None = None
+    ) -> LookupResult | dict[str, Any] | None: ...
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
+        """The newest rows of some keys.
+
+        One key (a value; a dict, or a tuple in key order, where the key has several columns)
+        gives its row as a dict, or ``None``. A list of keys, an Arrow array, or a table or
+        frame with the key columns gives a :class:`LookupResult`: the rows that were found in
+        the order asked, and for every key whether it was.
+        """
+        result = self._reader.lookup(keys, columns)
+        if not self._is_one_key(keys):
+            return result
+        row: list[dict[str, Any]] = result.table.to_pylist()
+        return row[0] if row else None
+
     def flush(self) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
         A shard with a writer in this process flushes through it. Any other shard that has
         rows in its WAL is claimed, replayed, flushed and let go: **a writer that another
-        process has on it is fenced**. Shards without such rows are left alone.
+        process has on it is fenced**, and so is one in WAL-only mode. Shards without such
+        rows are left alone.
         """
+        base = self._reader.base()
+        store = self._writer_store(drain_config(base))
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                self._flush_shard(manifest)
+                drain_shard(base, manifest, store)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 
         list(ordered_map(flush, discover_manifests(self._store), _CONCURRENT_FLUSHES))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
-
-    def _flush_shard(self, manifest: ShardManifest) -> None:
-        writer = live_writer(self.uri, manifest.shard_id)
-        if writer is not None:
-            writer.force_seal_active()
-            writer.wait_for_flush_drain()
-        elif self._has_rows_in_wal(manifest):
-            base = self._newest()
-            config = ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
-            # Writers of this table may be WAL-only; whoever flushes for them needs MemTables.
-            config = dataclasses.replace(
-                config,
-                enable_memtable=True,
-                max_memtable_size=min(config.max_memtable_size, config.max_unflushed_memtable_bytes),
-            )
-            open_shard_writer(base, manifest.shard_id, config, store=self._writer_store(config)).close()
-
-    def _has_rows_in_wal(self, manifest: ShardManifest) -> bool:
-        tailer = WalTailer(self._store, manifest.shard_id, update_cursor=False)
-        position = first_unsettled(manifest)
-        while (header := tailer.read_header(position)) is not None:
-            flushed = header.generation is not None and header.generation < manifest.current_generation
-            if not header.sentinel and not flushed:
-                return True
-            position += 1
-        return False
 
     def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:
         if ShardManifestStore(self._store, shard_id).read_latest() is not None:
@@ -250,14 +258,18 @@ class Table:
             "table.writer(), or get the shard of a value with table.shard_for(value)"
         )
 
+    def _is_one_key(self, keys: Any) -> bool:
+        if isinstance(keys, tuple):
+            several = not keys or any(isinstance(each, dict | tuple) for each in keys)
+            return not several and len(self.primary_key) > 1
+        several = isinstance(keys, list | pa.Array | pa.ChunkedArray) or is_tabular(keys)
+        return not several
+
     def _router(self, base: BaseTable) -> ShardRouter:
         router = ShardRouter.for_table(base.details, base.schema)
         if router.transform != UNSHARDED:
             return router
         return router.adopting(discover_manifests(self._store))
-
-    def _newest(self) -> BaseTable:
-        return BaseTable.open(self.uri, self._store.storage_options, store=self._store)
 
     def _writer_store(self, config: ShardWriterConfig) -> ObjectStore:
         if self._share_store:
@@ -296,18 +308,3 @@ def _resolve(
     if unknown:
         raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")
     return dataclasses.replace(config, **overrides)
-
-
-def _shard_info(details: MemWalDetails, manifest: ShardManifest, tip: int) -> ShardInfo:
-    return ShardInfo(
-        shard_id=manifest.shard_id,
-        spec_id=manifest.shard_spec_id,
-        values=decoded_values(details, manifest),
-        status=manifest.status,
-        epoch=manifest.writer_epoch,
-        current_generation=manifest.current_generation,
-        generations=tuple(entry.generation for entry in manifest.sstables),
-        compacted_generation=details.compacted.get(manifest.shard_id, 0),
-        wal_tip=tip,
-        tail_length=tip - first_unsettled(manifest),
-    )

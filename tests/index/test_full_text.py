@@ -17,7 +17,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.index import postings
 from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import FullTextIndex, TextHits, index_of, search_rows
-from lancewal.index.specs import FullTextParams
+from lancewal.index.kinds import FullTextParams
 
 VOCABULARY = [
     "red",
@@ -100,7 +100,7 @@ def test_phrases_have_lances_hits_and_scores() -> None:
         )
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=6).map(" ".join), min_size=1, max_size=30),
     st.data(),
@@ -116,6 +116,7 @@ def test_rows_above_the_bound_leave_hits_and_scores_as_if_they_were_not_there(
         assert as_dict(index.search(query, bound)) == pytest.approx(expected, rel=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=6), max_size=40), st.data())
 def test_insertion_in_any_batches_finds_the_same(rows: list[list[str]], data: st.DataObject) -> None:
     column = pa.array([" ".join(words) for words in rows], pa.string())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
@@ -36,6 +36,7 @@ def expected_live(keys: Sequence[Any], bound: int) -> list[bool]:
     return [keys[row] not in keys[row + 1 : bound] for row in range(bound)]
 
 
+@settings(deadline=None)
 @given(batches_of_keys, st.data())
 def test_newest_rows_are_those_of_a_scan_for_every_bound(
     typed: tuple[pa.DataType, list[list[Any]]], data: st.DataObject
@@ -55,6 +56,7 @@ def test_newest_rows_are_those_of_a_scan_for_every_bound(
     assert index.newest(pa.array(wanted, type_), bound).tolist() == positions
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["x", "y"])), max_size=20))
 def test_composite_keys_are_told_apart_by_all_their_columns(rows: list[tuple[int, str]]) -> None:
     columns = {
@@ -101,6 +103,7 @@ def test_a_bound_above_the_rows_is_refused_rather_than_answered_from_too_few() -
         index.newest([1], 2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=8), st.data())
 def test_catching_up_from_any_prefix_equals_inserting(lists: list[list[int]], data: st.DataObject) -> None:
     batches = [batch(keys) for keys in lists]

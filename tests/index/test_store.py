@@ -10,7 +10,7 @@ import pytest
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.index.btree import BTreeIndex
-from lancewal.index.specs import (
+from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
     IndexKind,

@@ -11,7 +11,7 @@ import pytest
 
 from lancewal.format.schema import TableSchema
 from lancewal.index import postings, runs
-from lancewal.index.specs import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
 from lancewal.index.store import IndexStore
 
 DIMENSION = 8

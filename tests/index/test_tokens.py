@@ -7,11 +7,11 @@ from dataclasses import replace
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.index import tokens
-from lancewal.index.specs import FullTextParams
+from lancewal.index.kinds import FullTextParams
 from lancewal.index.tokens import Tokenizer
 
 PARAMS = {
@@ -68,6 +68,7 @@ def ours(tokenizer: Tokenizer, column: pa.Array) -> list[list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
+@settings(deadline=None)
 @given(batches=st.lists(st.lists(st.none() | texts, max_size=4), max_size=3))
 def test_batches_have_the_tokens_that_lance_gives_each_text(
     params: FullTextParams, batches: list[list[str | None]]

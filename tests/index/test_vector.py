@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
 from lancewal.index import builder, graph
 from lancewal.index.distance import Nearest, Vectors
-from lancewal.index.specs import Metric, VectorParams
+from lancewal.index.kinds import Metric, VectorParams
 from lancewal.index.vector import VectorIndex, search_rows
 
 FLOAT32 = pa.float32()
@@ -69,6 +69,7 @@ whole_numbers = st.lists(st.none() | st.lists(st.integers(-3, 3), min_size=3, ma
 
 
 @pytest.mark.parametrize("metric", Metric)
+@settings(deadline=None)
 @given(vectors=whole_numbers, data=st.data())
 def test_exact_search_equals_a_full_computation(
     metric: Metric, vectors: list[Any], data: st.DataObject

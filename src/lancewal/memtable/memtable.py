@@ -76,8 +76,8 @@ class MemTable:
 
     @property
     def estimated_size(self) -> int:
-        """Bytes held: rows, bookkeeping and indexes."""
-        return self._row_bytes + self.indexes.memory_bytes
+        """Bytes held: rows, bookkeeping and indexes; 0 without rows, since no flush would free them."""
+        return self._row_bytes + self.indexes.memory_bytes if self._batches else 0
 
     @property
     def row_bytes(self) -> int:

@@ -61,16 +61,25 @@ class KeySet:
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], values.take(pa.array(order)))
 
+    @classmethod
+    def union(cls, sets: Iterable[KeySet]) -> KeySet:
+        """The keys of several sets of one type."""
+        filled = [each for each in sets if len(each)]
+        if len(filled) < 2:
+            return filled[0] if filled else _EMPTY
+        values = [each._values for each in filled if each._values is not None]
+        words = np.concatenate([each._words for each in filled])
+        # A stable sort merges what is sorted in pieces already.
+        if not values:
+            return cls(_distinct(np.sort(words, kind="stable")), None)
+        order = np.argsort(words, kind="stable")
+        return cls(words[order], pa.concat_arrays(values).take(pa.array(order)))
+
     def __len__(self) -> int:
         return len(self._words)
 
     def __or__(self, other: KeySet) -> KeySet:
-        if not len(self) or not len(other):
-            return self if len(self) else other
-        if self._values is None or other._values is None:
-            words = np.concatenate([self._words, other._words])
-            return KeySet(_distinct(np.sort(words, kind="stable")), None)
-        return KeySet.of([self._values, other._values])
+        return KeySet.union([self, other])
 
     @property
     def nbytes(self) -> int:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lancewal.format.schema import TableSchema
 from lancewal.memtable.scan import checked_columns
-from lancewal.reader.row_source import with_row_source
+from lancewal.reader.row_source import labelled, shown_schema
 from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import ABSENT, Mask, Rows, Source
 from lancewal.sstable import KeyProbe
@@ -47,7 +46,7 @@ def lookup(
     names = checked_columns(columns, snapshot.schema)
     distinct, number_of = _distinct(keys)
     parts = _find(snapshot, distinct, names, row_source)
-    shown = with_row_source(pa.schema([snapshot.schema.plain.field(name) for name in names]), row_source)
+    shown = shown_schema(snapshot.schema, names, row_source)
     if not parts:
         return LookupResult(shown.empty_table(), np.zeros(len(number_of), np.bool_))
     rows = pa.concat_tables([pa.Table.from_arrays(part.rows.columns, schema=shown) for part in parts])
@@ -76,48 +75,39 @@ def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
 
 def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source: bool) -> list[_Part]:
     parts: list[_Part] = []
-    open_keys = np.ones(len(keys), np.bool_)
+    unknown = np.ones(len(keys), np.bool_)
+    locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
+
+    def add(rows: pa.Table, numbers: Rows, source: Source | None) -> None:
+        if len(numbers):
+            parts.append(_Part(labelled(rows, source) if row_source else rows, numbers))
+
     for group in snapshot.groups:
-        asked = open_keys & _possible(snapshot, group, keys)
+        asked = unknown
+        if locator is not None and len(keys) > 1:
+            here = locator.keys_in(snapshot.identity_of(group[0].shard_id))
+            asked = unknown if here is None else unknown & here
         for source in group:
             numbers = np.flatnonzero(asked)
             if not len(numbers):
                 break
             positions = source.find(_subset(keys, numbers))
             hit = positions != ABSENT
-            if not hit.any():
-                continue
-            numbers = numbers[hit]
-            asked[numbers] = open_keys[numbers] = False
-            rows, deleted = source.take(positions[hit], columns)
-            if deleted.any():
-                rows, numbers = rows.filter(pa.array(~deleted)), numbers[~deleted]
-            if len(numbers):
-                parts.append(_Part(_labelled(rows, source, row_source), numbers))
-    numbers = np.flatnonzero(open_keys)
+            if hit.any():
+                numbers = numbers[hit]
+                asked[numbers] = unknown[numbers] = False
+                rows, deleted = source.take(positions[hit], columns)
+                if deleted.any():
+                    rows, numbers = rows.filter(pa.array(~deleted)), numbers[~deleted]
+                add(rows, numbers, source)
+    numbers = np.flatnonzero(unknown)
     if len(numbers):
         rows, found = snapshot.base_source.lookup(_subset(keys, numbers).columns, columns)
-        if rows.num_rows:
-            parts.append(_Part(_labelled(rows, None, row_source), numbers[found]))
+        add(rows, numbers[found], None)
     return parts
-
-
-def _possible(snapshot: Snapshot, group: Sequence[Source], keys: KeyProbe) -> Mask:
-    """Which keys the shards of a group can hold."""
-    every = np.ones(len(keys), np.bool_)
-    shards = {source.shard_id for source in group}
-    if len(shards) != 1 or len(snapshot.groups) == 1:
-        return every
-    (identity,) = (shard.identity for shard in snapshot.shards if shard.shard_id in shards)
-    mask = snapshot.pruner.keys_of(identity, snapshot.schema, keys.columns)
-    return every if mask is None else mask
 
 
 def _subset(keys: KeyProbe, numbers: Rows) -> KeyProbe:
     if len(numbers) == len(keys):
         return keys
     return KeyProbe([column.take(pa.array(numbers)) for column in keys.columns])
-
-
-def _labelled(rows: pa.Table, source: Source | None, wanted: bool) -> pa.Table:
-    return rows

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lancewal.format.bucket import bucket_of
 from lancewal.format.index_details import MemWalDetails, ShardingField
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.shard_value import encode_shard_value, result_type_to_arrow
+from lancewal.format.shard_value import decode_shard_value, encode_shard_value, result_type_to_arrow
 from lancewal.predicate import Predicate
 from lancewal.sharding import BUCKET, IDENTITY
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,7 @@ class ShardIdentity:
 
     @classmethod
     def of(cls, manifest: ShardManifest) -> ShardIdentity:
-        return cls(
-            manifest.shard_id, manifest.shard_spec_id, tuple(sorted(manifest.field_values.items()))
-        )
+        return cls(manifest.shard_id, manifest.shard_spec_id, tuple(sorted(manifest.field_values.items())))
 
 
 class ShardPruner:
@@ -65,23 +68,46 @@ class ShardPruner:
         # A shard without a stored value holds nulls, or was made by somebody who did not say.
         return wanted is None or stored is None or stored in self._stored_values(known[0], wanted)
 
-    def keys_of(self, shard: ShardIdentity, schema: TableSchema, keys: Sequence[pa.Array]) -> pa.Array | None:
-        """Which keys (a mask) can be in the shard; ``None``: all of them."""
-        known = self._fields.get(shard.spec_id)
-        stored = None if known is None else dict(shard.values).get(known[0].field_id)
-        if known is None or stored is None or known[1] not in schema.primary_key:
-            return None
-        field, column = known
-        values = keys[schema.primary_key.index(column)]
-        type_ = result_type_to_arrow(field.result_type)
-        if field.transform == BUCKET:
-            number = int.from_bytes(stored, "little")
-            return pa.array(bucket_of(values, int(field.parameters["num_buckets"])) == number)
-        return pa.array([encode_shard_value(value, type_) == stored for value in values.to_pylist()])
+    def locate(self, schema: TableSchema, keys: Sequence[pa.Array]) -> KeyLocator:
+        """Where keys, given as key columns in key order, can be."""
+        columns = dict(zip(schema.primary_key, keys, strict=True))
+        placed = {
+            spec_id: (field, columns[column])
+            for spec_id, (field, column) in self._fields.items()
+            if column in columns
+        }
+        return KeyLocator(placed)
 
     @staticmethod
     def _stored_values(field: ShardingField, values: pa.Array) -> set[bytes]:
         type_ = result_type_to_arrow(field.result_type)
-        if field.transform == BUCKET:
-            values = pa.array(bucket_of(values, int(field.parameters["num_buckets"]))).unique()
-        return {encode_shard_value(value, type_) for value in values.to_pylist()}
+        sharding_values = _sharding_values(field, values).unique().to_pylist()
+        return {encode_shard_value(value, type_) for value in sharding_values}
+
+
+class KeyLocator:
+    """Tells which of some keys a shard can hold."""
+
+    def __init__(self, placed: Mapping[int, tuple[ShardingField, pa.Array]]) -> None:
+        """By spec: its sharding field, and the column of the keys that it is computed from."""
+        self._placed = placed
+        self._values: dict[int, pa.Array] = {}
+
+    def keys_in(self, shard: ShardIdentity) -> Mask | None:
+        """Which keys can be in the shard; ``None``: any of them."""
+        placed = self._placed.get(shard.spec_id)
+        stored = None if placed is None else dict(shard.values).get(placed[0].field_id)
+        if placed is None or stored is None:
+            return None
+        field, column = placed
+        values = self._values.get(shard.spec_id)
+        if values is None:
+            values = self._values[shard.spec_id] = _sharding_values(field, column)
+        value = decode_shard_value(stored, result_type_to_arrow(field.result_type))
+        return np.asarray(pc.equal(values, value).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _sharding_values(field: ShardingField, values: pa.Array) -> pa.Array:
+    if field.transform == BUCKET:
+        return pa.array(bucket_of(values, int(field.parameters["num_buckets"])))
+    return values

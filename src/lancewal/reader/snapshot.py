@@ -87,6 +87,13 @@ class Snapshot:
     def pruner(self) -> ShardPruner:
         return ShardPruner(self.base.details, self.schema)
 
+    def identity_of(self, shard_id: UUID) -> ShardIdentity:
+        return self._identities[shard_id]
+
+    @cached_property
+    def _identities(self) -> dict[UUID, ShardIdentity]:
+        return {shard.shard_id: shard.identity for shard in self.shards}
+
     @cached_property
     def groups(self) -> list[list[Source]]:
         """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
@@ -106,9 +113,10 @@ class Snapshot:
 class ShardReader:
     """Reads one shard's state; keeps what a later read can use again."""
 
-    def __init__(self, store: ObjectStore, shard_id: UUID) -> None:
+    def __init__(self, store: ObjectStore, shard_id: UUID, *, live_writers: bool = True) -> None:
         self._store = store
         self._shard_id = shard_id
+        self._live_writers = live_writers
         self._manifests = ShardManifestStore(store, shard_id)
         self._tail = ShardTail(store, shard_id, self._manifests)
         self._sstables: dict[str, KeyedSsTable] = {}
@@ -117,7 +125,7 @@ class ShardReader:
 
     def read(self) -> ShardState | None:
         """Steps 1 and 2; ``None`` for a shard that has no manifest yet."""
-        writer = live_writer(self._store.uri, self._shard_id)
+        writer = live_writer(self._store.uri, self._shard_id) if self._live_writers else None
         views: list[MemTableView] | None = None
         if writer is not None:
             try:

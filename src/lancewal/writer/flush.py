@@ -77,13 +77,15 @@ class FlushQueue:
         """Why the oldest frozen MemTable is not flushed yet; ``None`` while all goes well."""
         return self._last_error
 
-    def add(self, memtable: MemTable) -> None:
+    def add(self, memtable: MemTable, *, start: bool = True) -> None:
+        """Take a MemTable that gets no more rows; without ``start`` it waits for :meth:`start`."""
         with self._changed:
             self._frozen.append(memtable)
-        self._worker.kick()
+        if start:
+            self._worker.kick()
 
-    def retry_now(self) -> None:
-        """End the pause after a failure."""
+    def start(self) -> None:
+        """Flush what waits; ends the pause after a failure."""
         if self._frozen:
             self._worker.kick()
 
@@ -98,6 +100,8 @@ class FlushQueue:
                 return
             last = self._frozen[-1].generation
             failures = self._failures
+            # Somebody waits: no long pauses, however long the trouble has lasted.
+            self._failures_in_a_row = 0
         self._worker.kick()
         with self._changed:
             while self._frozen and self._frozen[0].generation <= last:
@@ -128,7 +132,7 @@ class FlushQueue:
                 self._on_fenced(error)
                 self._failed(memtable, error)
                 return None
-            except Exception as error:
+            except BaseException as error:
                 return self._failed(memtable, error)
         return None
 
@@ -176,7 +180,7 @@ class FlushQueue:
 
         self._manifests.commit_update(self._epoch, published)
 
-    def _failed(self, memtable: MemTable, error: Exception) -> float:
+    def _failed(self, memtable: MemTable, error: BaseException) -> float:
         if not isinstance(error, LanceWalError):
             error = StorageError(f"flush of generation {memtable.generation} failed: {error!r}")
         self._stats.record_memtable_flush_failure()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from lancewal.errors import FencedError
+from lancewal.errors import FencedError, StorageError, WalCorruptError
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.wal_entry import WalEntry
 from lancewal.manifest import ShardManifestStore
@@ -70,6 +71,7 @@ class MemTableMode:
         state.when_ended(self._backpressure.wake)
         self._wal_flusher = WalFlushWorker(config, log, state)
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
+        self._unindexed_since: float | None = None
 
     def admit(self) -> None:
         self._backpressure.admit()
@@ -78,13 +80,13 @@ class MemTableMode:
         if self._would_overflow(rows):
             self.seal_active()
         active = self._active
-        if self._config.sync_indexed_write:
+        try:
             positions = self._insert_indexed(active, rows)
-        else:
-            positions = active.insert(rows.batches, rows.num_bytes)
-            if active.unindexed_rows >= self._config.async_index_buffer_rows:
-                self._indexer.kick()
-        self._log.enqueue(rows.batches, rows.num_bytes, active.generation, active)
+            self._log.enqueue(rows.batches, rows.num_bytes, active.generation, active)
+        except BaseException as error:
+            self._end_between("a put", error)
+            raise
+        self._index_later(active)
         if not self._config.durable_write:
             # Durable rows are shown by the commit that stored them: a reader never sees
             # a row that a crash could take back.
@@ -97,17 +99,43 @@ class MemTableMode:
         self._wal_flusher.nudge()
 
     def seal_active(self) -> None:
+        # After a failure the active MemTable may hold a part of a put: it is never flushed.
+        if self._state.failure is None:
+            self._freeze()
+
+    def _freeze(self, *, start_flush: bool = True) -> None:
         frozen = self._active
         if frozen.batch_count == 0:
             return
-        self._active = self._make_memtable(frozen.generation + 1, frozen.end_position)
-        self._flushes.add(frozen)
+        try:
+            self._active = self._make_memtable(frozen.generation + 1, frozen.end_position)
+            self._flushes.add(frozen, start=start_flush)
+        except BaseException as error:
+            self._end_between("a freeze", error)
+            raise
         logger.debug("froze generation %d", frozen.generation, extra=self._state.context)
 
+    def _end_between(self, what: str, error: BaseException) -> None:
+        """Memory and log may differ by now: what is in the log is replayed by the next writer."""
+        cause = StorageError(f"{what} was cut short by {error!r}; open a new writer")
+        self._state.fail(cause, memory_ahead_of_log=True)
+
     def replay(self, entry: WalEntry, batches: Sequence[pa.RecordBatch]) -> None:
-        """Take the rows of a WAL entry; called before the writer is open to anybody."""
-        if entry.generation is not None and entry.generation > self._active.generation:
-            self.seal_active()
+        """Take the rows of a WAL entry; called before the writer is open to anybody.
+
+        MemTables that are complete wait for :meth:`finish_replay`: was one published while
+        a later entry turns out to be unreadable or of an older generation, the next replay
+        would pass over that entry.
+        """
+        generation = entry.generation
+        if generation is not None and generation < self._active.generation:
+            raise WalCorruptError(
+                entry.shard_id,
+                entry.position,
+                f"its generation {generation} comes after generation {self._active.generation}",
+            )
+        if generation is not None and generation > self._active.generation:
+            self._freeze(start_flush=False)
         active = self._active
         active.insert(batches, sum(batch.nbytes for batch in batches))
         active.note_durable(active.end_position, entry.position)
@@ -129,9 +157,12 @@ class MemTableMode:
         self.seal_active()
         self._flushes.drain(CLOSE_ATTEMPTS)
 
-    def seal_if_full(self) -> None:
+    def finish_replay(self) -> None:
+        """All entries were read: what is full or belongs to an older generation may be flushed."""
         if self._is_full(self._active):
             self.seal_active()
+        self._flushes.start()
+        self._index_later(self._active)
 
     def views(self) -> list[MemTableView]:
         tables = self.memtables()
@@ -177,6 +208,8 @@ class MemTableMode:
         with self.lock:
             self.seal_active()
         self._flushes.drain(CLOSE_ATTEMPTS)
+        if self._active.batch_count:
+            raise self._state.latched()
 
     def stop(self) -> None:
         self._wal_flusher.stop()
@@ -186,20 +219,36 @@ class MemTableMode:
     def _insert_indexed(self, active: MemTable, rows: Rows) -> range:
         before = active.index_seconds
         positions = active.insert(rows.batches, rows.num_bytes)
-        if active.indexes.specs:
+        if active.indexes.specs and self._config.sync_indexed_write:
             self._stats.record_index_update(active.index_seconds - before, rows.num_rows)
         return positions
+
+    def _index_later(self, active: MemTable) -> None:
+        """See that rows whose indexing was deferred are indexed, by number or by time."""
+        unindexed = active.unindexed_rows
+        if unindexed >= self._config.async_index_buffer_rows:
+            self._indexer.kick()
+        elif unindexed and self._unindexed_since is None:
+            self._unindexed_since = time.monotonic()
+            self._indexer.kick()
 
     def _index_step(self) -> float | None:
         """Index what has gathered, oldest MemTable first; frozen ones too while they are readable."""
         with self.lock:
             tables = [*self._flushes.frozen, self._active]
+        since = self._unindexed_since
+        if since is not None and tables[-1].unindexed_rows < self._config.async_index_buffer_rows:
+            left = since + self._config.async_index_interval.total_seconds() - time.monotonic()
+            if left > 0:
+                return left
+        # Cleared first: rows that come from here on start the next interval.
+        self._unindexed_since = None
         for memtable in tables:
             while memtable.unindexed_rows and not self._indexer.stopping:
                 before = memtable.index_seconds
                 rows = memtable.update_indexes(self._config.async_index_buffer_rows)
                 self._stats.record_index_update(memtable.index_seconds - before, rows)
-        return self._config.async_index_interval.total_seconds()
+        return None
 
     def _would_overflow(self, rows: Rows) -> bool:
         active = self._active

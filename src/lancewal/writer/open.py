@@ -71,6 +71,7 @@ def open_shard_writer(
             base.details.maintain_all_indexes,
             base.details.writer_config_defaults,
         )
+    IndexStore(indexes or (), base.schema)  # refuses what cannot be maintained
     store = store or ObjectStore.from_uri(base.uri, base.storage_options, fsync=config.fsync)
     if spec_id is None:
         known = ShardManifestStore(store, shard, config.manifest_scan_batch_size).read_latest()
@@ -176,7 +177,7 @@ def _replay(
         rows += entry.num_rows
         if mode.replay_needs_room() and replay.may_split_after(entry.position, mode.active_generation):
             mode.flush_replayed()
-    mode.seal_if_full()
+    mode.finish_replay()
     stats.record_replay(time.perf_counter() - started, entries, rows)
     if entries:
         logger.info(

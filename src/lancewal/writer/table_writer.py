@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -204,9 +204,8 @@ class TableWriter:
     def _write(self, doing: str, rows: Rows, progress: _Progress) -> None:
         parts = self._split(rows)
         with self._working():
-            done, failed = self._run(
-                {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
-            )
+            calls = {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
+            done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
         for shard, part in parts:
             if shard.shard_id in done:
                 progress.add(shard.shard_id, part.num_rows, done[shard.shard_id])
@@ -221,6 +220,12 @@ class TableWriter:
         if len(parts) == 1:
             return [(next(iter(parts)), rows)]
         return [(shard, Rows.of(batches)) for shard, batches in parts.items()]
+
+    def _must_wait(self, shards: Iterable[UUID]) -> bool:
+        """Whether writing takes storage round trips: for a claim, or for durability."""
+        with self._changed:
+            writers = [self._slots[shard].writer if shard in self._slots else None for shard in shards]
+        return any(writer is None or writer.config.durable_write for writer in writers)
 
     def _write_shard(self, shard: Shard, rows: Rows) -> WriteResult:
         with self._changed:
@@ -244,26 +249,29 @@ class TableWriter:
                 self._in_flight -= 1
                 self._changed.notify_all()
 
-    def _run(self, calls: Mapping[UUID, Callable[[], T]]) -> tuple[dict[UUID, T], dict[UUID, Exception]]:
-        """All calls at once, the last one in this thread; results and errors by shard."""
-        if not calls:
-            return {}, {}
-        *others, (last, call_last) = calls.items()
-        futures = {shard: self._pool.submit(call) for shard, call in others}
+    def _run(
+        self, calls: Mapping[UUID, Callable[[], T]], *, in_threads: bool = True
+    ) -> tuple[dict[UUID, T], dict[UUID, Exception]]:
+        """All calls, the last one in this thread; results and errors by shard."""
+        names = list(calls)
+        away = {shard: self._pool.submit(calls[shard]) for shard in names[:-1]} if in_threads else {}
         done: dict[UUID, T] = {}
         failed: dict[UUID, Exception] = {}
         try:
-            done[last] = call_last()
-        except Exception as error:
-            failed[last] = error
+            for shard in names[len(away) :]:
+                _settle(shard, calls[shard], done, failed)
         finally:
-            wait(futures.values())
-        for shard, future in futures.items():
-            try:
-                done[shard] = future.result()
-            except Exception as error:
-                failed[shard] = error
+            wait(away.values())
+        for shard, future in away.items():
+            _settle(shard, future.result, done, failed)
         return done, failed
+
+
+def _settle(shard: UUID, call: Callable[[], T], done: dict[UUID, T], failed: dict[UUID, Exception]) -> None:
+    try:
+        done[shard] = call()
+    except Exception as error:
+        failed[shard] = error
 
 
 @dataclass

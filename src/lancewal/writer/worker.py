@@ -51,18 +51,29 @@ class Worker:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None and not self._stopping.is_set():
+            if self._thread is not None or self._stopping.is_set():
+                return
+            try:
                 # A daemon: a process that exits without close() must not hang here, and
                 # loses nothing by it, since whatever was acknowledged is in the WAL.
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+            except BaseException:
+                # No thread to be had, or an interrupt: then the next kick tries again.
+                self._thread = None
+                raise
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # its start was interrupted
         while not self._stopping.is_set():
             self._wake.clear()
             try:
                 sleep = self._step()
-            except Exception:
+            except BaseException:
+                # A panic in native code is no Exception; whoever waits for this thread
+                # would wait for ever if it ended.
                 logger.exception("%s: a step failed; going on", self._name)
                 sleep = self._retry_seconds
             if not self._stopping.is_set():

@@ -1,0 +1,161 @@
+"""Scan: all rows of a table, each key once, in its newest version.
+
+Levels are read from the newest to the oldest. Each leaves out the rows whose keys a newer
+level holds, deletes included, and only then is a row asked whether it matches: filters may be
+pushed into a level because the keys that hide its rows are the newer levels' whole
+key sets, not the matching part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.memtable.scan import checked_columns
+from lancewal.predicate import Predicate
+from lancewal.reader.explain import explained
+from lancewal.reader.key_set import KeySet
+from lancewal.reader.lookup import lookup
+from lancewal.reader.row_source import labelled, shown_schema
+from lancewal.reader.snapshot import Snapshot
+from lancewal.reader.source import Request, Source
+
+#: A filter that names at most so many keys is answered by looking them up.
+MAX_PINNED_KEYS = 1_000
+
+
+class Scan:
+    """One read of a snapshot. Every method reads the same state, any number of times."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str] | None = None,
+        predicate: Predicate | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_source: bool = False,
+    ) -> None:
+        for name, number in (("limit", limit), ("offset", offset)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+                raise InvalidInputError(f"{name} must be a number of rows, 0 or more, not {number!r}")
+        self.snapshot = snapshot
+        self.predicate = predicate
+        self.limit = limit
+        self.offset = offset or 0
+        self._columns = checked_columns(columns, snapshot.schema)
+        self._row_source = with_row_source
+        self.schema = shown_schema(snapshot.schema, self._columns, with_row_source)
+
+    def to_table(self) -> pa.Table:
+        """All rows at once."""
+        return pa.Table.from_batches(self._batches(), self.schema)
+
+    def to_batches(self) -> pa.RecordBatchReader:
+        """The rows as a stream; no more than a few batches are held at a time."""
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_batches().__arrow_c_stream__(requested_schema)
+
+    def count_rows(self) -> int:
+        """How many rows there are; reads keys and the filter's columns at most."""
+        pinned = self.pinned_keys()
+        if pinned is not None:
+            total = sum(int(batch.num_rows) for batch in self._pinned(pinned))
+        else:
+            total = sum(source.count(self.predicate, newer) for source, newer in self._levels())
+            total += self.snapshot.base_source.count(self.predicate, self._newer_than_base())
+        remaining = max(total - self.offset, 0)
+        return remaining if self.limit is None else min(remaining, self.limit)
+
+    def explain(self) -> str:
+        """What is read, what was left out, and what is pushed down, as text."""
+        return explained(self)
+
+    def pinned_keys(self) -> list[pa.Array] | None:
+        """The key columns of all keys that the filter allows, when it names them and they are few.
+
+        Only where it is nothing but simple conditions: others are left to Lance wherever
+        the rows are, so that what Lance refuses is refused whether or not a row is in memory.
+        """
+        names = self.snapshot.schema.primary_key
+        if self.predicate is None or not names or not self.predicate.is_simple:
+            return None
+        choices = []
+        for name in names:
+            values = self.predicate.values_of(name)
+            if values is None:
+                return None
+            choices.append(values)
+        if len(choices) == 1:
+            return choices if len(choices[0]) <= MAX_PINNED_KEYS else None
+        size = 1
+        for values in choices:
+            size *= len(values)
+        if size > MAX_PINNED_KEYS:
+            return None
+        combinations = list(product(*(values.to_pylist() for values in choices)))
+        return [
+            pa.array([key[place] for key in combinations], values.type)
+            for place, values in enumerate(choices)
+        ]
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        pinned = self.pinned_keys()
+        rows = self._all() if pinned is None else self._pinned(pinned)
+        skip, remaining = self.offset, self.limit
+        if remaining == 0:
+            return
+        for batch in rows:
+            if skip:
+                skipped = min(skip, batch.num_rows)
+                skip -= skipped
+                batch = batch.slice(skipped)
+            if remaining is not None:
+                batch = batch.slice(0, remaining)
+                remaining -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+            if remaining == 0:
+                return
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        enough = None if self.limit is None else self.limit + self.offset
+        request = Request(self._columns, self.predicate, enough)
+        for source, newer in self._levels():
+            yield from self._shown(source.batches(request, newer), source)
+        yield from self._shown(self.snapshot.base_source.batches(request, self._newer_than_base()), None)
+
+    def _shown(self, batches: Iterator[pa.RecordBatch], source: Source | None) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                rows = labelled(batch, source) if self._row_source else batch
+                yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
+
+    def _pinned(self, keys: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        assert self.predicate is not None, "only a filter pins keys"
+        extra = [name for name in sorted(self.predicate.columns) if name not in self._columns]
+        found = lookup(self.snapshot, keys, [*self._columns, *extra], row_source=self._row_source).table
+        matching = self.predicate.mask(found)
+        if not matching.all():
+            found = found.filter(pa.array(matching))
+        yield from found.select(self.schema.names).to_batches()
+
+    def _levels(self) -> Iterator[tuple[Source, KeySet]]:
+        """Every level above the base, newest first, with the keys of those that are newer."""
+        keyed = bool(self.snapshot.schema.primary_key)
+        for group in self.snapshot.groups:
+            newer = KeySet.empty()
+            for place, source in enumerate(group):
+                yield source, newer
+                if keyed and place + 1 < len(group):
+                    newer |= source.keys()
+
+    def _newer_than_base(self) -> KeySet:
+        if not self.snapshot.schema.primary_key:
+            return KeySet.empty()
+        return KeySet.union(source.keys() for group in self.snapshot.groups for source in group)

@@ -1,0 +1,187 @@
+"""TableReader: takes snapshots of one table and reads from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal import layout
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError
+from lancewal.format.schema import TableSchema
+from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
+from lancewal.predicate import Predicate
+from lancewal.reader.lookup import LookupResult, lookup
+from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
+from lancewal.reader.restart import SnapshotMovedError
+from lancewal.reader.scan import Scan
+from lancewal.reader.snapshot import ShardReader, Snapshot, WantsShard
+from lancewal.writer.intake import Intake
+
+logger = logging.getLogger(__name__)
+
+#: Each attempt fails only when a flush or a compaction got in between.
+_ATTEMPTS = 16
+_REMOTE_READERS = 16
+
+
+class TableReader:
+    """Reads one table, merged; keeps handles, keys and WAL tails between reads. Thread-safe.
+
+    What it keeps never decides what is read: every snapshot asks storage for the newest
+    manifests, WAL entries and base version.
+    """
+
+    def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
+        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL."""
+        self._store = store
+        self._live_writers = live_writers
+        self._shards: dict[UUID, ShardReader] = {}
+        self._base: BaseTable | None = None
+
+    def base(self) -> BaseTable:
+        """The newest version of the base table."""
+        known = self._base
+        if known is None or known.dataset.latest_version != known.version:
+            known = BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
+            self._base = known
+        return known
+
+    def snapshot(self, wants: WantsShard | None = None) -> Snapshot:
+        """A consistent state of the table; shards that ``wants`` is false for are left out."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._take_snapshot(wants)
+            except SnapshotMovedError as error:
+                if attempt == _ATTEMPTS:
+                    raise
+                logger.debug("snapshot started again: %s", error)
+        raise AssertionError("the last attempt raises")
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_source: bool = False,
+    ) -> Scan:
+        """A scan of the state that the table has now."""
+        while True:
+            base = self.base()
+            predicate = Predicate.parse(filter, base.schema.plain) if filter is not None else None
+            pruner = ShardPruner(base.details, base.schema)
+            wants = None if predicate is None else _matching(pruner, predicate)
+            snapshot = self.snapshot(wants)
+            if predicate is None or _same_columns(snapshot.schema, base.schema):
+                return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
+        """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
+        while True:
+            base = self.base()
+            if not base.schema.primary_key:
+                raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
+            asked = _key_columns(keys, base.schema)
+            if not len(asked[0]):
+                return lookup(self.snapshot(lambda _: False), asked, columns)
+            locator = ShardPruner(base.details, base.schema).locate(base.schema, asked)
+            snapshot = self.snapshot(_holding(locator))
+            if _same_columns(snapshot.schema, base.schema):
+                return lookup(snapshot, asked, columns)
+
+    def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
+        shards = self._readers()
+        pruned = []
+        chosen = []
+        for shard_id, shard in shards.items():
+            if wants is not None and shard.identity is not None and not wants(shard.identity):
+                pruned.append(shard_id)
+            else:
+                chosen.append(shard)
+        workers = 1 if self._store.is_local else _REMOTE_READERS
+        states = list(ordered_map(ShardReader.read, chosen, workers))
+        base = self.base()
+        snapshots = []
+        for shard, state in zip(chosen, states, strict=True):
+            if state is None:
+                continue
+            if wants is not None and shard.identity is not None and not wants(shard.identity):
+                pruned.append(shard.identity.shard_id)
+                continue
+            snapshots.append(shard.resolve(state, base))
+        return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)))
+
+    def _readers(self) -> dict[UUID, ShardReader]:
+        """The readers of all shards that have a directory, by shard id."""
+        known = self._shards
+        found: dict[UUID, ShardReader] = {}
+        for name in self._store.list_directories(layout.MEM_WAL_DIR):
+            shard_id = layout.parse_shard_dir(name)
+            if shard_id is not None:
+                found[shard_id] = known.get(shard_id) or self._shard_reader(shard_id)
+        self._shards = found
+        return found
+
+    def _shard_reader(self, shard_id: UUID) -> ShardReader:
+        return ShardReader(self._store, shard_id, live_writers=self._live_writers)
+
+
+def _matching(pruner: ShardPruner, predicate: Predicate) -> WantsShard:
+    return lambda shard: pruner.may_match(shard, predicate)
+
+
+def _holding(locator: KeyLocator) -> WantsShard:
+    def holds(shard: ShardIdentity) -> bool:
+        possible = locator.keys_in(shard)
+        return possible is None or bool(possible.any())
+
+    return holds
+
+
+def _same_columns(first: TableSchema, second: TableSchema) -> bool:
+    return first is second or (
+        first.primary_key == second.primary_key
+        and bool(first.columns.equals(second.columns, check_metadata=True))
+    )
+
+
+def _key_columns(keys: Any, schema: TableSchema) -> list[pa.Array]:
+    """What a caller passed as keys, as key columns in key order."""
+    if isinstance(keys, dict):
+        keys = [keys]
+    if isinstance(keys, (list, tuple)) and keys and all(isinstance(key, (dict, tuple)) for key in keys):
+        keys = _from_records(keys, schema)
+    elif isinstance(keys, tuple) and len(schema.primary_key) > 1:
+        keys = _from_records([keys], schema)
+    batches = Intake(schema).key_batches(keys)
+    names = schema.primary_key
+    if not batches:
+        return [pa.array([], schema.plain.field(name).type) for name in names]
+    if len(batches) == 1:
+        return [batches[0].column(name) for name in names]
+    return [pa.concat_arrays([batch.column(name) for batch in batches]) for name in names]
+
+
+def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
+    """Composite keys as dictionaries or tuples in key order, as a table."""
+    names = schema.primary_key
+    columns: list[list[Any]] = [[] for _ in names]
+    for key in keys:
+        values = [key.get(name) for name in names] if isinstance(key, dict) else list(key)
+        if len(values) != len(names):
+            raise InvalidInputError(
+                f"a key has the columns {', '.join(names)}; {key!r} has {len(values)} values"
+            )
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    try:
+        arrays = [pa.array(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
+    return pa.Table.from_arrays(arrays, list(names))

@@ -1,0 +1,156 @@
+"""Ctrl-C at every line of the write path: nothing is doubled or halved, and nobody hangs.
+
+An interrupt is raised before the n-th line that a call runs inside the writer's modules,
+for every n until the call gets through.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import lancewal.wal.appender
+import lancewal.writer
+from lancewal.base import BaseTable
+from lancewal.errors import StorageError
+from lancewal.objects import ObjectStore
+from lancewal.wal import WalTailer
+from lancewal.writer import ShardWriter
+from tests.shards import settled_rows
+from tests.tables import APPEND_ONLY, abandon, ids, new_table, open_writer, rows
+
+PATIENCE = 20.0
+WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
+APPENDER_FILE = lancewal.wal.appender.__file__
+
+
+class InterruptAtLine:
+    """Raises KeyboardInterrupt in this thread, before the ``nth`` line that runs in ``files``."""
+
+    def __init__(self, nth: int, *files: str) -> None:
+        self._left = nth
+        self._files = files
+        self.raised = False
+
+    def __enter__(self) -> InterruptAtLine:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter_frame(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._at_line if frame.f_code.co_filename.startswith(self._files) else None
+
+    def _at_line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and not self.raised:
+            self._left -= 1
+            if self._left == 0:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self._at_line
+
+
+def interrupt_everywhere(attempt: Callable[[InterruptAtLine], None], *files: str) -> int:
+    """Run ``attempt`` with an interrupt at line 1, 2, 3… until it gets through; how many there were."""
+    nth = 1
+    while True:
+        interrupt = InterruptAtLine(nth, *files)
+        attempt(interrupt)
+        if not interrupt.raised:
+            return nth - 1
+        nth += 1
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseTable:
+    return new_table(tmp_path / "t", APPEND_ONLY)
+
+
+def batch(number: int, count: int = 2) -> list[Any]:
+    """One put of two record batches, so that half of it can be told from all of it."""
+    return [rows(number * 10 + i, 1, schema=APPEND_ONLY) for i in range(count)]
+
+
+def check_whole(found: list[int], acknowledged: list[int], attempted: list[int]) -> None:
+    counts = Counter(found)
+    for number in attempted:
+        copies = [counts.pop(number * 10 + i, 0) for i in range(2)]
+        allowed = [[1, 1]] if number in acknowledged else [[1, 1], [0, 0]]
+        assert copies in allowed, f"put {number}: copies of its rows are {copies}"
+    assert not counts
+
+
+def without_flush(writer: ShardWriter) -> ShardWriter:
+    """Rows stay in the WAL, so that what was written can be counted there."""
+
+    def fail(memtable: object) -> None:
+        raise StorageError("no flush in this test")
+
+    writer._mode._flushes._write_sstable = fail  # type: ignore[attr-defined]
+    return writer
+
+
+class Puts:
+    """Numbered puts, and which of them were acknowledged."""
+
+    def __init__(self, writer: ShardWriter) -> None:
+        self._writer = writer
+        self.attempted: list[int] = []
+        self.acknowledged: list[int] = []
+
+    def __call__(self, number: int) -> None:
+        self.attempted.append(number)
+        self._writer.put(batch(number))
+        self.acknowledged.append(number)
+
+    def check(self, found: list[int]) -> None:
+        check_whole(found, self.acknowledged, self.attempted)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("memtable", [True, False])
+def test_an_interrupted_put_is_there_whole_or_not_at_all(
+    base: BaseTable, durable: bool, memtable: bool
+) -> None:
+    """The entry was written, the interrupt came before that was noted, and the next put wrote it again."""
+    usable = 0
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        nonlocal usable
+        shard = uuid.uuid4()
+        settings = {"enable_memtable": memtable, "durable_write": durable, "max_wal_flush_interval": None}
+        writer = open_writer(base, shard, max_memtable_batches=4, **settings)
+        put = Puts(without_flush(writer) if memtable else writer)
+        put(0)
+        try:
+            with interrupt:
+                put(1)  # which fills the MemTable
+        except KeyboardInterrupt:
+            assert interrupt.raised
+        try:
+            put(2)
+            put(3)
+            writer._log.commit_all()
+            usable += 1
+        except StorageError as error:
+            assert "open a new writer" in str(error)
+            put.acknowledged = put.acknowledged if durable else []
+        abandon(writer)
+        with without_flush(open_writer(base, shard)) as again:
+            put.check(ids(again.scan()))
+            abandon(again)
+            again._state.closed = True
+
+    lines = interrupt_everywhere(attempt, WRITER_FILES, APPENDER_FILE)
+    assert lines > 20
+    assert usable > lines * 0.6, "an interrupt should rarely end the writer"
