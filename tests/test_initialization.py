@@ -278,6 +278,26 @@ def test_one_of_two_racing_initialisations_wins(tmp_path: Path) -> None:
     assert len(lancewal.open(uri).shards()) == winner
 
 
+def test_rival_between_check_and_commit_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = create(tmp_path / "t")
+    open_base = BaseTable.open
+
+    def open_then_lose(*args: Any, **options: Any) -> BaseTable:
+        try:
+            return open_base(*args, **options)
+        except NotInitializedError:
+            lance.dataset(uri).initialize_mem_wal(identity_column="id")
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseTable, "open", open_then_lose)
+        with pytest.raises(InvalidInputError, match="initialised already"):
+            lancewal.initialize(uri, bucket=("id", 4))
+    assert lancewal.open(uri).router().transform == "identity"
+
+
 def interrupted(monkeypatch: pytest.MonkeyPatch, create_shard: Callable[..., Any]) -> None:
     monkeypatch.setattr(ShardManifestStore, "initialize_shard", create_shard)
 

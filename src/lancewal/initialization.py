@@ -144,7 +144,11 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     try:
         BaseTable.open(store.uri, store.storage_options, store=store)
     except NotInitializedError:
-        return lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
+        dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
+        # This handle may be younger than the check above, and a commit on top of a rival's
+        # index would replace it: only what was read before it counts as a conflict.
+        if dataset.mem_wal_index_details() is None:
+            return dataset
     raise InvalidInputError(
         f"the table at {store.uri} is initialised already; open it with lancewal.open({store.uri!r})"
     )

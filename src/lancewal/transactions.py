@@ -100,7 +100,11 @@ class Run:
 
 @dataclass(frozen=True)
 class History:
-    """What the records of an application say. ``marks`` gives, by version and shard, the run that wrote it."""
+    """What the records of an application say.
+
+    ``done`` is the newest version that is written in full, -1 for none; ``runs`` and ``marks`` are of
+    later ones. ``marks`` gives, by version and shard, the run that wrote it.
+    """
 
     done: int
     runs: tuple[Run, ...]
@@ -295,3 +299,13 @@ def _get(store: ObjectStore, path: str) -> dict[str, Any]:
     except ValueError as error:
         raise StorageError(f"the transaction record {path!r} is damaged: {error}") from error
     return dict(record)
+
+
+def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
+    """Whether a mark says that this run wrote the transaction of a tag to the shard."""
+    digest, _, version = tag.partition(":")
+    path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
+    try:
+        return bool(_get(store, path)["run"] == run_id)
+    except FileNotFoundError:
+        return False

@@ -235,6 +235,24 @@ def test_graphs_keep_the_bound_and_the_mask_and_fill_up_to_k() -> None:
                 assert len(np.unique(found.positions)) == min(20, np.count_nonzero(allowed[:bound]))
 
 
+def test_a_graph_that_finds_too_few_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = clustered(2048, 16)
+    index = VectorIndex(VectorParams(16), segment_rows=2048)
+    index.insert(column(vectors, 16), 0)
+    assert index.wait_for_graphs(60)
+    assert None not in graphs_of(index)
+    search = graph.Graph.search
+
+    def find_three(self: graph.Graph, query: Any, k: int, ef: int, mask: Any) -> Nearest:
+        return search(self, query, min(k, 3), ef, mask)
+
+    monkeypatch.setattr(graph.Graph, "search", find_three)
+    allowed = np.arange(2048) % 2 == 0
+    for mask in (None, allowed):
+        exact = index.search(vectors[5], 10, 2048, mask, exact=True)
+        assert pairs(index.search(vectors[5], 10, 2048, mask)) == pairs(exact)
+
+
 def test_vectors_without_structure_stay_exact() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((2048, 64), dtype=np.float32)

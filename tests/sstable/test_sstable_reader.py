@@ -121,8 +121,12 @@ def test_one_probe_serves_many_sstables(base: Base, table: SsTable) -> None:
 
 
 def test_a_null_key_is_never_found(base: Base) -> None:
-    table = base.open(base.write([{"id": 0, "t": ""}]))
-    assert table.lookup([pa.array([None, 0, None], pa.int64())]).tolist() == [-1, 0, -1]
+    entry = base.write([{"id": 0, "t": ""}])
+    asked = [pa.array([None, 0, None], pa.int64())]
+    assert base.open(entry).lookup(asked).tolist() == [-1, 0, -1]
+    base.store.delete(f"{layout.sstable_dir(base.shard_id, entry.path)}/{layout.BLOOM_FILTER_NAME}")
+    base.open(entry).forget()
+    assert base.open(entry).lookup(asked).tolist() == [-1, 0, -1]
 
 
 def test_no_keys_and_no_rows_are_fine(base: Base, table: SsTable) -> None:
@@ -383,6 +387,18 @@ def test_children_of_structs_are_matched_by_id_too(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in table.scan(base.schema, ["s"], batch_size=2)] == [2, 2]
     batches = pa.Table.from_batches(table.scan(base.schema, ["s"], batch_size=1))
     assert [row["s"] for row in batches.to_pylist()] == [row["s"] for row in _scan(table, base, ["s"])]
+
+
+def test_a_child_that_reuses_a_dropped_childs_name_is_not_paired_with_it(tmp_path: Path) -> None:
+    struct = pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.int32())])
+    fields = [key_field("id", pa.int64()), pa.field("s", struct), pa.field("last", pa.int8())]
+    base = Base.create(tmp_path / "t", fields).initialize()
+    table = base.open(base.write([{"id": 1, "s": {"a": 1, "b": 2}}]))
+    base.dataset.drop_columns(["s.b"])
+    base.dataset.add_columns(pa.schema([pa.field("s", pa.struct([pa.field("b", pa.int32())]))]))
+    assert base.dataset.schema.field("s").type == struct
+    assert _scan(table, base, ["s"]) == [{"s": {"a": 1, "b": None}}]
+    assert _scan(table, base, ["id"], filter="s.b = 2") == []
 
 
 def test_pylance_reads_our_sstable_after_the_schema_moved_on(wide: Base) -> None:

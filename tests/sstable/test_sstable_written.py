@@ -207,10 +207,13 @@ def test_a_null_struct_that_could_not_be_flushed_is_refused_on_the_way_in(value:
     refuse_null_structs(pa.RecordBatch.from_pylist([{"s": value, TOMBSTONE: True}], schema=schema), "2.0")
 
 
+@pytest.mark.parametrize(
+    "key", [key_field("id", pa.int64()), pa.field("id", pa.int64())], ids=["key", "no key"]
+)
 def test_every_file_and_directory_is_synced_before_the_writer_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: pa.Field
 ) -> None:
-    base = Base.create(tmp_path / "t", [key_field("id", pa.int64()), pa.field("x", pa.int32())])
+    base = Base.create(tmp_path / "t", [key, pa.field("x", pa.int32())])
     synced: set[str] = set()
     real = os.fsync
 

@@ -6,6 +6,8 @@ for every n until the call gets through.
 
 from __future__ import annotations
 
+import dis
+import linecache
 import sys
 import threading
 import uuid
@@ -52,12 +54,20 @@ class InterruptAtLine:
         return self._at_line if frame.f_code.co_filename.startswith(self._files) else None
 
     def _at_line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and not self.raised:
+        if event == "line" and not self.raised and not _leaves_with(frame):
             self._left -= 1
             if self._left == 0:
                 self.raised = True
                 raise KeyboardInterrupt
         return self._at_line
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    """Whether the line is a ``with`` that ends: no signal is handled before it has released its lock."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if not line.lstrip().startswith("with "):
+        return False
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("LOAD_FAST")
 
 
 def interrupt_everywhere(attempt: Callable[[InterruptAtLine], None], *files: str) -> int:

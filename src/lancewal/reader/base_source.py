@@ -78,6 +78,11 @@ class BaseSource:
             numbers_of_keys.append(found + start)
         return pa.concat_tables(tables), np.concatenate(numbers_of_keys)
 
+    def take(self, row_ids: Rows, columns: Sequence[str]) -> pa.Table:
+        """Rows by Lance's row ids, in the order asked."""
+        with lance_errors("read rows of the base table"):
+            return self._dataset._take_rows(pa.array(row_ids, pa.uint64()), columns=list(columns))
+
     def _lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
         sql = " AND ".join(
             among(name, column if len(column) == 1 else column.unique())
@@ -94,8 +99,7 @@ class BaseSource:
                     columns=self._key_names, filter=sql, with_row_id=True
                 ).to_table()
                 wanted = pc.is_in(_keys_of(candidates, self._key_names), value_set=key_values(keys))
-                row_ids = candidates.column("_rowid").filter(wanted)
-                rows = self._dataset._take_rows(one_array(row_ids), columns=read)
+                rows = self.take(numbers(one_array(candidates["_rowid"].filter(wanted))), read)
         found = pc.index_in(_keys_of(rows, self._key_names), value_set=key_values(keys))
         return rows.select(list(columns)), numbers(found).astype(np.int64)
 

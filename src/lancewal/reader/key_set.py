@@ -42,7 +42,7 @@ class KeySet:
         """``words`` are sorted and distinct for integers; sorted hashes of ``values`` for others."""
         self._words = words
         self._values = values
-        self._finder: _Finder = _finder(words) if len(words) else _Nothing()
+        self._finder: _Finder = _finder(words, values is None) if len(words) else _Nothing()
 
     @classmethod
     def empty(cls) -> KeySet:
@@ -114,7 +114,7 @@ class _Finder(Protocol):
     """Finds words in a sorted array."""
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Which of ``words`` are there, and where; the places mean something for hashes only."""
+        """Which of ``words`` are there, and where; a bitmap does not know the second."""
 
 
 class _Nothing:
@@ -160,9 +160,9 @@ class _Hashed:
         return rows[hit], places[hit]
 
 
-def _finder(words: _Words) -> _Finder:
+def _finder(words: _Words, are_keys: bool) -> _Finder:
     extent = int(words[-1]) - int(words[0]) + 1
-    if extent <= max(_SMALL_BITMAP, _BITMAP_BYTES_PER_KEY * len(words)):
+    if are_keys and extent <= max(_SMALL_BITMAP, _BITMAP_BYTES_PER_KEY * len(words)):
         present = np.zeros(extent, np.bool_)
         present[words - words[0]] = True
         return _Bitmap(words[0], present)

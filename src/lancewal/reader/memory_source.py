@@ -76,10 +76,23 @@ class MemorySource:
         yield from selected(rows, self._live(newer), request.columns, request.predicate).to_batches()
 
     def count(self, predicate: Predicate | None, newer: KeySet) -> int:
+        return int(np.count_nonzero(self.matching(predicate, newer)))
+
+    def matching(self, predicate: Predicate | None, newer: KeySet) -> Mask:
+        """By row position, which rows are live, not superseded by ``newer``, and match."""
         live = self._live(newer)
-        if predicate is not None:
-            live = live & predicate.mask(self._rows(sorted(predicate.columns) or self._schema.names[:1]))
-        return int(np.count_nonzero(live))
+        if predicate is None:
+            return live
+        return live & predicate.mask(self._rows(sorted(predicate.columns) or self._schema.names[:1]))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of all rows, by row position."""
+        return self._rows([name]).column(0)
+
+    def written_name(self, column: str) -> str | None:
+        """What the MemTable, and its indexes, call a column; ``None`` when it has not got it."""
+        sources = self._column_sources
+        return column if sources is None else sources[column].stored_name
 
     def find(self, keys: KeyProbe) -> Rows:
         return self._view.newest_positions(keys.values)

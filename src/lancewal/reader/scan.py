@@ -17,7 +17,6 @@ from lancewal.errors import InvalidInputError
 from lancewal.memtable.scan import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.explain import explained
-from lancewal.reader.key_set import KeySet
 from lancewal.reader.lookup import lookup
 from lancewal.reader.row_source import labelled, shown_schema
 from lancewal.reader.snapshot import Snapshot
@@ -67,8 +66,8 @@ class Scan:
         if pinned is not None:
             total = sum(int(batch.num_rows) for batch in self._pinned(pinned))
         else:
-            total = sum(source.count(self.predicate, newer) for source, newer in self._levels())
-            total += self.snapshot.base_source.count(self.predicate, self._newer_than_base())
+            total = sum(source.count(self.predicate, newer) for source, newer in self.snapshot.levels())
+            total += self.snapshot.base_source.count(self.predicate, self.snapshot.newer_than_base())
         remaining = max(total - self.offset, 0)
         return remaining if self.limit is None else min(remaining, self.limit)
 
@@ -126,9 +125,11 @@ class Scan:
     def _all(self) -> Iterator[pa.RecordBatch]:
         enough = None if self.limit is None else self.limit + self.offset
         request = Request(self._columns, self.predicate, enough)
-        for source, newer in self._levels():
+        for source, newer in self.snapshot.levels():
             yield from self._shown(source.batches(request, newer), source)
-        yield from self._shown(self.snapshot.base_source.batches(request, self._newer_than_base()), None)
+        yield from self._shown(
+            self.snapshot.base_source.batches(request, self.snapshot.newer_than_base()), None
+        )
 
     def _shown(self, batches: Iterator[pa.RecordBatch], source: Source | None) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -144,18 +145,3 @@ class Scan:
         if not matching.all():
             found = found.filter(pa.array(matching))
         yield from found.select(self.schema.names).to_batches()
-
-    def _levels(self) -> Iterator[tuple[Source, KeySet]]:
-        """Every level above the base, newest first, with the keys of those that are newer."""
-        keyed = bool(self.snapshot.schema.primary_key)
-        for group in self.snapshot.groups:
-            newer = KeySet.empty()
-            for place, source in enumerate(group):
-                yield source, newer
-                if keyed and place + 1 < len(group):
-                    newer |= source.keys()
-
-    def _newer_than_base(self) -> KeySet:
-        if not self.snapshot.schema.primary_key:
-            return KeySet.empty()
-        return KeySet.union(source.keys() for group in self.snapshot.groups for source in group)

@@ -24,7 +24,7 @@ A shard that appears after the listing is left out: its rows are younger than th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
@@ -37,6 +37,7 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTableView
 from lancewal.objects import ObjectStore
 from lancewal.reader.base_source import BaseSource
+from lancewal.reader.key_set import KeySet
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.restart import SnapshotMovedError
@@ -108,6 +109,26 @@ class Snapshot:
         sources = [source for shard in filled for source in shard.sources]
         sources.sort(key=lambda s: (not s.in_memory, -s.generation, s.shard_id))
         return [sources]
+
+    def levels(self) -> Iterator[tuple[Source, KeySet]]:
+        """Every level above the base, newest first, with the keys that are newer than it."""
+        keyed = bool(self.schema.primary_key)
+        for group in self.groups:
+            newer = KeySet.empty()
+            for place, source in enumerate(group):
+                yield source, newer
+                if keyed and place + 1 < len(group):
+                    newer |= source.keys()
+
+    def newer_than_base(self) -> KeySet:
+        """The keys of all levels above the base; those of their rows in the base do not count."""
+        return self._newer_than_base
+
+    @cached_property
+    def _newer_than_base(self) -> KeySet:
+        if not self.schema.primary_key:
+            return KeySet.empty()
+        return KeySet.union(source.keys() for group in self.groups for source in group)
 
 
 class ShardReader:

@@ -56,11 +56,24 @@ class SsTableSource:
     def sstable(self) -> SsTable:
         return self._sstable
 
+    @property
+    def schema(self) -> TableSchema:
+        return self._schema
+
+    def stored_as_shown(self, column: str) -> bool:
+        """Whether the SSTable's own dataset has the column under its present name."""
+        return self._sstable.columns_for(self._schema)[column] == column
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every column has its present name in the SSTable's own dataset."""
+        return all(name == stored for name, stored in self._sstable.columns_for(self._schema).items())
+
     def keys(self) -> KeySet:
         return self._keyed.key_set(self._schema)
 
     def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
-        dead = self._superseded(newer)
+        dead = self.superseded(newer)
         if dead is None:
             yield from self._sstable.scan(self._schema, request.columns, filter=request.sql)
             return
@@ -73,7 +86,7 @@ class SsTableSource:
             yield rows if kept.all() else rows.filter(pa.array(kept))
 
     def count(self, predicate: Predicate | None, newer: KeySet) -> int:
-        dead = self._superseded(newer)
+        dead = self.superseded(newer)
         if predicate is None and dead is None:
             return self._sstable.count_live()
         if predicate is None and dead is not None:
@@ -95,7 +108,7 @@ class SsTableSource:
         deleted = np.asarray(rows.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
         return pa.Table.from_batches([rows.select(list(columns))]), deleted
 
-    def _superseded(self, newer: KeySet) -> Mask | None:
+    def superseded(self, newer: KeySet) -> Mask | None:
         """By row offset, which rows newer levels replace; ``None`` when none is."""
         if not len(newer):
             return None

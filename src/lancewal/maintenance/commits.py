@@ -1,0 +1,106 @@
+"""Commits to the base table, and what Lance says when one does not succeed.
+
+Lance has one class for most of its errors, so that its texts have to be looked at. This is
+the only place that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+from lance.commit import CommitConflictError
+from lance.mem_wal import CompactedSsTable
+
+from lancewal.errors import ConflictError, LanceWalError, StorageError
+from lancewal.sstable.lance_errors import lance_errors
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Conflicts that Lance resolves by itself, by merging again into the newest version.
+LANCE_RETRIES = 10
+LANCE_RETRY_TIMEOUT = timedelta(minutes=10)
+#: Times that we try again after Lance gave up, or where it cannot merge by itself.
+ATTEMPTS = 32
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 2.0
+
+_STALE = "Stale SSTable compaction"
+_CONFLICTS = ("Too many concurrent writers", "commit conflict", "Incompatible transaction", "preempted by")
+_EXHAUSTED = "Resources exhausted"
+
+
+class AlreadyCompactedError(LanceWalError):
+    """The base table's marker is not below the generation: another compactor was faster."""
+
+
+class LostRaceError(LanceWalError):
+    """Another commit came first; nothing of this one was written."""
+
+
+class JoinTooLargeError(LanceWalError):
+    """Lance's pool of memory for joins did not suffice; nothing was written."""
+
+
+@contextmanager
+def commit_errors(action: str) -> Iterator[None]:
+    """Turns what pylance raises in a commit into the classes of this module, or StorageError."""
+    try:
+        with lance_errors(action):
+            yield
+    except StorageError as error:
+        cause = error.__cause__
+        text = str(cause)
+        if _STALE in text:
+            raise AlreadyCompactedError(text) from error
+        if isinstance(cause, CommitConflictError) or any(each in text for each in _CONFLICTS):
+            raise LostRaceError(text) from error
+        if _EXHAUSTED in text:
+            raise JoinTooLargeError(text) from error
+        raise
+
+
+def merge_builder(
+    dataset: lance.LanceDataset, columns: list[str], shard_id: UUID, generation: int
+) -> lance.dataset.MergeInsertBuilder:
+    """A merge on ``columns`` that marks the shard as compacted up to ``generation``, in the same commit."""
+    builder = dataset.merge_insert(columns)
+    builder = builder.conflict_retries(LANCE_RETRIES).retry_timeout(LANCE_RETRY_TIMEOUT)
+    return builder.mark_sstables_as_compacted([CompactedSsTable(str(shard_id), generation)])
+
+
+def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) -> None:
+    """Mark without a change to any row: a merge of nothing, on whichever column."""
+    schema: pa.Schema = dataset.schema
+    builder = merge_builder(dataset, [schema.names[0]], shard_id, generation)
+    with commit_errors(f"mark generation {generation} of shard {shard_id}"):
+        builder.when_matched_update_all().use_index(False).execute(schema.empty_table())
+
+
+def until_won(what: str, attempt: Callable[[], T], *, attempts: int = ATTEMPTS) -> tuple[T, int]:
+    """Call ``attempt`` until it loses no race; its result, and how many races it lost.
+
+    ``attempt`` must look at the newest state of the table itself, every time.
+    """
+    for lost in range(attempts):
+        try:
+            return attempt(), lost
+        except LostRaceError as error:
+            logger.debug("%s lost a race (%d so far): %s", what, lost + 1, error)
+            failure = error
+        pause = min(_FIRST_PAUSE_SECONDS * 2**lost, _LONGEST_PAUSE_SECONDS)
+        time.sleep(pause * random.uniform(0.5, 1.0))
+    raise ConflictError(
+        f"{what} lost {attempts} races in a row against other commits to the table; nothing of it was "
+        f"written, try again when there are fewer: {failure}"
+    ) from failure

@@ -1,0 +1,88 @@
+"""How far the base table holds each shard: compaction markers, and the tags that stand in for them.
+
+Where a table has a primary key, compaction writes rows and marker in one commit. Lance
+has no such commit for tables without a key: there the rows come first, in a commit that
+also tags the table's columns, the marker follows in a second one, and the tag goes
+in a third. Between the first and the second a reader that looked at markers alone would see
+the rows twice, in the base and in the SSTables; a second compactor would append them again.
+So everybody asks this module, which takes the higher of marker and tag.
+
+The tag is metadata of the table's first columns, one key for each shard and generation:
+
+- it is part of the manifest of every later version, whatever is committed in between
+  and whichever old versions are cleaned up;
+- Lance's own writers and replay do not mind it (they do mind metadata of the schema);
+- whoever removes it names the generation, so that a late compactor cannot remove a newer
+  tag than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from lancewal.base import BaseTable
+
+#: Metadata keys are this, the shard's id and the generation, joined by colons.
+TAG_PREFIX = "lancewal:appended"
+#: So many of the first columns carry the tag: one of them may be dropped meanwhile.
+TAGGED_COLUMNS = 4
+
+
+def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
+    """The newest generation of each shard whose rows this version of the base table holds.
+
+    This is what readers compare an SSTable's generation with, never the stored marker alone.
+    A shard without an entry has none.
+    """
+    return effective_markers(base.details.compacted, base.schema.columns)
+
+
+def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping[UUID, int]:
+    """The higher of stored marker and tag, per shard; ``columns`` are the base table's.
+
+    >>> shard = UUID(int=1)
+    >>> tagged = pa.schema([pa.field("id", pa.int64(), metadata={tag(shard, 4): ""})])
+    >>> effective_markers({shard: 3}, tagged)[shard], effective_markers({shard: 7}, tagged)[shard]
+    (4, 7)
+    """
+    markers = dict(stored)
+    for shard_id, generation in set(tags(columns).values()):
+        markers[shard_id] = max(markers.get(shard_id, 0), generation)
+    return markers
+
+
+def tag(shard_id: UUID, generation: int) -> str:
+    """The metadata key which says that the base holds the shard's rows up to ``generation``."""
+    return f"{TAG_PREFIX}:{shard_id}:{generation}"
+
+
+def tags(columns: pa.Schema) -> Mapping[str, tuple[UUID, int]]:
+    """The tags on a table's columns: metadata key, and the shard and generation it names."""
+    found = {}
+    for key in _metadata_keys(columns):
+        parsed = _parse(key)
+        if parsed is not None:
+            found[key] = parsed
+    return found
+
+
+def _metadata_keys(columns: pa.Schema) -> Iterator[str]:
+    for field in columns:
+        for key in field.metadata or ():
+            yield key.decode(errors="replace")
+
+
+def _parse(key: str) -> tuple[UUID, int] | None:
+    prefix = f"{TAG_PREFIX}:"
+    shard, _, generation = key.removeprefix(prefix).partition(":")
+    if not key.startswith(prefix) or not generation.isdecimal():
+        return None
+    try:
+        return UUID(shard), int(generation)
+    except ValueError:
+        return None

@@ -1,0 +1,375 @@
+"""What a reader sees while writers flush, jobs compact and collectors delete beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from lancewal import layout
+from lancewal.base import BaseTable
+from lancewal.errors import ConflictError, StorageError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.reader import TableReader, tail
+from lancewal.reader.snapshot import ShardReader
+from lancewal.wal import WalAppender
+from tests.reader.support import TableUnderTest, everywhere, named, names
+from tests.tables import APPEND_ONLY, abandon, rows
+
+
+@pytest.fixture
+def appended(tmp_path: Path) -> TableUnderTest:
+    """Without a key: a row that is read twice shows."""
+    return TableUnderTest(tmp_path / "t", APPEND_ONLY)
+
+
+def ids(reader: TableReader) -> list[int]:
+    return sorted(reader.scan().to_table()["id"].to_pylist())
+
+
+def once(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    happening: Callable[[], object],
+    *,
+    before: bool = True,
+) -> None:
+    """Let something happen at the first call of a function, before or after it."""
+    real = getattr(owner, name)
+    done: list[bool] = []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        first = not done
+        done.append(True)
+        if first and before:
+            happening()
+        result = real(*args, **kwargs)
+        if first and not before:
+            happening()
+        return result
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+def test_a_memtable_published_between_its_view_and_the_manifest_is_read_once(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+
+        def flush() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            writer.put(rows(10, 1, schema=APPEND_ONLY))
+
+        assert ids(appended.live) == [0, 1, 2]
+        once(monkeypatch, type(writer), "in_memory_memtable_refs", flush, before=False)
+        assert ids(appended.live) == [0, 1, 2]
+        assert ids(appended.live) == [0, 1, 2, 10]
+
+
+def test_a_memtable_published_just_before_its_view_is_taken_is_not_missed(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        assert ids(appended.live) == [0, 1, 2]
+
+        def flush() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+
+        once(monkeypatch, type(writer), "in_memory_memtable_refs", flush)
+        assert ids(appended.live) == [0, 1, 2]
+
+
+def test_a_writer_that_was_superseded_is_not_believed(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    stale = table.open()
+    stale.put(named({1: "stale"}))
+    # Somebody else's claim, without the registry of this process.
+    successor = WalAppender.open(table.store, table.shard, stale.manifest().shard_spec_id)  # type: ignore[union-attr]
+    base = BaseTable.open(table.uri)
+    batch = named({1: "successor"}).combine_chunks().to_batches()[0]
+    successor.append([batch.cast(base.schema.columns)], generation=1)
+    assert everywhere(table) == {1: "successor"}
+    abandon(stale)
+
+
+def test_a_writer_whose_log_failed_shows_what_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    writer = table.open()
+    writer.put(named({1: "durable"}))
+
+    def broken(*_: object) -> None:
+        raise StorageError("no more room")
+
+    monkeypatch.setattr(table.store, "put_if_absent", broken)
+    with pytest.raises(StorageError):
+        writer.put(named({1: "lost", 2: "lost"}))
+    monkeypatch.undo()
+    assert everywhere(table) == {1: "durable"}
+    abandon(writer)
+
+
+def test_rows_in_the_wal_are_read_without_any_writer(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "flushed", 2: "flushed"})
+    writer = table.open()
+    writer.put(named({2: "logged", 3: "logged"}))
+    writer.delete([1])
+    abandon(writer)
+    del writer
+    assert everywhere(table) == {2: "logged", 3: "logged"}
+    again = table.open()
+    assert everywhere(table) == {2: "logged", 3: "logged"}
+    again.close()
+    assert everywhere(table) == {2: "logged", 3: "logged"}
+
+
+def test_rows_of_a_wal_only_writer_are_read_from_its_log(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(named({1: "logged"}))
+        assert everywhere(table) == {1: "logged"}
+    assert everywhere(table) == {1: "logged"}
+
+
+def test_lances_own_log_is_read_too(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.dataset.mem_wal_writer(str(table.shard), durable_write=True) as writer:
+        writer.put(named({1: "lance", 2: "lance"}))
+        writer.delete(pa.table({"id": pa.array([2], pa.int64())}))
+        assert everywhere(table) == {1: "lance"}
+    assert everywhere(table) == {1: "lance"}
+
+
+def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    read: list[int] = []
+    real = tail.WalTailer.read_entry
+
+    def counted(self: tail.WalTailer, position: int) -> object:
+        read.append(position)
+        return real(self, position)
+
+    monkeypatch.setattr(tail.WalTailer, "read_entry", counted)
+    with table.writer() as writer:
+        for number in range(5):
+            writer.put(named({number: "a", 99: str(number)}))
+            assert names(table.other.scan().to_table())[99] == str(number)
+        assert sorted(read) == sorted(set(read))
+        assert table.other.lookup([99]).table["name"].to_pylist() == ["4"]
+        assert len(read) == len(set(read))
+        monkeypatch.setattr(tail, "MAX_KEPT_BYTES", 0)
+        fresh = TableReader(table.store, live_writers=False)
+        assert names(fresh.scan().to_table()) == names(fresh.scan().to_table())
+        assert len(read) > len(set(read))
+
+
+def test_log_entries_that_were_flushed_and_collected_meanwhile_start_the_snapshot_again(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        writer.put(rows(3, 3, schema=APPEND_ONLY))
+
+        def flush_and_collect() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            manifest = writer.manifest()
+            assert manifest is not None
+            for position in range(1, manifest.replay_after_wal_entry_position + 1):
+                appended.store.delete(layout.wal_entry(appended.shard, position))
+
+        once(monkeypatch, tail, "find_tip", flush_and_collect)
+        assert ids(appended.other) == list(range(6))
+
+
+def test_log_entries_that_vanish_while_they_are_read_start_the_snapshot_again(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        writer.put(rows(3, 3, schema=APPEND_ONLY))
+
+        def flush_and_collect() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            for position in (1, 2):
+                appended.store.delete(layout.wal_entry(appended.shard, position))
+
+        once(monkeypatch, tail, "find_tip", flush_and_collect, before=False)
+        assert ids(appended.other) == list(range(6))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_compaction_between_manifest_and_base_hides_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    table = TableUnderTest(tmp_path / "t", data=named({1: "base", 2: "base"}))
+    table.flushed({1: "flushed", 3: "flushed"}, [2])
+    reader = TableReader(table.store, live_writers=live)
+    assert names(reader.scan().to_table()) == {1: "flushed", 3: "flushed"}
+
+    def compact_and_prune() -> None:
+        table.compact(1)
+        manifests = ShardManifestStore(table.store, table.shard)
+        manifests.commit_update(None, _without_sstables)
+
+    once(monkeypatch, ShardReader, "read", compact_and_prune, before=False)
+    assert names(reader.scan().to_table()) == {1: "flushed", 3: "flushed"}
+    assert names(reader.scan().to_table()) == {1: "flushed", 3: "flushed"}
+
+
+def _without_sstables(manifest: ShardManifest) -> ShardManifest:
+    return replace(manifest, sstables=())
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_rows_read_from_memory_never_lie_over_newer_ones_that_were_compacted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({1: "old"}))
+        reader = TableReader(table.store, live_writers=live)
+
+        def overtake() -> None:
+            writer.force_seal_active()
+            writer.put(named({1: "new"}))
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            table.compact(2)
+
+        once(monkeypatch, ShardReader, "read", overtake, before=False)
+        assert names(reader.scan().to_table()) == {1: "new"}
+
+
+def test_a_table_that_never_stands_still_is_a_conflict_not_a_wrong_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "x"})
+    monkeypatch.setattr(BaseTable, "compacted_generation", lambda self, shard: 10**6)
+    with pytest.raises(ConflictError, match="compacted up to generation"):
+        table.live.scan()
+
+
+def test_foreign_and_half_made_directories_are_passed_over(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "x"})
+    (tmp_path / "t" / "_mem_wal" / "notes").mkdir()
+    (tmp_path / "t" / "_mem_wal" / str(UUID(int=9)) / "manifest").mkdir(parents=True)
+    assert everywhere(table) == {1: "x"}
+
+
+def test_a_new_base_version_is_seen_by_the_next_read(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t", data=named({1: "a"}))
+    assert everywhere(table) == {1: "a"}
+    table.dataset.merge_insert("id").when_not_matched_insert_all().execute(named({2: "b"}))
+    assert everywhere(table) == {1: "a", 2: "b"}
+
+
+def test_one_scan_shows_one_state_however_often_it_is_read(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t", data=named({1: "a"}))
+    with table.writer() as writer:
+        scan = table.live.scan()
+        writer.put(named({2: "b"}))
+        assert names(scan.to_table()) == {1: "a"}
+        assert scan.count_rows() == 1
+
+
+def test_reads_beside_a_busy_writer_miss_and_double_nothing(appended: TableUnderTest) -> None:
+    stop = threading.Event()
+    written: list[int] = [0]
+
+    def write() -> None:
+        with appended.writer() as writer:
+            while not stop.is_set() and written[0] < 400:
+                writer.put(rows(written[0], 2, schema=APPEND_ONLY))
+                written[0] += 2
+                if written[0] % 14 == 0:
+                    writer.force_seal_active()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(12):
+            for reader in appended.readers:
+                acknowledged = written[0]
+                found = ids(reader)
+                assert found == list(range(len(found)))
+                assert len(found) >= acknowledged
+    finally:
+        stop.set()
+        thread.join()
+    for reader in appended.readers:
+        assert ids(reader) == list(range(written[0]))
+
+
+WRITER = """
+    import sys
+    import uuid
+    from lancewal.base import BaseTable
+    from tests.tables import open_writer, rows
+
+    base = BaseTable.open(sys.argv[1])
+    with open_writer(base, uuid.UUID(sys.argv[2])) as writer:
+        for number in range(24):
+            writer.put(rows(number, 1))
+            if number % 3 == 0:
+                writer.delete([number])
+            print(number, flush=True)
+            if number % 7 == 6:
+                writer.force_seal_active()
+            sys.stdin.readline()
+"""
+
+
+def test_another_process_reads_every_durable_row_while_its_writer_freezes_and_flushes(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), table.uri, str(table.shard)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={"PYTHONPATH": f"{root / 'src'}:{root}", "PATH": ""},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        for line in process.stdout:
+            durable = {number: f"name_{number}" for number in range(int(line) + 1) if number % 3}
+            assert names(table.live.scan().to_table()) == durable
+            assert table.live.scan().count_rows() == len(durable)
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+    assert process.returncode == 0
+    assert len(names(table.live.scan().to_table())) == 16
+
+
+def test_a_memory_store_has_no_writers_of_other_tables(tmp_path: Path) -> None:
+    first, second = TableUnderTest(tmp_path / "a"), TableUnderTest(tmp_path / "b")
+    second.shard = first.shard
+    with first.writer() as writer, second.writer() as other:
+        writer.put(named({1: "first"}))
+        other.put(named({2: "second"}))
+        assert everywhere(first) == {1: "first"}
+        assert everywhere(second) == {2: "second"}
+        assert isinstance(first.store, ObjectStore)
