@@ -76,8 +76,6 @@ def stored_batches(base: BaseTable, data: Any) -> list[pa.RecordBatch]:
     return Intake(base.schema).upserts(data).batches
 
 
-def write_entry(
-    base: BaseTable, appender: WalAppender, data: Any, generation: int | None = None
-) -> int:
+def write_entry(base: BaseTable, appender: WalAppender, data: Any, generation: int | None = None) -> int:
     """One WAL entry with ``data``, as a writer in either mode would write it; its position."""
     return appender.append(stored_batches(base, data), generation=generation).position

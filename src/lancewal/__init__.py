@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from lancewal.writer.results import WriteResult
     from lancewal.writer.shard_writer import ShardWriter
     from lancewal.writer.table_writer import TableWriter, TableWriteResult
+
+# Lance reports its own system index, which has no fields, as an error each time indexes are
+# listed. The message is harmless and says nothing to a user; the variable counts only where
+# Lance has not been imported yet, and a setting of the user's own stays.
+os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
 
 try:
     __version__ = version("lancewal")

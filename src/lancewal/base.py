@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from uuid import UUID
 
 import lance
@@ -17,6 +18,7 @@ from lancewal.format.index_details import (
     read_base_manifest,
 )
 from lancewal.format.schema import TableSchema
+from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 
 _VERSIONS_DIR = "_versions"
@@ -66,7 +68,11 @@ class BaseTable:
 
     def compacted_generation(self, shard_id: UUID) -> int:
         """The highest generation of the shard that this version contains; 0 for none."""
-        return self.details.compacted.get(shard_id, 0)
+        return self._held.get(shard_id, 0)
+
+    @cached_property
+    def _held(self) -> Mapping[UUID, int]:
+        return appended_generations(self)
 
 
 def table_schema(dataset: lance.LanceDataset) -> TableSchema:
@@ -83,6 +89,10 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
     except ValueError as error:
         # pylance has no class of its own for this.
         if "not found" in str(error).lower():
+            if version is not None:
+                raise InvalidInputError(
+                    f"there is no version {version} of a Lance table at {uri}; it may have been cleaned up"
+                ) from error
             raise InvalidInputError(
                 f"there is no Lance table at {uri}; write one with lance.write_dataset first"
             ) from error

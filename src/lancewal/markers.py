@@ -14,10 +14,17 @@ The tag is metadata of the table's first columns, one key for each shard and gen
 - Lance's own writers and replay do not mind it (they do mind metadata of the schema);
 - whoever removes it names the generation, so that a late compactor cannot remove a newer
   tag than its own.
+
+Beside the marker of a shard stands its fence: a marker under an id that no shard has, which
+every commit of a compaction raises by one. Lance refuses a marker that is not above the stored
+one, so of two compactors that read the same fence one commits and the other hears of it. The
+shard's own marker would not do: generations 1 to 8 may be committed after 1 to 5, by a
+compactor that did not know of those, and whose deletes therefore missed their rows.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 TAG_PREFIX = "lancewal:appended"
 #: So many of the first columns carry the tag: one of them may be dropped meanwhile.
 TAGGED_COLUMNS = 4
+_FENCE_PREFIX = b"lancewal"
 
 
 def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
@@ -50,10 +58,24 @@ def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping
     >>> effective_markers({shard: 3}, tagged)[shard], effective_markers({shard: 7}, tagged)[shard]
     (4, 7)
     """
-    markers = dict(stored)
+    markers = {key: generation for key, generation in stored.items() if not is_fence(key)}
     for shard_id, generation in set(tags(columns).values()):
         markers[shard_id] = max(markers.get(shard_id, 0), generation)
     return markers
+
+
+def fence_id(shard_id: UUID) -> UUID:
+    """The id under which the compactions of a shard are counted.
+
+    >>> is_fence(fence_id(UUID(int=1))), is_fence(UUID(int=1))
+    (True, False)
+    """
+    return UUID(bytes=_FENCE_PREFIX + hashlib.sha256(shard_id.bytes).digest()[:8])
+
+
+def is_fence(marked: UUID) -> bool:
+    """Whether a marker is a fence, not that of a shard."""
+    return marked.bytes.startswith(_FENCE_PREFIX)
 
 
 def tag(shard_id: UUID, generation: int) -> str:

@@ -46,7 +46,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.errors import FencedError, InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.errors import FencedError, InvalidInputError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
@@ -111,7 +111,8 @@ def publish(
         shard, found = item
         try:
             return _publish_shard(base, store, shard, [each.entry for each in found], log, run)
-        except LanceWalError as error:
+        except Exception as error:
+            # Whatever it is, the other shards are finished before the caller hears of it.
             failed[shard.shard_id] = error
             return None
 

@@ -20,11 +20,12 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.reader import LookupResult, Scan, TableReader
+from lancewal.reader.search import full_text_search, vector_search
 from lancewal.shard_info import ShardInfo, shard_infos
 from lancewal.sharding import UNSHARDED, Shard, ShardRouter, discover_manifests
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_config, drain_shard
-from lancewal.writer.intake import is_tabular
+from lancewal.writer.intake import is_key_sequence, is_tabular
 from lancewal.writer.open import open_shard_writer
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
@@ -155,7 +156,9 @@ class Table:
                 base, shard.shard_id, config, store=store, spec_id=shard.spec_id, cast=cast
             )
 
-        return TableWriter(base.schema, self._router(base), open_shard, cast=cast)
+        return TableWriter(
+            base.schema, self._router(base), open_shard, cast=cast, storage_version=base.storage_version
+        )
 
     def shard_writer(
         self,
@@ -224,6 +227,67 @@ class Table:
         row: list[dict[str, Any]] = result.table.to_pylist()
         return row[0] if row else None
 
+    def vector_search(
+        self,
+        column: str,
+        query: Any,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+    ) -> pa.Table:
+        """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with ``_distance``.
+
+        Fresh and old rows together, each key in its newest version; ``filter`` is applied
+        before the search. ``metric`` is "l2" (squared), "cosine" or "dot", by default that of
+        the column's index. A column without an index is compared row by row. ``nprobes`` and
+        ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
+        under cosine neither are zero vectors, and a zero query finds nothing.
+        """
+        return vector_search(
+            self._reader,
+            column,
+            query,
+            k,
+            filter=filter,
+            columns=columns,
+            metric=metric,
+            nprobes=nprobes,
+            refine_factor=refine_factor,
+        )
+
+    def full_text_search(
+        self,
+        column: str,
+        query: str,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        operator: str = "or",
+        phrase: bool = False,
+    ) -> pa.Table:
+        """The ``k`` rows that match the words of ``query`` best, best first, with ``_score``.
+
+        ``operator`` "or" asks for any of the words, "and" for all of them; ``phrase`` for all
+        next to each other, which needs a base index with positions. Words are taken as the
+        column's index takes them (stemming, stop words); a query of stop words alone finds
+        nothing. A column without an index is read row by row.
+        """
+        return full_text_search(
+            self._reader,
+            column,
+            query,
+            k,
+            filter=filter,
+            columns=columns,
+            operator=operator,
+            phrase=phrase,
+        )
+
     def flush(self) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
@@ -262,8 +326,7 @@ class Table:
         if isinstance(keys, tuple):
             several = not keys or any(isinstance(each, dict | tuple) for each in keys)
             return not several and len(self.primary_key) > 1
-        several = isinstance(keys, list | pa.Array | pa.ChunkedArray) or is_tabular(keys)
-        return not several
+        return not (is_key_sequence(keys) or is_tabular(keys))
 
     def _router(self, base: BaseTable) -> ShardRouter:
         router = ShardRouter.for_table(base.details, base.schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_no_key_no_row(table: TableUnderTest) -> None:
 def test_many_keys_are_asked_of_the_base_in_portions(
     table: TableUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_source, "_KEYS_AT_A_TIME", 7)
+    monkeypatch.setattr(base_source, "KEYS_AT_A_TIME", 7)
     asked = [(i * 37) % 120 for i in range(60)]
     assert looked_up(table, asked) == [
         None if key >= 100 or key == 30 else f"{'flushed' if 10 <= key < 20 else 'base'} {key}"
@@ -122,14 +123,13 @@ def test_only_the_keys_own_shard_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_boolean_binary_and_small_integer_keys(tmp_path: Path) -> None:
-    for number, (type_, values) in enumerate(
-        [
-            (pa.bool_(), [True, False]),
-            (pa.binary(), [b"\x00'", b"\xff"]),
-            (pa.int16(), [-3, 4]),
-            (pa.string(), ["o'x", "é"]),
-        ]
-    ):
+    kinds: list[tuple[pa.DataType, list[Any]]] = [
+        (pa.bool_(), [True, False]),
+        (pa.binary(), [b"\x00'", b"\xff"]),
+        (pa.int16(), [-3, 4]),
+        (pa.string(), ["o'x", "é"]),
+    ]
+    for number, (type_, values) in enumerate(kinds):
         schema = pa.schema([pa.field("id", type_, False, KEY), pa.field("name", pa.string())])
         data = pa.table([pa.array(values, type_), pa.array(["base 0", "base 1"])], schema=schema)
         table = TableUnderTest(tmp_path / f"t{number}", schema, data)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader
+from lancewal.reader.base_source import without_rows
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named, names
 from tests.tables import APPEND_ONLY, KEY, new_table, open_writer, rows
 
@@ -134,6 +137,49 @@ def test_counting_reads_no_data_columns(table: TableUnderTest, monkeypatch: pyte
         assert table.live.scan().count_rows() == 7
         assert table.live.scan(filter="id > 3").count_rows() == 4
     assert not any("name" in columns or "everything" in columns for columns in read)
+
+
+def test_a_btree_on_the_key_tells_superseded_rows_and_the_answers_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t", data=named({i: f"base {i}" for i in range(1000)}))
+    table.dataset.create_scalar_index("id", "BTREE")
+    expected = {i: f"base {i}" for i in range(1000)}
+    expected |= {5: "five", 500: "new", 2000: "added"}
+    del expected[7], expected[999]
+    table.flushed({5: "old five", 2000: "added"}, [7])
+    table.flushed({5: "five"}, [999])
+    asked: list[str | None] = []
+    scanner = lance.LanceDataset.scanner
+
+    def watched(self: lance.LanceDataset, **options: Any) -> object:
+        asked.append(options.get("filter"))
+        return scanner(self, **options)
+
+    monkeypatch.setattr(lance.LanceDataset, "scanner", watched)
+    with table.writer() as writer:
+        writer.put(named({500: "new"}))
+        assert everywhere(table) == expected
+        assert any(filter and "IN (5, 7, 2000)" in filter for filter in asked)
+        asked.clear()
+        assert everywhere(table, filter="id < 8 OR id > 497") == {
+            key: name for key, name in expected.items() if key < 8 or key > 497
+        }
+        assert not any(filter and "IN (5, 7, 2000)" in filter for filter in asked)
+        assert names(table.live.scan(limit=990).to_table()).items() <= expected.items()
+        assert table.live.scan(limit=999).to_table().num_rows == 999
+    table.compact(3)
+    assert everywhere(table) == expected
+
+
+def test_rows_are_left_out_of_wide_batches_without_copying_them() -> None:
+    batch = pa.record_batch({"id": np.arange(10), "wide": [bytes(100_000)] * 10})
+    pieces = list(without_rows(batch, np.array([0, 3, 4, 9])))
+    assert [piece["id"].to_pylist() for piece in pieces] == [[1, 2], [5, 6, 7, 8]]
+    assert pieces[0]["wide"].buffers()[2].address == batch["wide"].buffers()[2].address
+    (narrow,) = without_rows(batch.select(["id"]), np.array([0, 3, 4, 9]))
+    assert narrow["id"].to_pylist() == [1, 2, 5, 6, 7, 8]
+    assert list(without_rows(batch, np.array([], np.int64))) == [batch]
 
 
 def test_batches_stream_and_stop_when_nobody_reads_on(table: TableUnderTest) -> None:

@@ -23,7 +23,7 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, tail
 from lancewal.reader.snapshot import ShardReader
-from lancewal.wal import WalAppender
+from lancewal.wal import WalAppender, WalTailer
 from tests.reader.support import TableUnderTest, everywhere, named, names
 from tests.tables import APPEND_ONLY, abandon, rows
 
@@ -161,13 +161,13 @@ def test_lances_own_log_is_read_too(tmp_path: Path) -> None:
 def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = TableUnderTest(tmp_path / "t")
     read: list[int] = []
-    real = tail.WalTailer.read_entry
+    real = WalTailer.read_entry
 
-    def counted(self: tail.WalTailer, position: int) -> object:
+    def counted(self: WalTailer, position: int) -> object:
         read.append(position)
         return real(self, position)
 
-    monkeypatch.setattr(tail.WalTailer, "read_entry", counted)
+    monkeypatch.setattr(WalTailer, "read_entry", counted)
     with table.writer() as writer:
         for number in range(5):
             writer.put(named({number: "a", 99: str(number)}))

@@ -437,6 +437,14 @@ def test_an_sstable_without_a_tombstone_column_has_only_live_rows(base: Base) ->
     assert table.take(np.array([0]), base.schema, [], with_tombstone=True).to_pylist() == [{TOMBSTONE: False}]
 
 
+def test_an_sstable_of_old_lance_has_its_newest_row_first(base: Base) -> None:
+    entry = SsTableEntry(1, layout.fresh_sstable_name(1))
+    path = layout.child_uri(base.uri, layout.sstable_dir(base.shard_id, entry.path))
+    rows = [{"id": 1, "t": "new"}, {"id": 2, "t": "only"}, {"id": 1, "t": "old"}]
+    lance.write_dataset(pa.Table.from_pylist(rows, schema=base.dataset.schema), path)
+    assert base.open(entry).lookup([pa.array([1, 2])]).tolist() == [0, 1]
+
+
 def test_a_schema_whose_key_the_sstable_lacks_is_an_error(base: Base) -> None:
     table = base.open(base.write([{"id": 1, "t": ""}]))
     other = TableSchema(pa.schema([pa.field("k", pa.int64(), metadata={"lance:field_id": "50"})]), ("k",))

@@ -171,6 +171,13 @@ def test_nothing_to_write_is_refused(tmp_path: Path) -> None:
     assert base.store.list(layout.shard_dir(base.shard_id)) == []
 
 
+def test_a_store_that_pylance_does_not_share_is_refused(tmp_path: Path, memory_store: ObjectStore) -> None:
+    base = Base.create(tmp_path / "t", [key_field("id", pa.int64())])
+    base.store = memory_store
+    with pytest.raises(InvalidInputError, match="memory"):
+        base.write([{"id": 1}])
+
+
 def test_what_pylance_refuses_is_a_storage_error_with_its_cause(tmp_path: Path) -> None:
     base = Base.create(tmp_path / "t", [key_field("id", pa.int64())])
     with pytest.raises(StorageError, match="write the SSTable") as failure:

@@ -369,6 +369,17 @@ def hint(store: ObjectStore) -> int:
     return ShardManifestStore(store, SHARD).require_latest().wal_entry_position_last_seen
 
 
+@pytest.fixture
+def _hints_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints are written before the read returns, so that a test can count them."""
+
+    class AtOnce:
+        def submit(self, update: Callable[[], None]) -> None:
+            update()
+
+    monkeypatch.setattr("lancewal.wal.tailer._cursor_thread", AtOnce)
+
+
 def test_reading_leaves_a_hint_of_the_position(any_store: ObjectStore) -> None:
     written(any_store, 3)
     tailer = WalTailer(any_store, SHARD)
@@ -378,19 +389,21 @@ def test_reading_leaves_a_hint_of_the_position(any_store: ObjectStore) -> None:
     assert ShardManifestStore(any_store, SHARD).require_latest().writer_epoch == 1
 
 
+@pytest.mark.usefixtures("_hints_at_once")
 def test_a_hint_is_not_written_for_every_entry(memory_store: ObjectStore, clock: ManualClock) -> None:
     written(memory_store, 9)
     tailer = WalTailer(memory_store, SHARD, clock=clock)
     list(tailer)
-    until(lambda: hint(memory_store) > 0)
     version = ShardManifestStore(memory_store, SHARD).require_latest().version
+    assert version == 2
     list(tailer)
     assert ShardManifestStore(memory_store, SHARD).require_latest().version == version
     clock.advance(60)
     tailer.read_entry(9)
-    until(lambda: hint(memory_store) == 9)
+    assert hint(memory_store) == 9
 
 
+@pytest.mark.usefixtures("_hints_at_once")
 def test_a_hint_never_goes_back(memory_store: ObjectStore, clock: ManualClock) -> None:
     appender = written(memory_store, 3)
     appender.manifests.commit_update(1, lambda m: replace(m, wal_entry_position_last_seen=3))
@@ -402,7 +415,7 @@ def test_a_hint_never_goes_back(memory_store: ObjectStore, clock: ManualClock) -
     appender.append([batch(4)])
     clock.advance(60)
     tailer.read_entry(4)
-    until(lambda: hint(memory_store) == 4)
+    assert hint(memory_store) == 4
     assert ShardManifestStore(memory_store, SHARD).require_latest().version == before + 1
 
 
@@ -483,12 +496,13 @@ def test_a_shard_without_a_manifest_takes_no_hint(memory_store: ObjectStore, clo
         appender.check_fenced()
 
 
+@pytest.mark.usefixtures("_hints_at_once")
 def test_a_writer_goes_on_beside_a_tailers_hints(memory_store: ObjectStore, clock: ManualClock) -> None:
     appender = written(memory_store, 1)
     tailer = WalTailer(memory_store, SHARD, clock=clock)
     for value in (2, 3, 4):
         tailer.read_entry(value - 1)
-        until(lambda value=value: hint(memory_store) == value - 1)  # type: ignore[misc]
+        assert hint(memory_store) == value - 1
         clock.advance(60)
         assert appender.append([batch(value)]).position == value
         appender.check_fenced()

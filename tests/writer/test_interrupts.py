@@ -7,12 +7,14 @@ for every n until the call gets through.
 from __future__ import annotations
 
 import dis
+import gc
 import linecache
 import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,17 +22,19 @@ from typing import Any
 import pytest
 
 import lancewal.wal.appender
-import lancewal.writer
+import lancewal.writer.commit_log
+import lancewal.writer.flush
+import lancewal.writer.shard_writer
 from lancewal.base import BaseTable
 from lancewal.errors import StorageError
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalTailer
 from lancewal.writer import ShardWriter
-from tests.shards import settled_rows
+from tests.shards import wal_entries
 from tests.tables import APPEND_ONLY, abandon, ids, new_table, open_writer, rows
 
 PATIENCE = 20.0
 WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
+COMMIT_LOG_FILE = lancewal.writer.commit_log.__file__
+SHARD_WRITER_FILE = lancewal.writer.shard_writer.__file__
 APPENDER_FILE = lancewal.wal.appender.__file__
 
 
@@ -54,7 +58,7 @@ class InterruptAtLine:
         return self._at_line if frame.f_code.co_filename.startswith(self._files) else None
 
     def _at_line(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and not self.raised and not _leaves_with(frame):
+        if event == "line" and not self.raised and not _no_signal_here(frame):
             self._left -= 1
             if self._left == 0:
                 self.raised = True
@@ -62,12 +66,12 @@ class InterruptAtLine:
         return self._at_line
 
 
-def _leaves_with(frame: FrameType) -> bool:
-    """Whether the line is a ``with`` that ends: no signal is handled before it has released its lock."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    if not line.lstrip().startswith("with "):
-        return False
-    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("LOAD_FAST")
+def _no_signal_here(frame: FrameType) -> bool:
+    """Whether the line only ends a block. No signal is handled between a block's last call and
+    the release of its lock, but a trace function is called there."""
+    operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    return operation == "NOP" or (line.startswith("with ") and not operation.startswith("LOAD_FAST"))
 
 
 def interrupt_everywhere(attempt: Callable[[InterruptAtLine], None], *files: str) -> int:
@@ -147,20 +151,91 @@ def test_an_interrupted_put_is_there_whole_or_not_at_all(
                 put(1)  # which fills the MemTable
         except KeyboardInterrupt:
             assert interrupt.raised
+        ended = ""
         try:
             put(2)
             put(3)
             writer._log.commit_all()
             usable += 1
         except StorageError as error:
-            assert "open a new writer" in str(error)
+            ended = str(error)
             put.acknowledged = put.acknowledged if durable else []
+        assert not ended or "open a new writer" in ended
         abandon(writer)
-        with without_flush(open_writer(base, shard)) as again:
-            put.check(ids(again.scan()))
-            abandon(again)
-            again._state.closed = True
+        put.check([i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)])
 
     lines = interrupt_everywhere(attempt, WRITER_FILES, APPENDER_FILE)
     assert lines > 20
     assert usable > lines * 0.6, "an interrupt should rarely end the writer"
+
+
+def test_an_interrupted_put_leaves_no_other_thread_asleep(base: BaseTable) -> None:
+    """The interrupted thread led the group commit, and nobody took the lead over."""
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        shard = uuid.uuid4()
+        writer = without_flush(open_writer(base, shard, max_memtable_batches=6))
+        put = Puts(writer)
+        start = threading.Barrier(3)
+
+        def work(first: int) -> None:
+            start.wait(PATIENCE)
+            with suppress(StorageError):  # the interrupt may have ended the writer
+                for number in range(first, first + 3):
+                    put(number)
+
+        threads = [threading.Thread(target=work, args=(first,), daemon=True) for first in (10, 20)]
+        for thread in threads:
+            thread.start()
+        start.wait(PATIENCE)
+        with suppress(KeyboardInterrupt), interrupt:
+            put(1)
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a waiter was never woken"
+        with suppress(StorageError):
+            put(2)
+        abandon(writer)
+        put.check([i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)])
+
+    assert interrupt_everywhere(attempt, COMMIT_LOG_FILE) > 20
+
+
+def test_an_interrupted_wait_for_durability_can_be_repeated(base: BaseTable) -> None:
+    def attempt(interrupt: InterruptAtLine) -> None:
+        shard = uuid.uuid4()
+        writer = open_writer(base, shard, durable_write=False, max_wal_flush_interval=None)
+        result = writer.put(batch(1))
+        with suppress(KeyboardInterrupt), interrupt:
+            result.durable.wait()
+        assert result.durable.wait(PATIENCE)
+        assert ids(writer.scan()) == [10, 11]
+        abandon(writer)
+        assert [i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)] == [10, 11]
+
+    assert interrupt_everywhere(attempt, WRITER_FILES, APPENDER_FILE) > 20
+
+
+def test_an_interrupted_close_loses_nothing_and_leaves_no_thread(
+    base: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept error held the frames that it was raised through, and with them the dropped writer."""
+    monkeypatch.setattr(lancewal.writer.flush, "FIRST_RETRY_SECONDS", 0.001)
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        shard = uuid.uuid4()
+        writer = without_flush(open_writer(base, shard))
+        writer.put(batch(1))
+        with suppress(KeyboardInterrupt, StorageError), interrupt:
+            writer.close()
+        with suppress(StorageError):
+            writer.close()
+        del writer
+        gc.collect()
+        assert not [thread for thread in threading.enumerate() if str(shard) in thread.name]
+        with open_writer(base, shard) as again:
+            assert ids(again.scan()) == [10, 11]
+            abandon(again)
+            again._state.closed = True
+
+    assert interrupt_everywhere(attempt, SHARD_WRITER_FILE) > 10

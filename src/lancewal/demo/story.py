@@ -95,7 +95,9 @@ class Story:
                 [sys.executable, "-c", code, self._uri], check=True, capture_output=True, text=True
             )
         self._check(
-            "another process counts every durable row", int(done.stdout) == len(self._expected), done.stdout.strip()
+            "another process counts every durable row",
+            int(done.stdout) == len(self._expected),
+            done.stdout.strip(),
         )
 
     def _kill(self) -> None:
@@ -105,7 +107,9 @@ class Story:
             found = {row["id"]: row["text"] for row in rows}
             lost = [document for document in acknowledged if document not in found]
             self._expected = found
-            self._check(f"all {len(acknowledged)} acknowledged rows survived the kill", not lost, f"lost {lost}")
+            self._check(
+                f"all {len(acknowledged)} acknowledged rows survived the kill", not lost, f"lost {lost}"
+            )
 
     def _write_and_kill(self, first: int) -> list[int]:
         command = [sys.executable, "-m", "lancewal.demo.crasher", self._uri, str(first)]
@@ -135,7 +139,9 @@ class Story:
         return len(rows) == len(self._expected) and {r["id"]: r["text"] for r in rows} == self._expected
 
     def _remember(self, rows: pa.Table) -> None:
-        self._expected.update(zip(rows.column("id").to_pylist(), rows.column("text").to_pylist(), strict=True))
+        self._expected.update(
+            zip(rows.column("id").to_pylist(), rows.column("text").to_pylist(), strict=True)
+        )
 
     def _say(self, text: str) -> None:
         self._console.print(f"   {text}")

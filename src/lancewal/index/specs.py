@@ -117,6 +117,17 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
     return IndexSpec(name, column, int(description.fields[0]), kind, params, base_type)
 
 
+def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams | None:
+    """The tokenizer settings of the column's full-text index; ``None`` when it has none that works here."""
+    for description in dataset.describe_indices():
+        if str(description.index_type) == _FULL_TEXT_TYPE and list(description.field_names) == [column]:
+            try:
+                return _full_text_params(dataset, str(description.name), dict(description.details))
+            except TypeError:
+                continue
+    return None
+
+
 def _full_text_params(dataset: lance.LanceDataset, name: str, details: dict[str, Any]) -> FullTextParams:
     # The description leaves out custom stop words; the statistics have all, once there are rows.
     statistics = dataset.stats.index_stats(name)

@@ -19,23 +19,21 @@ rows and tag come in one version, and with the tag the SSTables are left out. **
 before 3 leaves files that no version names (Lance's own cleanup removes them), after 3 a tag that
 the next compaction turns into a marker.
 
-Appends of others, their merges, updates and deletes are only refused where they were begun
-before step 3 and rewrite whole fragments (file compaction), or change columns.
+Work of others on the table that began before step 3 and commits after it goes through (appends,
+merges, updates, deletes), except what replaces fragments or columns: file compaction and schema
+changes are refused by Lance then, and have to be repeated.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 from uuid import UUID
 
 import lance
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from lance.fragment import FragmentMetadata, write_fragments
-from lance.lance import LanceSchema
 
 from lancewal.base import BaseTable
 from lancewal.format.shard_manifest import SsTableEntry
@@ -47,6 +45,7 @@ from lancewal.maintenance.commits import (
     commit_marker,
     until_won,
 )
+from lancewal.maintenance.lance_messages import next_fragment_id, with_column_metadata
 from lancewal.maintenance.newest_rows import all_rows
 from lancewal.maintenance.plan import ShardPlan
 from lancewal.maintenance.report import Progress, ProgressCallback, ShardReport
@@ -56,12 +55,194 @@ from lancewal.objects import ObjectStore
 logger = logging.getLogger(__name__)
 
 
-def _message(name: str, field: str, number: int, kind: int) -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name=f"lance_{name}", package="lancewal", syntax="proto3")
-    message = file.message_type.add(name=name)
-    message.field.add(
-        name=field, number=number, type=kind, label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lancewal.{name}"))
+class AppendOnlyCompaction:
+    """Brings one shard's generations into a base table that has no key."""
+
+    def __init__(self, plan: ShardPlan, store: ObjectStore, progress: ProgressCallback | None) -> None:
+        self._plan = plan
+        self._store = store
+        self._progress = progress
+        self._report = ShardReport(plan.shard_id)
+        # Data files for one schema; written once, however often the commit has to be repeated.
+        self._written: _Written | None = None
+
+    def run(self) -> ShardReport:
+        name = f"compaction of shard {self._plan.shard_id}"
+        _, lost = until_won(name, self._append_rest)
+        _, lost_by_marker = until_won(name, self._mark)
+        self._report.retries += lost + lost_by_marker
+        return self._report
+
+    def _append_rest(self) -> None:
+        """Steps 1 to 3, once."""
+        base = open_base(self._store)
+        held = appended_generations(base).get(self._plan.shard_id, 0)
+        entries = [entry for entry in self._plan.sstables if entry.generation > held]
+        self._report.skipped = [e.generation for e in self._plan.sstables if e.generation <= held]
+        if not entries:
+            return
+        try:
+            written = self._write(base, entries)
+        except Exception:
+            # SSTables that are gone were compacted and collected by others: look again.
+            if appended_generations(open_base(self._store)).get(self._plan.shard_id, 0) > held:
+                raise LostRaceError("the generations were compacted meanwhile") from None
+            raise
+        points.reached("append: files are written")
+        self._commit(base, written)
+        points.reached("append: rows and tag are committed")
+        report = self._report
+        report.generations = [entry.generation for entry in entries]
+        report.rows_in = report.rows_inserted = written.rows
+        report.num_bytes = self._plan.num_bytes
+        report.commits += 1
+        self._tell("appended")
+
+    def _write(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> _Written:
+        """Step 2; what was written for the same generations and columns serves again."""
+        generations = [entry.generation for entry in entries]
+        known = self._written
+        columns = base.schema.columns
+        if known is not None and known.generations == generations and known.columns.equals(columns):
+            return known
+        plain = base.schema.plain
+        batches = all_rows(self._store, self._plan.shard_id, entries, base.schema)
+        reader = pa.RecordBatchReader.from_batches(plain, batches)
+        with commit_errors(f"write the rows of shard {self._plan.shard_id}"):
+            fragments = write_fragments(
+                reader,
+                base.dataset,
+                mode="append",
+                data_storage_version=base.storage_version,
+                storage_options=dict(self._store.storage_options) or None,
+            )
+        self._written = _Written(generations, columns, list(fragments))
+        return self._written
+
+    def _commit(self, base: BaseTable, written: _Written) -> None:
+        """Step 3."""
+        dataset = base.dataset
+        first = next_fragment_id(dataset)
+        for number, fragment in enumerate(written.fragments, first):
+            fragment.id = number
+        outdated = stale_tags(base)
+        new_tag = tag(self._plan.shard_id, written.generations[-1])
+
+        def tagged(place: int, metadata: Mapping[str, bytes]) -> Mapping[str, bytes]:
+            kept = {key: value for key, value in metadata.items() if key not in outdated}
+            return {**kept, new_tag: b""} if place < TAGGED_COLUMNS else kept
+
+        operation = lance.LanceOperation.Merge(
+            [*(fragment.metadata for fragment in dataset.get_fragments()), *written.fragments],
+            with_column_metadata(dataset.lance_schema, tagged),
+            # No column is new: others may go on appending.
+            preserves_nullability=True,
+        )
+        with commit_errors(f"append the rows of shard {self._plan.shard_id}"):
+            lance.LanceDataset.commit(
+                dataset,
+                operation,
+                read_version=dataset.version,
+                storage_options=dict(self._store.storage_options) or None,
+                # A second try of Lance's own would be made for the same, outdated version.
+                max_retries=0,
+                commit_message="lancewal: append compacted generations",
+            )
+
+    def _mark(self) -> None:
+        """Step 4, also for a tag that somebody else left."""
+        base = open_base(self._store)
+        held = appended_generations(base).get(self._plan.shard_id, 0)
+        if base.details.compacted.get(self._plan.shard_id, 0) < held:
+            try:
+                commit_marker(base.dataset, self._plan.shard_id, held)
+            except AlreadyCompactedError as error:
+                logger.debug("marked by another compactor: %s", error)
+            else:
+                self._report.commits += 1
+        points.reached("append: the marker is committed")
+        self._tell("marked")
+
+    def _tell(self, step: str) -> None:
+        if self._progress is not None:
+            self._progress(
+                Progress(self._plan.shard_id, step, self._plan.through, self._report.rows_inserted)
+            )
+
+
+class _Written:
+    """Data files of some generations, written for some columns."""
+
+    def __init__(self, generations: list[int], columns: pa.Schema, fragments: list[FragmentMetadata]) -> None:
+        self.generations = generations
+        self.columns = columns
+        self.fragments = fragments
+
+    @property
+    def rows(self) -> int:
+        return sum(fragment.physical_rows for fragment in self.fragments)
+
+
+def open_base(store: ObjectStore) -> BaseTable:
+    """The newest version of the table."""
+    return BaseTable.open(store.uri, store.storage_options, store=store)
+
+
+def stale_tags(base: BaseTable) -> set[str]:
+    """Tags whose generation a marker covers."""
+    stored = base.details.compacted
+    return {
+        key
+        for key, (shard_id, generation) in tags(base.schema.columns).items()
+        if generation <= stored.get(shard_id, 0)
+    }
+
+
+def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
+    """The shards with a tag above their marker: an append whose marker is still to come."""
+    stored = base.details.compacted
+    pending: dict[UUID, int] = {}
+    for shard_id, generation in tags(base.schema.columns).values():
+        if generation > stored.get(shard_id, 0):
+            pending[shard_id] = max(pending.get(shard_id, 0), generation)
+    return pending
+
+
+def mark_pending(store: ObjectStore) -> list[UUID]:
+    """Finish appends that were interrupted before their marker; the shards it was done for."""
+    done = []
+    for shard_id, generation in unmarked_tags(open_base(store)).items():
+        try:
+            until_won(f"marking shard {shard_id}", partial(_mark_one, store, shard_id, generation))
+        except AlreadyCompactedError:
+            continue
+        done.append(shard_id)
+    return done
+
+
+def _mark_one(store: ObjectStore, shard_id: UUID, generation: int) -> None:
+    commit_marker(open_base(store).dataset, shard_id, generation)
+
+
+def remove_tags(store: ObjectStore) -> bool:
+    """Step 5: remove the tags that markers cover; whether there were any.
+
+    Needed for nothing but tidiness: a tag at or below its marker means nothing.
+    """
+
+    def attempt() -> bool:
+        base = open_base(store)
+        outdated = stale_tags(base)
+        if not outdated:
+            return False
+        changes = {
+            field.name: {key: None for key in outdated if key.encode() in (field.metadata or {})}
+            for field in base.schema.columns
+        }
+        with commit_errors("remove the tags of finished appends"):
+            base.dataset.update_field_metadata({name: keys for name, keys in changes.items() if keys})
+        return True
+
+    removed, _ = until_won("removing tags", attempt)
+    points.reached("append: the tag is removed")
+    return removed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -41,7 +41,7 @@ _EXHAUSTED = "Resources exhausted"
 
 
 class AlreadyCompactedError(LanceWalError):
-    """The base table's marker is not below the generation: another compactor was faster."""
+    """A marker is not above the stored one: another compactor was faster. Nothing was written."""
 
 
 class LostRaceError(LanceWalError):
@@ -70,19 +70,19 @@ def commit_errors(action: str) -> Iterator[None]:
         raise
 
 
-def merge_builder(
-    dataset: lance.LanceDataset, columns: list[str], shard_id: UUID, generation: int
+def marked_merge(
+    dataset: lance.LanceDataset, columns: list[str], markers: Mapping[UUID, int]
 ) -> lance.dataset.MergeInsertBuilder:
-    """A merge on ``columns`` that marks the shard as compacted up to ``generation``, in the same commit."""
+    """A merge on ``columns`` that sets ``markers`` in the same commit, all of them or nothing."""
     builder = dataset.merge_insert(columns)
     builder = builder.conflict_retries(LANCE_RETRIES).retry_timeout(LANCE_RETRY_TIMEOUT)
-    return builder.mark_sstables_as_compacted([CompactedSsTable(str(shard_id), generation)])
+    return builder.mark_sstables_as_compacted([CompactedSsTable(str(k), v) for k, v in markers.items()])
 
 
 def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) -> None:
     """Mark without a change to any row: a merge of nothing, on whichever column."""
     schema: pa.Schema = dataset.schema
-    builder = merge_builder(dataset, [schema.names[0]], shard_id, generation)
+    builder = marked_merge(dataset, [schema.names[0]], {shard_id: generation})
     with commit_errors(f"mark generation {generation} of shard {shard_id}"):
         builder.when_matched_update_all().use_index(False).execute(schema.empty_table())
 

@@ -1,15 +1,22 @@
-"""Compaction of a table with a primary key: one merge per group of generations.
+"""Compaction of a table with a primary key: a merge that carries its marker, and its fence.
 
-Each commit brings whole generations, and its marker with them. Lance refuses a marker that
-is not above the stored one when it commits, not when the merge begins. So of two compactors that
-work on the same generations one succeeds, and a late one, however long it was stopped, changes
-nothing: there is no commit without a marker, whose rows could land under somebody else's.
+1. Every commit raises the shard's fence by one (see :mod:`lancewal.markers`), from the value in the
+   version it was made for. Of two compactors of a shard one commits; the other, however long
+   it was stopped, changes nothing and looks at the new state.
+2. The marker is in the commit with the last rows of its generations. Before that, readers go on
+   reading the SSTables, whose rows lie over those of the base.
+3. Rows that were committed without a marker, by a compactor that died between two commits, are
+   as new as the SSTables they came from: the next compactor replaces or deletes them.
+
+Compactors of other makes know nothing of the fence. Beside one of those a key may come back that
+was deleted in between; run one kind only.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -21,14 +28,14 @@ from lancewal.maintenance.commits import (
     JoinTooLargeError,
     LostRaceError,
     commit_errors,
-    merge_builder,
+    marked_merge,
     until_won,
 )
 from lancewal.maintenance.dead_keys import is_dead
-from lancewal.maintenance.newest_rows import NewestRows, newest_rows
+from lancewal.maintenance.newest_rows import newest_rows
 from lancewal.maintenance.plan import CommitPlan, ShardPlan
 from lancewal.maintenance.report import Progress, ProgressCallback, ShardReport
-from lancewal.markers import appended_generations
+from lancewal.markers import appended_generations, fence_id
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -38,8 +45,6 @@ logger = logging.getLogger(__name__)
 _INDEX_PAYS_FROM = 500
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
-#: Above this the source is streamed, and Lance holds the keys of the base in memory instead.
-_MATERIALIZED_BYTES = 2 << 30
 
 
 class KeyedCompaction:
@@ -53,100 +58,125 @@ class KeyedCompaction:
 
     def run(self) -> ShardReport:
         for commit in self._plan.commits:
-            _, lost = until_won(
-                f"compaction of shard {self._plan.shard_id}", lambda commit=commit: self._merge_rest(commit)
-            )
-            self._report.retries += lost
+            self._run(commit)
         return self._report
+
+    def _run(self, commit: CommitPlan) -> None:
+        name = f"compaction of shard {self._plan.shard_id}"
+        _, lost = until_won(name, lambda: self._merge_rest(commit))
+        self._report.retries += lost
 
     def _merge_rest(self, commit: CommitPlan) -> None:
         """Merge what the base does not hold of one commit's generations."""
-        base = BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
+        base = self._newest_base()
         held = appended_generations(base).get(self._plan.shard_id, 0)
         rest = [entry for entry in commit.sstables if entry.generation > held]
         self._skip([entry for entry in commit.sstables if entry.generation <= held])
         if not rest:
             return
         try:
-            self._merge(base, rest, commit.num_bytes)
+            self._merge(base, rest)
         except AlreadyCompactedError as error:
             raise LostRaceError(str(error)) from error
+        except LostRaceError:
+            raise
         except Exception:
             # SSTables that are gone were compacted and collected by others: look again.
-            if self._held() > held:
+            if appended_generations(self._newest_base()).get(self._plan.shard_id, 0) > held:
                 raise LostRaceError("the generations were compacted meanwhile") from None
             raise
 
-    def _merge(self, base: BaseTable, entries: Sequence[SsTableEntry], num_bytes: int) -> None:
-        schema, through = base.schema, entries[-1].generation
-        rows = newest_rows(self._store, self._plan.shard_id, entries, schema)
-        count = rows.num_rows
-        materialized = num_bytes <= _MATERIALIZED_BYTES
-        source: pa.Table | pa.RecordBatchReader
-        if materialized:
-            source = pa.Table.from_batches(rows.batches(), schema.plain)
-        else:
-            source = pa.RecordBatchReader.from_batches(schema.plain, rows.batches())
-        points.reached("merge: rows are read")
-        use_index = materialized and self._index_pays(base, rows, source)
-        try:
-            stats = self._execute(base, rows, source, through, use_index)
-        except JoinTooLargeError:
-            if not use_index:
-                raise
-            stats = self._execute(base, rows, source, through, False)
-        points.reached("merge: rows and marker are committed")
+    def _merge(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> None:
+        shard_id, through = self._plan.shard_id, entries[-1].generation
+        rows = newest_rows(self._store, shard_id, entries, base.schema)
+        fence = fence_id(shard_id)
+        raised = base.details.compacted.get(fence, 0)
         report = self._report
+        for source, is_last in _chunks(rows.batches(), base.schema.plain, self._plan.max_commit_bytes):
+            raised += 1
+            markers = {fence: raised}
+            dead: Sequence[pa.Array] = ()
+            if is_last:
+                markers[shard_id] = through
+                dead = rows.dead
+            points.reached("merge: rows are read")
+            stats = self._commit(base, source, dead, markers)
+            report.rows_inserted += stats["num_inserted_rows"]
+            report.rows_updated += stats["num_updated_rows"]
+            report.rows_deleted += stats["num_deleted_rows"]
+            report.num_bytes += source.nbytes
+            report.commits += 1
+            if not is_last:
+                points.reached("merge: a part of the rows is committed")
+        points.reached("merge: rows and marker are committed")
         report.generations += [entry.generation for entry in entries]
         report.rows_in += rows.rows_in
-        report.rows_inserted += stats["num_inserted_rows"]
-        report.rows_updated += stats["num_updated_rows"]
-        report.rows_deleted += stats["num_deleted_rows"]
-        report.num_bytes += source.nbytes if materialized else num_bytes
-        report.commits += 1
         logger.info(
             "compacted generations %d to %d: %d rows, %d keys deleted",
             entries[0].generation,
             through,
-            count,
+            rows.num_rows,
             rows.num_dead,
-            extra={"shard": str(self._plan.shard_id), "generation": through},
+            extra={"shard": str(shard_id), "generation": through},
         )
         if self._progress is not None:
-            self._progress(Progress(self._plan.shard_id, "merged", through, report.rows_upserted))
+            self._progress(Progress(shard_id, "merged", through, report.rows_upserted))
+
+    def _commit(
+        self, base: BaseTable, source: pa.Table, dead: Sequence[pa.Array], markers: Mapping[UUID, int]
+    ) -> dict[str, int]:
+        if not dead and _index_pays(base, source):
+            try:
+                # Lance counts the memory of a slice as that of the array it was cut from.
+                return self._execute(base, source.combine_chunks(), dead, markers, use_index=True)
+            except JoinTooLargeError as error:
+                logger.debug("joined without the index: %s", error)
+        return self._execute(base, source, dead, markers, use_index=False)
 
     def _execute(
         self,
         base: BaseTable,
-        rows: NewestRows,
-        source: pa.Table | pa.RecordBatchReader,
-        through: int,
+        source: pa.Table,
+        dead: Sequence[pa.Array],
+        markers: Mapping[UUID, int],
         use_index: bool,
     ) -> dict[str, int]:
         key = list(base.schema.primary_key)
-        builder = merge_builder(base.dataset, key, self._plan.shard_id, through)
+        builder = marked_merge(base.dataset, key, markers)
         builder = builder.when_matched_update_all().when_not_matched_insert_all().use_index(use_index)
-        if rows.num_dead:
+        if dead:
             # Any such clause makes Lance read the whole key column, so only where it is needed.
-            builder = builder.when_not_matched_by_source_delete(is_dead(key, rows.dead))
-        if use_index:
-            # Lance counts the memory of a slice as that of the array it was cut from.
-            source = source.combine_chunks()
-        with commit_errors(f"compact shard {self._plan.shard_id} up to generation {through}"):
+            builder = builder.when_not_matched_by_source_delete(is_dead(key, dead))
+        with commit_errors(f"compact shard {self._plan.shard_id}"):
             stats: dict[str, int] = builder.execute(source)
         return stats
 
-    def _index_pays(self, base: BaseTable, rows: NewestRows, source: pa.Table) -> bool:
-        if rows.num_dead or len(base.schema.primary_key) != 1 or source.nbytes > _INDEXED_BYTES:
-            return False
-        key_id = base.schema.field_ids[base.schema.primary_key[0]]
-        indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
-        return indexed and base.dataset.count_rows() > _INDEX_PAYS_FROM * source.num_rows
-
-    def _held(self) -> int:
-        base = BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
-        return appended_generations(base).get(self._plan.shard_id, 0)
+    def _newest_base(self) -> BaseTable:
+        return BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
 
     def _skip(self, entries: Sequence[SsTableEntry]) -> None:
         known = {*self._report.skipped, *self._report.generations}
         self._report.skipped += [entry.generation for entry in entries if entry.generation not in known]
+
+
+def _chunks(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, limit: int
+) -> Iterator[tuple[pa.Table, bool]]:
+    """The rows as tables of about ``limit`` bytes, and whether it is the last; at least one, maybe empty."""
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if chunk and size + batch.nbytes > limit:
+            yield pa.Table.from_batches(chunk, schema), False
+            chunk, size = [], 0
+        chunk.append(batch)
+        size += batch.nbytes
+    yield pa.Table.from_batches(chunk, schema), True
+
+
+def _index_pays(base: BaseTable, source: pa.Table) -> bool:
+    if len(base.schema.primary_key) != 1 or source.nbytes > _INDEXED_BYTES:
+        return False
+    key_id = base.schema.field_ids[base.schema.primary_key[0]]
+    indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
+    return indexed and base.dataset.count_rows() > _INDEX_PAYS_FROM * source.num_rows

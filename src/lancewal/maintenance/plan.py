@@ -23,7 +23,7 @@ from lancewal.parallel import ordered_map
 from lancewal.sharding import discover_shards, read_manifests
 
 #: Rows of so many bytes go into one commit. A merge needs two to three times that in memory.
-DEFAULT_COMMIT_BYTES = 512 << 20
+DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
 
 
@@ -59,6 +59,7 @@ class ShardPlan:
     shard_id: UUID
     after: int
     commits: tuple[CommitPlan, ...]
+    max_commit_bytes: int = DEFAULT_COMMIT_BYTES
 
     @property
     def sstables(self) -> tuple[SsTableEntry, ...]:
@@ -80,11 +81,17 @@ class ShardPlan:
     def num_bytes(self) -> int:
         return sum(commit.num_bytes for commit in self.commits)
 
+    @property
+    def commits_expected(self) -> int:
+        """With a key, at most: rows that later generations replace need none."""
+        return sum(max(1, -(-commit.num_bytes // self.max_commit_bytes)) for commit in self.commits)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "uri": self.uri,
             "shard_id": str(self.shard_id),
             "after": self.after,
+            "max_commit_bytes": self.max_commit_bytes,
             "commits": [
                 {
                     "num_bytes": commit.num_bytes,
@@ -110,7 +117,13 @@ class ShardPlan:
                 CommitPlan(tuple(SsTableEntry(**entry) for entry in commit["sstables"]), commit["num_bytes"])
                 for commit in stored["commits"]
             )
-            return cls(stored["uri"], UUID(stored["shard_id"]), stored["after"], commits)
+            return cls(
+                stored["uri"],
+                UUID(stored["shard_id"]),
+                stored["after"],
+                commits,
+                stored["max_commit_bytes"],
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInputError(f"this is no compaction plan of a shard: {error!r}") from error
 
@@ -137,9 +150,10 @@ class CompactionPlan:
 
     @property
     def commits_expected(self) -> int:
-        """With a key one for each group of generations; without one rows, marker, and a last one for tags."""
+        """How many versions of the base table this makes at most."""
         if self.has_key:
-            return sum(len(shard.commits) for shard in self.shards)
+            return sum(shard.commits_expected for shard in self.shards)
+        # Rows and marker of each shard, and in the end the tags of all.
         return 2 * len(self.shards) + bool(self.shards)
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,10 +188,11 @@ class CompactionPlan:
     def __str__(self) -> str:
         lines = [
             f"compact {shard.shard_id}: generations {shard.generations[0]} to {shard.through}, "
-            f"{shard.rows} rows, {shard.num_bytes / 1e6:.1f} MB, {len(shard.commits)} commits"
+            f"{shard.rows} rows, {shard.num_bytes / 1e6:.1f} MB"
             for shard in self.shards
         ]
-        return "\n".join(lines) or "nothing to compact"
+        lines.append(f"{self.commits_expected} commits")
+        return "\n".join(lines) if self.shards else "nothing to compact"
 
 
 def plan_compaction(
@@ -189,9 +204,8 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Which SSTables the base table does not hold yet, of all shards or of some.
 
-    Generations are grouped until a group has ``max_commit_bytes``; one generation is never
-    split, because only whole generations can be marked, and a commit without a marker could
-    not be told from a late one of somebody else.
+    Generations are grouped until a group has ``max_commit_bytes``. One that is larger by itself
+    takes several commits, of which the last one carries its marker.
     """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
@@ -213,7 +227,7 @@ def plan_compaction(
             sizes = list(ordered_map(_sizer(store, manifest.shard_id), pending, _workers(store)))
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
-            plans.append(ShardPlan(base.uri, manifest.shard_id, after, commits))
+            plans.append(ShardPlan(base.uri, manifest.shard_id, after, commits, max_commit_bytes))
     return CompactionPlan(base.uri, base.version, has_key, tuple(plans))
 
 

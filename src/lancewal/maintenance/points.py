@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 #: In the order in which compaction with a key passes them.
-MERGE_POINTS = ("merge: rows are read", "merge: rows and marker are committed")
+MERGE_POINTS = (
+    "merge: rows are read",
+    "merge: a part of the rows is committed",
+    "merge: rows and marker are committed",
+)
 #: Compaction without a key.
 APPEND_POINTS = (
     "append: files are written",

@@ -47,7 +47,7 @@ class LocalBackend:
 
     def __init__(self, root: str, *, fsync: bool) -> None:
         self._root = root
-        self._fsync = fsync
+        self.fsync = fsync
         self._nameless_files = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
         # Directories whose own entries up to the root are synced, by inode: a directory that was
         # deleted and made again is another one. Racing threads at worst sync twice.
@@ -63,7 +63,7 @@ class LocalBackend:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
                     created = self._create(directory, target, data)
-                    if created and self._fsync:
+                    if created and self.fsync:
                         self._sync_directory(directory)
                     return created
                 except FileNotFoundError:
@@ -73,7 +73,7 @@ class LocalBackend:
         raise TransientError(f"cannot create {target!r}: its directory keeps vanishing")
 
     def settle(self, path: str) -> None:
-        if not self._fsync:
+        if not self.fsync:
             return
         target = self.full_path(path)
         try:
@@ -85,7 +85,7 @@ class LocalBackend:
     def replace(self, path: str, data: memoryview, *, durable: bool) -> None:
         target = self.full_path(path)
         directory = os.path.dirname(target)
-        sync = durable and self._fsync
+        sync = durable and self.fsync
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
@@ -155,7 +155,7 @@ class LocalBackend:
             if created is not None:
                 return created
             self._nameless_files = False
-        staging = _stage(target, data, sync=self._fsync)
+        staging = _stage(target, data, sync=self.fsync)
         try:
             os.link(staging, target)
         except FileExistsError:
@@ -173,7 +173,7 @@ class LocalBackend:
                 return None
             raise
         try:
-            _fill(file, data, sync=self._fsync)
+            _fill(file, data, sync=self.fsync)
             # A directory descriptor, though the path is absolute: only then does Python call
             # linkat, which follows the symbolic link in /proc to the file itself.
             os.link(f"/proc/self/fd/{file}", target, src_dir_fd=file, follow_symlinks=True)
@@ -212,7 +212,7 @@ class LocalBackend:
                 continue
             self._anchored.pop(each, None)
             # Levels below the root are synced with the first object in them.
-            if self._fsync and len(each) <= len(self._root):
+            if self.fsync and len(each) <= len(self._root):
                 _sync(os.path.dirname(each), os.O_RDONLY | os.O_DIRECTORY)
 
     def _read(self, path: str, start: int, length: int | None) -> bytes:

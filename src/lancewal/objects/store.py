@@ -138,6 +138,11 @@ class ObjectStore:
         """Whether the objects are files in a directory of this machine."""
         return isinstance(self._backend, LocalBackend)
 
+    @property
+    def fsync(self) -> bool:
+        """Whether a write is synced to disk before it returns; only local stores need to."""
+        return isinstance(self._backend, LocalBackend) and self._backend.fsync
+
     def local_path(self, path: str) -> str | None:
         """The absolute file name of an object, or ``None`` when the store is not local."""
         check_path(path)

@@ -15,6 +15,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.format.keys import key_values
 from lancewal.format.spans import numbers, one_array
 from lancewal.predicate import Predicate
+from lancewal.reader.base_overlap import KEYS_AT_A_TIME, Addresses, BaseOverlap, positions_of
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.source import Request, Rows
 from lancewal.sstable.lance_errors import lance_errors
@@ -25,45 +26,60 @@ _MIN_BATCH_ROWS = 1024
 _MAX_BATCH_ROWS = 65_536
 #: Values of variable length are taken to be of this size.
 _VARIABLE_BYTES = 64
-#: Keys in one ``IN``: Lance's planner slows down beyond.
-_KEYS_AT_A_TIME = 5_000
+#: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
+_UNCOPIED_BYTES = 64 << 10
 
 
 class BaseSource:
-    """Reads one version of the base table; superseded rows are told by their keys."""
+    """Reads one version of the base table; what newer levels hold of it is left out."""
 
     name = "base"
 
     def __init__(self, base: BaseTable) -> None:
-        self._base = base
+        self.base = base
         self._dataset = base.dataset
         self._key_names = list(base.schema.primary_key)
+        self._overlap = BaseOverlap(base)
 
-    def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
-        """The rows that the request is about, without ``newer`` keys."""
+    def batches(self, request: Request, newer: Sequence[KeySet]) -> Iterator[pa.RecordBatch]:
+        """The rows that the request is about, without the keys of ``newer`` levels."""
+        superseded = self._superseded(newer)
         read = list(request.columns)
-        if len(newer):
+        if isinstance(superseded, KeySet):
             read += [name for name in self._key_names if name not in read]
-        limit = None if request.limit is None else request.limit + len(newer)
-        for batch in self._scan(read, request.sql, limit):
-            if len(newer):
-                dead = newer.contains(key_values([batch.column(name) for name in self._key_names]))
-                batch = batch.select(list(request.columns))
-                if dead.any():
-                    batch = batch.filter(pa.array(~dead))
-            if batch.num_rows:
-                yield batch
+        limit = None if request.limit is None else request.limit + len(superseded)
+        by_address = isinstance(superseded, np.ndarray)
+        for batch in self._scan(read, request.sql, limit, with_row_address=by_address):
+            dead = self._dead_rows(batch, superseded)
+            yield from without_rows(batch.select(list(request.columns)), dead)
 
-    def count(self, predicate: Predicate | None, newer: KeySet) -> int:
+    def count(self, predicate: Predicate | None, newer: Sequence[KeySet]) -> int:
         sql = None if predicate is None else predicate.sql
-        if not len(newer):
+        superseded = self._superseded(newer)
+        if sql is None and isinstance(superseded, np.ndarray):
+            return int(self._dataset.count_rows()) - len(superseded)
+        if not len(superseded):
             with lance_errors("count the rows of the base table"), _refusing(sql):
                 return int(self._dataset.count_rows(filter=sql))
-        counted = superseded = 0
-        for batch in self._scan(self._key_names, sql, None):
-            counted += batch.num_rows
-            superseded += int(np.count_nonzero(newer.contains(key_values(batch.columns))))
-        return counted - superseded
+        read = [] if isinstance(superseded, np.ndarray) else self._key_names
+        batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
+        return sum(batch.num_rows - len(self._dead_rows(batch, superseded)) for batch in batches)
+
+    def _superseded(self, newer: Sequence[KeySet]) -> KeySet | Addresses:
+        """The rows to leave out: by address where an index told them, else by key."""
+        levels = [keys for keys in newer if len(keys)]
+        if not levels:
+            return KeySet.empty()
+        addresses = self._overlap.addresses(levels)
+        return KeySet.union(levels) if addresses is None else addresses
+
+    def _dead_rows(self, batch: pa.RecordBatch, superseded: KeySet | Addresses) -> Rows:
+        if isinstance(superseded, np.ndarray):
+            return positions_of(superseded, numbers(batch.column("_rowaddr")))
+        if not len(superseded):
+            return np.empty(0, np.int64)
+        keys = key_values([batch.column(name) for name in self._key_names])
+        return np.flatnonzero(superseded.contains(keys))
 
     def lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
         """The rows of some keys, and for each row the number of its key.
@@ -71,8 +87,8 @@ class BaseSource:
         ``keys`` are the key columns; a key is asked for once.
         """
         tables, numbers_of_keys = [], []
-        for start in range(0, len(keys[0]), _KEYS_AT_A_TIME):
-            asked = [column.slice(start, _KEYS_AT_A_TIME) for column in keys]
+        for start in range(0, len(keys[0]), KEYS_AT_A_TIME):
+            asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys]
             rows, found = self._lookup(asked, columns)
             tables.append(rows)
             numbers_of_keys.append(found + start)
@@ -103,16 +119,37 @@ class BaseSource:
         found = pc.index_in(_keys_of(rows, self._key_names), value_set=key_values(keys))
         return rows.select(list(columns)), numbers(found).astype(np.int64)
 
-    def _scan(self, columns: Sequence[str], sql: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
+    def _scan(
+        self, columns: Sequence[str], sql: str | None, limit: int | None, *, with_row_address: bool
+    ) -> Iterator[pa.RecordBatch]:
         scanner = self._dataset.scanner(
-            columns=list(columns), filter=sql, limit=limit, batch_size=self._batch_rows(columns)
+            columns=list(columns),
+            filter=sql,
+            limit=limit,
+            batch_size=self._batch_rows(columns),
+            with_row_address=with_row_address,
         )
         with lance_errors("read the base table"), _refusing(sql):
             yield from scanner.to_batches()
 
     def _batch_rows(self, columns: Sequence[str]) -> int:
-        width = sum(_byte_width(self._base.schema.plain.field(name).type) for name in columns)
+        width = sum(_byte_width(self.base.schema.plain.field(name).type) for name in columns)
         return min(max(_BATCH_BYTES // max(width, 1), _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
+
+
+def without_rows(batch: pa.RecordBatch, dead: Rows) -> Iterator[pa.RecordBatch]:
+    """``batch`` without the rows at some ascending positions; in pieces where that saves a large copy."""
+    if len(dead) == 0:
+        yield batch
+    elif batch.nbytes > (len(dead) + 1) * _UNCOPIED_BYTES:
+        starts = [0, *(dead + 1).tolist()]
+        for start, end in zip(starts, [*dead.tolist(), batch.num_rows], strict=True):
+            if start < end:
+                yield batch.slice(start, end - start)
+    else:
+        kept = np.ones(batch.num_rows, np.bool_)
+        kept[dead] = False
+        yield batch.filter(pa.array(kept))
 
 
 @contextmanager

@@ -38,8 +38,9 @@ class KeySet:
     (3, [False, True, True])
     """
 
-    def __init__(self, words: _Words, values: pa.Array | None) -> None:
+    def __init__(self, type_: pa.DataType, words: _Words, values: pa.Array | None) -> None:
         """``words`` are sorted and distinct for integers; sorted hashes of ``values`` for others."""
+        self._type = type_
         self._words = words
         self._values = values
         self._finder: _Finder = _finder(words, values is None) if len(words) else _Nothing()
@@ -56,10 +57,10 @@ class KeySet:
             return _EMPTY
         values = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         if _is_word(values.type):
-            return cls(_distinct(np.sort(_words(values), kind="stable")), None)
+            return cls(values.type, _distinct(np.sort(_words(values), kind="stable")), None)
         hashes = _hashes(values)
         order = np.argsort(hashes, kind="stable")
-        return cls(hashes[order], values.take(pa.array(order)))
+        return cls(values.type, hashes[order], values.take(pa.array(order)))
 
     @classmethod
     def union(cls, sets: Iterable[KeySet]) -> KeySet:
@@ -69,17 +70,26 @@ class KeySet:
             return filled[0] if filled else _EMPTY
         values = [each._values for each in filled if each._values is not None]
         words = np.concatenate([each._words for each in filled])
+        type_ = filled[0]._type
         # A stable sort merges what is sorted in pieces already.
         if not values:
-            return cls(_distinct(np.sort(words, kind="stable")), None)
+            return cls(type_, _distinct(np.sort(words, kind="stable")), None)
         order = np.argsort(words, kind="stable")
-        return cls(words[order], pa.concat_arrays(values).take(pa.array(order)))
+        return cls(type_, words[order], pa.concat_arrays(values).take(pa.array(order)))
 
     def __len__(self) -> int:
         return len(self._words)
 
     def __or__(self, other: KeySet) -> KeySet:
         return KeySet.union([self, other])
+
+    def to_array(self) -> pa.Array:
+        """The keys; one may be there more than once."""
+        if self._values is not None or not len(self):
+            return pa.array([], self._type) if self._values is None else self._values
+        signed = pa.types.is_signed_integer(self._type)
+        plain = (self._words ^ _SIGN).view(np.int64) if signed else self._words
+        return pa.array(plain).cast(self._type)
 
     @property
     def nbytes(self) -> int:
@@ -196,4 +206,4 @@ def _distinct(words: _Words) -> _Words:
     return words if differs.all() else words[np.concatenate([[True], differs])]
 
 
-_EMPTY = KeySet(np.empty(0, np.uint64), None)
+_EMPTY = KeySet(pa.null(), np.empty(0, np.uint64), None)

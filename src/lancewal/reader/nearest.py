@@ -93,7 +93,7 @@ def checked_nearest(
     for name, value in (("nprobes", nprobes), ("refine_factor", refine_factor)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidInputError(f"{name} must be at least 1, got {value!r}")
-    indexed = _base_metric(snapshot.base.dataset, column)
+    indexed = _index_metric(snapshot.base.dataset, column)
     if metric is None:
         chosen = indexed or Metric.L2
     else:
@@ -173,12 +173,12 @@ def _in_sstable(source: SsTableSource, query: NearestQuery, newer: KeySet) -> Hi
 def _through_lance(source: SsTableSource, query: NearestQuery, dead: Any, k: int) -> Hits:
     with lance_errors("search an SSTable"):
         found = source.sstable.dataset.scanner(
-            columns=[],
+            columns=[DISTANCE],
             nearest=query.lance(k, use_index=True),
             filter=_sql(query),
             prefilter=True,
             with_row_address=True,
-            disable_scoring_autoprojection=False,
+            disable_scoring_autoprojection=True,
         ).to_table()
     # One fragment: the low half of an address is the row's offset.
     offsets = (numbers(found.column("_rowaddr")) & np.uint64(0xFFFF_FFFF)).astype(np.int64)
@@ -192,16 +192,17 @@ def _through_lance(source: SsTableSource, query: NearestQuery, dead: Any, k: int
 def _in_base(snapshot: Snapshot, query: NearestQuery) -> Hits:
     dataset = snapshot.base.dataset
     names = list(snapshot.schema.primary_key)
-    use_index = _base_metric(dataset, query.column) is query.metric
+    use_index = _index_metric(dataset, query.column) is query.metric
 
     def fetch(k: int) -> tuple[pa.Array, Rows, Values]:
         with lance_errors("search the base table"):
             found = dataset.scanner(
-                columns=names,
+                columns=[*names, DISTANCE],
                 nearest=query.lance(k, use_index=use_index),
                 filter=_sql(query),
                 prefilter=True,
                 with_row_id=True,
+                disable_scoring_autoprojection=True,
             ).to_table()
         keys = key_values([found.column(name) for name in names]) if names else pa.nulls(found.num_rows)
         distances = numbers(found.column(DISTANCE)).astype(np.float32)
@@ -216,10 +217,6 @@ def _in_base(snapshot: Snapshot, query: NearestQuery) -> Hits:
 
 def _sql(query: NearestQuery) -> str | None:
     return None if query.predicate is None else query.predicate.sql
-
-
-def _base_metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
-    return _index_metric(dataset, column)
 
 
 def _index_metric(dataset: lance.LanceDataset, column: str) -> Metric | None:

@@ -54,9 +54,19 @@ class ShardPruner:
                     self._fields[spec.spec_id] = (field, column)
 
     def keys_have_one_shard(self, shards: Sequence[ShardIdentity]) -> bool:
-        """Whether all versions of a key are in the same shard."""
+        """Whether all versions of a key are in the same shard.
+
+        Only where the shards say which values they hold, each others than the rest: Lance
+        names the spec but no value when it makes a shard, and then any key may be in it.
+        """
+        if len(shards) <= 1:
+            return True
         specs = {shard.spec_id for shard in shards}
-        return len(shards) <= 1 or (len(specs) == 1 and specs <= self._fields.keys())
+        if len(specs) != 1 or not specs <= self._fields.keys():
+            return False
+        field_id = self._fields[specs.pop()][0].field_id
+        values = {dict(shard.values).get(field_id) for shard in shards}
+        return None not in values and len(values) == len(shards)
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
         """Whether a row of the shard can fulfil the predicate."""

@@ -8,13 +8,15 @@ key sets, not the matching part of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice, product
 
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.memtable.scan import checked_columns
+from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
 from lancewal.reader.explain import explained
 from lancewal.reader.lookup import lookup
@@ -24,6 +26,11 @@ from lancewal.reader.source import Request, Source
 
 #: A filter that names at most so many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
+
+
+_MAX_LEVELS_AHEAD = 4
+
+_Level = tuple[Source | None, Callable[[], Iterator[pa.RecordBatch]]]
 
 
 class Scan:
@@ -67,7 +74,7 @@ class Scan:
             total = sum(int(batch.num_rows) for batch in self._pinned(pinned))
         else:
             total = sum(source.count(self.predicate, newer) for source, newer in self.snapshot.levels())
-            total += self.snapshot.base_source.count(self.predicate, self.snapshot.newer_than_base())
+            total += self.snapshot.base_source.count(self.predicate, self.snapshot.key_sets())
         remaining = max(total - self.offset, 0)
         return remaining if self.limit is None else min(remaining, self.limit)
 
@@ -123,19 +130,25 @@ class Scan:
                 return
 
     def _all(self) -> Iterator[pa.RecordBatch]:
+        for source, first, rest in ordered_map(_opened, self._levels(), self._levels_ahead()):
+            for batch in chain(first, rest):
+                if batch.num_rows:
+                    rows = labelled(batch, source) if self._row_source else batch
+                    yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
+
+    def _levels(self) -> Iterator[_Level]:
+        """What is to be read, newest first, the base last."""
         enough = None if self.limit is None else self.limit + self.offset
         request = Request(self._columns, self.predicate, enough)
         for source, newer in self.snapshot.levels():
-            yield from self._shown(source.batches(request, newer), source)
-        yield from self._shown(
-            self.snapshot.base_source.batches(request, self.snapshot.newer_than_base()), None
-        )
+            yield source, partial(source.batches, request, newer)
+        yield None, partial(self.snapshot.base_source.batches, request, self.snapshot.key_sets())
 
-    def _shown(self, batches: Iterator[pa.RecordBatch], source: Source | None) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                rows = labelled(batch, source) if self._row_source else batch
-                yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
+    def _levels_ahead(self) -> int:
+        """How many levels are opened at a time: each waits for storage before its first batch."""
+        flushed = sum(not source.in_memory for group in self.snapshot.groups for source in group)
+        # With a limit the first levels may be enough.
+        return 1 if self.limit is not None or not flushed else min(flushed + 1, _MAX_LEVELS_AHEAD)
 
     def _pinned(self, keys: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         assert self.predicate is not None, "only a filter pins keys"
@@ -145,3 +158,10 @@ class Scan:
         if not matching.all():
             found = found.filter(pa.array(matching))
         yield from found.select(self.schema.names).to_batches()
+
+
+def _opened(level: _Level) -> tuple[Source | None, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+    """A level, with its first batch read."""
+    source, start = level
+    batches = start()
+    return source, list(islice(batches, 1)), batches

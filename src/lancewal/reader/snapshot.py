@@ -72,17 +72,17 @@ class ShardSnapshot:
 class Snapshot:
     """All levels of a table at one moment. ``pruned`` are the shards that were not asked for."""
 
-    base: BaseTable
+    base_source: BaseSource
     shards: tuple[ShardSnapshot, ...]
     pruned: tuple[UUID, ...] = ()
 
     @property
+    def base(self) -> BaseTable:
+        return self.base_source.base
+
+    @property
     def schema(self) -> TableSchema:
         return self.base.schema
-
-    @cached_property
-    def base_source(self) -> BaseSource:
-        return BaseSource(self.base)
 
     @cached_property
     def pruner(self) -> ShardPruner:
@@ -126,9 +126,13 @@ class Snapshot:
 
     @cached_property
     def _newer_than_base(self) -> KeySet:
+        return KeySet.union(self.key_sets())
+
+    def key_sets(self) -> list[KeySet]:
+        """The keys of each level above the base."""
         if not self.schema.primary_key:
-            return KeySet.empty()
-        return KeySet.union(source.keys() for group in self.groups for source in group)
+            return []
+        return [source.keys() for group in self.groups for source in group]
 
 
 class ShardReader:

@@ -16,6 +16,7 @@ from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
+from lancewal.reader.base_source import BaseSource
 from lancewal.reader.lookup import LookupResult, lookup
 from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
 from lancewal.reader.restart import SnapshotMovedError
@@ -42,13 +43,17 @@ class TableReader:
         self._store = store
         self._live_writers = live_writers
         self._shards: dict[UUID, ShardReader] = {}
-        self._base: BaseTable | None = None
+        self._base: BaseSource | None = None
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
+        return self._newest_base().base
+
+    def _newest_base(self) -> BaseSource:
         known = self._base
-        if known is None or known.dataset.latest_version != known.version:
-            known = BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
+        if known is None or known.base.dataset.latest_version != known.base.version:
+            options = self._store.storage_options
+            known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
             self._base = known
         return known
 
@@ -106,7 +111,7 @@ class TableReader:
                 chosen.append(shard)
         workers = 1 if self._store.is_local else _REMOTE_READERS
         states = list(ordered_map(ShardReader.read, chosen, workers))
-        base = self.base()
+        base = self._newest_base()
         snapshots = []
         for shard, state in zip(chosen, states, strict=True):
             if state is None:
@@ -114,7 +119,7 @@ class TableReader:
             if wants is not None and shard.identity is not None and not wants(shard.identity):
                 pruned.append(shard.identity.shard_id)
                 continue
-            snapshots.append(shard.resolve(state, base))
+            snapshots.append(shard.resolve(state, base.base))
         return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)))
 
     def _readers(self) -> dict[UUID, ShardReader]:

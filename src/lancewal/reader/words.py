@@ -24,7 +24,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.format.keys import key_values
 from lancewal.format.spans import numbers
 from lancewal.index.bm25 import CorpusStatistics
-from lancewal.index.full_text import OPERATORS, FullTextIndex, is_text
+from lancewal.index.full_text import OPERATORS, FullTextIndex, index_of, is_text
 from lancewal.index.kinds import FullTextParams
 from lancewal.index.specs import full_text_params
 from lancewal.index.store import IndexStore
@@ -37,6 +37,7 @@ from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import Mask, Rows
 from lancewal.reader.sstable_source import SsTableSource
+from lancewal.sstable import ROW_OFFSET, SsTable
 from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
@@ -188,15 +189,44 @@ def _sstable_level(source: SsTableSource, query: WordsQuery, newer: KeySet) -> _
     large = source.sstable.dataset.count_rows() > MAX_INDEXED_ON_THE_FLY
     if large and source.stored_as_shown(query.column) and source.is_exact:
         return None
-    index, offsets = source.text_index(query.column, query.params)
+    index, offsets = _sstable_index(source, query)
     dead = source.superseded(newer)
     live = np.ones(len(offsets), np.bool_) if dead is None else ~dead[offsets]
     matching = live
     if query.predicate is not None:
         allowed = np.zeros(int(offsets.max(initial=-1)) + 1, np.bool_)
-        allowed[source.offsets_matching(query.predicate)] = True
+        allowed[_offsets(source, [], query.sql)[1]] = True
         matching = live & allowed[offsets]
     return _ExactLevel(source, index, index.rows, live, matching, offsets)
+
+
+#: Indexes that this module made of SSTables, with the offset of each of their rows.
+_made_of_sstables: weakref.WeakKeyDictionary[
+    SsTable, dict[tuple[str, FullTextParams], tuple[FullTextIndex, Rows]]
+] = weakref.WeakKeyDictionary()
+
+
+def _sstable_index(source: SsTableSource, query: WordsQuery) -> tuple[FullTextIndex, Rows]:
+    with _made_lock:
+        made = _made_of_sstables.setdefault(source.sstable, {})
+        known = made.get((query.column, query.params))
+        if known is None:
+            texts, offsets = _offsets(source, [query.column], None)
+            known = made[query.column, query.params] = (index_of(texts[0], query.params), offsets)
+    return known
+
+
+def _offsets(
+    source: SsTableSource, columns: Sequence[str], sql: str | None
+) -> tuple[list[pa.ChunkedArray], Rows]:
+    """Columns of the live rows that match, and the offsets of these rows."""
+    found = list(source.sstable.scan(source.schema, columns, filter=sql, with_offsets=True))
+    offsets = [numbers(batch.column(ROW_OFFSET)).astype(np.int64) for batch in found]
+    arrays = [
+        pa.chunked_array([batch.column(name) for batch in found], source.schema.plain.field(name).type)
+        for name in columns
+    ]
+    return arrays, np.concatenate(offsets) if offsets else np.empty(0, np.int64)
 
 
 def _through_lance(source: SsTableSource, query: WordsQuery, newer: KeySet) -> Hits:
@@ -231,13 +261,14 @@ def _scan(
 ) -> pa.Table:
     with lance_errors("search for words"):
         return dataset.scanner(
-            columns=list(names),
+            columns=[*names, SCORE],
             full_text_query=query.lance(),
             filter=query.sql,
             prefilter=True,
             limit=k,
             with_row_id=row_name == "_rowid",
             with_row_address=row_name == "_rowaddr",
+            disable_scoring_autoprojection=True,
         ).to_table()
 
 
@@ -253,7 +284,12 @@ def _base_statistics(snapshot: Snapshot, query: WordsQuery, live: CorpusStatisti
     with lance_errors("count words of the base table"):
         documents = dataset.count_rows()
         frequency = {
-            term: dataset.scanner(columns=[], full_text_query=query.lance(term), with_row_id=True)
+            term: dataset.scanner(
+                columns=[],
+                full_text_query=query.lance(term),
+                with_row_id=True,
+                disable_scoring_autoprojection=True,
+            )
             .to_table()
             .num_rows
             for term in distinct_texts(Tokenizer(query.params).query_terms(query.text))
@@ -265,5 +301,3 @@ def _base_statistics(snapshot: Snapshot, query: WordsQuery, live: CorpusStatisti
         sampled.insert(chunk, sampled.rows)
     average = sampled.statistics(query.text, sampled.rows).average_length or live.average_length
     return CorpusStatistics(documents, round(documents * average), frequency)
-
-

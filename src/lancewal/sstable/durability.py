@@ -18,7 +18,7 @@ def sync_directory(store: ObjectStore, directory: str) -> None:
     without this a power cut after the flush could lose acknowledged rows. Does nothing
     on object storage, nor on a store that was opened without fsync.
     """
-    if not store.is_local or not getattr(store, "fsync", True):
+    if not store.fsync:
         return
     root = store.local_path(directory)
     assert root is not None, "a local store has local paths"

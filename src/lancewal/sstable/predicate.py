@@ -17,6 +17,7 @@ import pyarrow as pa
 from lancewal.errors import InvalidInputError
 from lancewal.format.spans import numbers, one_array
 from lancewal.sstable.key_order import Mask
+from lancewal.sstable.lance_errors import lance_errors
 
 
 @lru_cache(maxsize=128)
@@ -36,8 +37,9 @@ def referenced_columns(schema: pa.Schema, predicate: str) -> frozenset[str]:
 
 def matches(rows: pa.RecordBatch, predicate: str) -> Mask:
     """Which rows a predicate is true for."""
-    dataset = _in_memory(pa.Table.from_batches([rows]))
-    found = dataset.scanner(columns=[], filter=predicate, with_row_address=True).to_table()
+    with lance_errors(f"evaluate filter {predicate!r}"):
+        dataset = _in_memory(pa.Table.from_batches([rows]))
+        found = dataset.scanner(columns=[], filter=predicate, with_row_address=True).to_table()
     mask = np.zeros(rows.num_rows, np.bool_)
     mask[numbers(one_array(found["_rowaddr"]))] = True
     return mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
@@ -25,7 +24,8 @@ from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.null_structs import needs_present_structs
 from lancewal.sstable.sidecars import write_sidecars
 
-logger = logging.getLogger(__name__)
+# Lance's memory is not the object store's: rows written there would be gone.
+_PRIVATE_TO_EACH_LIBRARY = "memory://"
 
 
 def write_sstable(
@@ -49,6 +49,8 @@ def write_sstable(
     rows = sum(batch.num_rows for batch in batches)
     if rows == 0:
         raise InvalidInputError(f"generation {generation} of shard {shard_id} has no rows to write")
+    if store.uri.startswith(_PRIVATE_TO_EACH_LIBRARY):
+        raise InvalidInputError(f"Lance cannot write where we can read at {store.uri}; use a directory")
     keys = [_column(batches, schema, name) for name in schema.primary_key]
     order = KeyOrder.of(keys) if keys else None
     newest = None if order is None else order.newest

@@ -17,7 +17,6 @@ one assignment each.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -30,6 +29,7 @@ import pyarrow as pa
 
 from lancewal.errors import FencedError, LanceWalError, StorageError
 from lancewal.wal.appender import WalAppender
+from lancewal.writer.state import fresh_copy
 from lancewal.writer.stats import WriteStats
 
 logger = logging.getLogger(__name__)
@@ -200,12 +200,9 @@ class CommitLog:
                 self._wake_all()
 
     def _error(self) -> LanceWalError:
-        """A copy of the latched error: one object raised in many threads mixes their tracebacks."""
         if self._failure is None:
             return StorageError("a WAL waiter was woken without an outcome")
-        error = copy.copy(self._failure)
-        error.__cause__ = self._failure.__cause__
-        return error
+        return fresh_copy(self._failure)
 
     def _queue_end(self) -> tuple[int, int]:
         """Requires the lock. Position and bytes after the last queued row."""

@@ -18,6 +18,7 @@ from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
 from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.state import fresh_copy
 from lancewal.writer.stats import WriteStats
 from lancewal.writer.worker import Worker
 
@@ -106,9 +107,9 @@ class FlushQueue:
         with self._changed:
             while self._frozen and self._frozen[0].generation <= last:
                 if self._fenced is not None:
-                    raise self._fenced
+                    raise fresh_copy(self._fenced)
                 if self._failures - failures >= attempts and self._last_error is not None:
-                    raise self._last_error
+                    raise fresh_copy(self._last_error)
                 if self._worker.stopping:
                     raise ClosedError("the writer was closed before its MemTables were flushed")
                 self._changed.wait()

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.schema import TableSchema, without_field_ids
+from lancewal.sstable import refuse_null_structs
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -52,8 +54,12 @@ class Intake:
     ``cast=True``, and then only where no value is altered.
     """
 
-    def __init__(self, schema: TableSchema, *, cast: bool = False) -> None:
+    def __init__(
+        self, schema: TableSchema, *, cast: bool = False, storage_version: str | None = None
+    ) -> None:
+        """``storage_version`` is the table's, for refusing what its files cannot hold."""
         self.schema = schema
+        self._storage_version = storage_version
         self._cast = cast
         # Callers send the same schema over and over; pyarrow makes a new object for every
         # look at it, so the last one is compared by value.
@@ -64,6 +70,7 @@ class Intake:
             i for i, f in enumerate(schema.columns) if not f.nullable or f.name in schema.primary_key
         ]
         self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
+        self._has_structs = any(pa.types.is_nested(field.type) for field in schema.columns)
         self._zeros = _false(4096)
 
     def upserts(self, data: Any) -> Rows:
@@ -103,7 +110,7 @@ class Intake:
                 raise InvalidInputError(
                     f"the key has the columns {', '.join(names)}; pass a table with these columns"
                 )
-            values = keys if isinstance(keys, list | tuple | pa.Array | pa.ChunkedArray) else [keys]
+            values = keys if is_key_sequence(keys) else [keys]
             batches = [self._key_batch(values)] if len(values) else []
         return [self._only_keys(batch, index) for index, batch in enumerate(batches)]
 
@@ -151,7 +158,10 @@ class Intake:
         for position in self._deep_checks:
             _refuse_nested_nulls(columns[position], self.schema.columns.field(position), index)
         columns.append(self._no_tombstones(rows))
-        return _compact(pa.RecordBatch.from_arrays(columns, schema=self.schema.stored))
+        stored = pa.RecordBatch.from_arrays(columns, schema=self.schema.stored)
+        if self._storage_version is not None and self._has_structs:
+            refuse_null_structs(stored, self._storage_version)
+        return _compact(stored)
 
     def _tombstones(self, keys: pa.RecordBatch, index: int) -> pa.RecordBatch:
         if keys.num_rows == 0:
@@ -216,6 +226,11 @@ def is_tabular(data: Any) -> bool:
     if isinstance(data, pa.Array | pa.ChunkedArray):
         return False
     return hasattr(data, "__arrow_c_stream__") or isinstance(data, pa.RecordBatch) or _is_pandas(data)
+
+
+def is_key_sequence(keys: Any) -> bool:
+    """Whether ``keys`` is several key values: a list, a range, an Arrow or numpy array."""
+    return isinstance(keys, list | tuple | range | pa.Array | pa.ChunkedArray | np.ndarray)
 
 
 def as_batches(data: Any) -> list[pa.RecordBatch]:

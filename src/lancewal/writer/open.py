@@ -93,7 +93,15 @@ def open_shard_writer(
         mode = _open_memtable_mode(base, config, store, appender, log, state, stats, indexes or ())
     else:
         mode = WalOnlyMode(config, log, state, stats)
-    writer = ShardWriter(config, Intake(base.schema, cast=cast), appender, log, mode, state, stats)
+    writer = ShardWriter(
+        config,
+        Intake(base.schema, cast=cast, storage_version=base.storage_version),
+        appender,
+        log,
+        mode,
+        state,
+        stats,
+    )
     if config.enable_memtable:
         register_writer(base.uri, writer)
     logger.info("opened writer", extra=state.context)

@@ -116,13 +116,14 @@ class ShardWriter:
         All batches of one call become visible together and are durable together. Returns
         when the rows are readable and, with ``durable_write``, in the WAL.
         """
-        return self._write(self._intake.upserts(data))
+        return self.write_rows(self._intake.upserts(data))
 
     def delete(self, keys: Any) -> WriteResult:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
-        return self._write(self._intake.deletes(keys))
+        return self.write_rows(self._intake.deletes(keys))
 
-    def _write(self, rows: Rows) -> WriteResult:
+    def write_rows(self, rows: Rows) -> WriteResult:
+        """Write what an :class:`Intake` of this writer's schema has accepted."""
         started = time.perf_counter()
         self._mode.admit()
         with self._lock:

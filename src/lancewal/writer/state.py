@@ -9,6 +9,14 @@ from uuid import UUID
 from lancewal.errors import ClosedError, LanceWalError
 
 
+def fresh_copy(error: LanceWalError) -> LanceWalError:
+    """A kept error, to be raised: the object itself would mix the tracebacks of many threads,
+    and keep alive all that their frames hold, the dropped writer included."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
+
+
 class WriterState:
     """Open, closed, or ended by a terminal error; the first error stays.
 
@@ -67,12 +75,10 @@ class WriterState:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; read through Table.scan")
 
     def latched(self) -> LanceWalError:
-        """A copy of the terminal error: one object raised in many threads mixes tracebacks."""
+        """The terminal error, to be raised."""
         if self._failure is None:
             return ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
-        error = copy.copy(self._failure)
-        error.__cause__ = self._failure.__cause__
-        return error
+        return fresh_copy(self._failure)
 
     def _wake_all(self) -> None:
         for wake in self._on_end:

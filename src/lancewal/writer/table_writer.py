@@ -75,11 +75,12 @@ class TableWriter:
         open_shard: Callable[[Shard], ShardWriter],
         *,
         cast: bool = False,
+        storage_version: str | None = None,
         max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
     ) -> None:
         self._router = router
         self._open_shard = open_shard
-        self._intake = Intake(schema, cast=cast)
+        self._intake = Intake(schema, cast=cast, storage_version=storage_version)
         self._pool = ThreadPoolExecutor(max_concurrent_shards, thread_name_prefix="lancewal-shard")
         self._slots: dict[UUID, _Slot] = {}
         self._closed = False
@@ -234,7 +235,7 @@ class TableWriter:
         with slot.opening:
             if slot.writer is None:
                 slot.writer = self._open_shard(shard)
-        return slot.writer._write(rows)
+        return slot.writer.write_rows(rows)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""Compact flushed generations into the base table, collect garbage, verify and repair."""

@@ -1,0 +1,122 @@
+"""Compaction: flushed generations into the base table, shard by shard.
+
+Compaction claims no shard and fences no writer; it reads manifests and SSTables, and commits to
+the base table. It may run beside writers, readers, other compactors and direct writes to the
+table, may be killed anywhere, and may be run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError, PartialWriteError
+from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
+from lancewal.maintenance.keyed import KeyedCompaction
+from lancewal.maintenance.optimize import optimize_base
+from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
+from lancewal.maintenance.report import CompactionReport, ProgressCallback, ShardReport
+from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
+
+logger = logging.getLogger(__name__)
+
+#: Shards that are compacted side by side; each needs memory for one commit.
+DEFAULT_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
+
+
+def execute_shard(
+    plan: ShardPlan,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    store: ObjectStore | None = None,
+    progress: ProgressCallback | None = None,
+) -> ShardReport:
+    """Carry out one shard's part of a plan; in any process, at any time, any number of times.
+
+    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
+    that the base holds by now are skipped. Raises :class:`~lancewal.errors.ConflictError` when
+    other commits to the table kept coming first.
+    """
+    started = time.perf_counter()
+    store = store or ObjectStore.from_uri(plan.uri, storage_options)
+    base = BaseTable.open(store.uri, store.storage_options, store=store)
+    kind = KeyedCompaction if base.schema.primary_key else AppendOnlyCompaction
+    report = kind(plan, store, progress).run()
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def finish_compaction(store: ObjectStore) -> None:
+    """Tidy up after the shards of a table without a key; harmless for others, and if left out."""
+    mark_pending(store)
+    remove_tags(store)
+
+
+def compact(
+    base: BaseTable,
+    store: ObjectStore | None = None,
+    shards: Sequence[UUID | str] | None = None,
+    *,
+    plan: CompactionPlan | None = None,
+    max_commit_bytes: int = DEFAULT_COMMIT_BYTES,
+    max_workers: int = DEFAULT_WORKERS,
+    optimize_indexes: bool = False,
+    compact_files: bool = False,
+    progress: ProgressCallback | None = None,
+) -> CompactionReport:
+    """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
+
+    ``optimize_indexes`` then brings the table's indexes up to date, ``compact_files`` joins its
+    small files. Raises :class:`~lancewal.errors.PartialWriteError` when some shards failed; what
+    the others did stays.
+    """
+    if max_workers < 1:
+        raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
+    started = time.perf_counter()
+    store = store or ObjectStore.from_uri(base.uri, base.storage_options)
+    if plan is None:
+        plan = plan_compaction(base, store, shards, max_commit_bytes=max_commit_bytes)
+    report = CompactionReport(base.uri)
+    execute = _executor(store, progress)
+    # Without a key shards would only refuse each other's commits.
+    workers = max_workers if plan.has_key else 1
+    failed: dict[UUID, Exception] = {}
+    for shard, outcome in zip(plan.shards, ordered_map(execute, plan.shards, workers), strict=True):
+        if isinstance(outcome, _Failed):
+            failed[shard.shard_id] = outcome.error
+        else:
+            report.shards.append(outcome)
+    if not plan.has_key:
+        finish_compaction(store)
+    if failed:
+        raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
+    if optimize_indexes or compact_files:
+        done = optimize_base(store, indexes=optimize_indexes, files=compact_files)
+        report.indexes_optimized = done.indexes_optimized
+        report.files_removed, report.files_added = done.files_removed, done.files_added
+    report.base_version = BaseTable.open(base.uri, base.storage_options, store=store).version
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _executor(
+    store: ObjectStore, progress: ProgressCallback | None
+) -> Callable[[ShardPlan], ShardReport | _Failed]:
+    def execute(plan: ShardPlan) -> ShardReport | _Failed:
+        try:
+            return execute_shard(plan, store=store, progress=progress)
+        except Exception as error:
+            logger.warning("compaction failed: %s", error, extra={"shard": str(plan.shard_id)})
+            return _Failed(error)
+
+    return execute

@@ -1,0 +1,345 @@
+"""A table driven at random: writers come, go and die, jobs compact and prune, columns change.
+
+The machines in ``test_table_machine`` are built of this one. After every step all reads must
+give what the model holds, through the writers of this process as well as from storage alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import lancewal
+from lancewal.errors import FencedError, PartialWriteError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.reader import Scan, TableReader
+from lancewal.sharding import discover_manifests
+from lancewal.table import Table
+from lancewal.writer.table_writer import TableWriter
+from tests.model.compaction import append_by_hand, merge_by_hand
+from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, Row, TableModel, as_bag
+from tests.tables import abandon
+
+BUCKETS = 3
+MAX_COLUMNS = 4
+MAX_WRITERS = 2
+FILTERS_PER_STEP = 3
+DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0", "max_wal_flush_interval_ms": "none"}
+
+#: A row's key and what its values are made of.
+cells = st.tuples(st.integers(0, KEY_NUMBERS - 1), st.integers(0, 99))
+some_rows = st.lists(st.lists(cells, min_size=1, max_size=5), min_size=1, max_size=3)
+places = st.integers(0, 99)
+
+WRITER_SETTINGS: dict[str, dict[str, Any]] = {
+    "durable": {},
+    "not waiting": {"durable_write": False},
+    "small MemTables": {"max_memtable_rows": 3},
+    "log only": {"enable_memtable": False},
+}
+
+
+@dataclass(frozen=True)
+class OpenWriter:
+    """A writer with the columns that it takes: those that the table had when it was opened."""
+
+    writer: TableWriter
+    columns: tuple[Column, ...]
+    settings: str
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Writers, flushes, compactions and schema changes in any order. Subclasses give the keys."""
+
+    keys: ClassVar[Keys]
+    append_only: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="lancewal-machine-"))
+        self.uri = str(self.directory / "t")
+        self.model = TableModel(self.keys, append_only=self.append_only)
+        self.writers: list[OpenWriter] = []
+        self.steps = 0
+
+    @initialize(base=st.lists(cells, max_size=6))
+    def make_table(self, base: list[tuple[int, int]]) -> None:
+        if not self.append_only:
+            base = list(dict(base).items())
+        lance.write_dataset(self._table(base, self.model.columns), self.uri, schema=self.model.schema)
+        self._upsert(base, self.model.columns)
+        self.table = lancewal.initialize(
+            self.uri, bucket=(self.keys.shard_column, BUCKETS), writer_defaults=DEFAULTS
+        )
+        self.store = ObjectStore.from_uri(self.uri, fsync=False)
+        self.other = TableReader(self.store, live_writers=False)
+
+    # --- writing ------------------------------------------------------------------------
+
+    @rule(settings=st.sampled_from(sorted(WRITER_SETTINGS)))
+    def open_writer(self, settings: str) -> None:
+        """While two are open, the later one to touch a shard takes it over."""
+        if len(self.writers) == MAX_WRITERS:
+            self._close(self.writers.pop(0))
+        writer = self.table.writer(**WRITER_SETTINGS[settings])
+        self.writers.append(OpenWriter(writer, tuple(self.model.columns), settings))
+
+    @rule(batches=some_rows, place=places, omit=st.booleans())
+    def put(self, batches: list[list[tuple[int, int]]], place: int, omit: bool) -> None:
+        """Keys may recur within a batch and from batch to batch: the last one counts."""
+        chosen = self._writer(place)
+        columns = chosen.columns[:-1] if omit else chosen.columns
+        data = [batch for part in batches for batch in self._table(part, columns).to_batches()]
+        rows = [cell for part in batches for cell in part]
+        lost = self._lost_shards(chosen, [number for number, _ in rows])
+        failed = self._attempt(lambda: chosen.writer.put(data))
+        assert failed == lost
+        self._upsert([cell for cell in rows if self._shard(cell[0]) not in failed], columns)
+
+    @precondition(lambda self: not self.append_only)
+    @rule(numbers=st.lists(st.integers(0, KEY_NUMBERS - 1), min_size=1, max_size=4), place=places)
+    def delete(self, numbers: list[int], place: int) -> None:
+        chosen = self._writer(place)
+        columns = [self.keys.columns_of(number) for number in numbers]
+        lost = self._lost_shards(chosen, numbers)
+        failed = self._attempt(lambda: chosen.writer.delete(pa.Table.from_pylist(columns, self._key_schema)))
+        assert failed == lost
+        for number in numbers:
+            if self._shard(number) not in failed:
+                self.model.delete(self.keys.key(number))
+
+    @precondition(lambda self: self.writers)
+    @rule(place=places)
+    def freeze(self, place: int) -> None:
+        """The flush that follows runs beside the next steps."""
+        chosen = self._writer(place)
+        if chosen.settings != "log only":
+            lost = self._lost_shards(chosen)
+            for shard, writer in chosen.writer.shard_writers.items():
+                if shard not in lost:
+                    writer.force_seal_active()
+
+    @precondition(lambda self: self.writers)
+    @rule(place=places)
+    def flush_writer(self, place: int) -> None:
+        chosen = self._writer(place)
+        if chosen.settings != "log only":
+            lost = self._lost_shards(chosen)
+            try:
+                chosen.writer.flush()
+            except PartialWriteError as error:
+                assert set(error.failed) <= lost
+                assert all(isinstance(each, FencedError) for each in error.failed.values())
+
+    @rule()
+    def flush_table(self) -> None:
+        self.table.flush()
+        for manifest in discover_manifests(self.store):
+            writer = self._holder(manifest)
+            if writer is None:
+                assert not self.other._shard_reader(manifest.shard_id)._tail.read(manifest).entries
+
+    @precondition(lambda self: self.writers)
+    @rule(place=places)
+    def kill(self, place: int) -> None:
+        """As far as that goes within a process: nothing is flushed, closed or said."""
+        dying = self.writers.pop(place % len(self.writers))
+        for writer in dying.writer.shard_writers.values():
+            abandon(writer)
+        del writer, dying
+        gc.collect()
+
+    @precondition(lambda self: self.writers)
+    @rule(place=places)
+    def close(self, place: int) -> None:
+        self._close(self.writers.pop(place % len(self.writers)))
+
+    # --- maintenance --------------------------------------------------------------------
+
+    @rule(place=places, count=st.integers(1, 3))
+    def compact_by_hand(self, place: int, count: int) -> None:
+        """The oldest generations of one shard that the base does not hold yet."""
+        base = self.other.base()
+        pending = []
+        for manifest in discover_manifests(self.store):
+            marker = base.compacted_generation(manifest.shard_id)
+            generations = sorted(e.generation for e in manifest.sstables if e.generation > marker)
+            if generations:
+                pending.append((manifest, generations))
+        if pending:
+            manifest, generations = pending[place % len(pending)]
+            compact = append_by_hand if self.append_only else merge_by_hand
+            compact(self.store, manifest, generations[min(count, len(generations)) - 1])
+
+    @rule()
+    def prune(self) -> None:
+        """What the base holds leaves the manifests, beside whoever holds the epochs."""
+        base = self.other.base()
+        for manifest in discover_manifests(self.store):
+            marker = base.compacted_generation(manifest.shard_id)
+
+            def pruned(current: ShardManifest, marker: int = marker) -> ShardManifest:
+                kept = tuple(entry for entry in current.sstables if entry.generation > marker)
+                return replace(current, sstables=kept)
+
+            ShardManifestStore(self.store, manifest.shard_id).commit_update(None, pruned)
+
+    @precondition(lambda self: hasattr(Table, "compact"))
+    @rule()
+    def compact(self) -> None:
+        self.table.compact()  # type: ignore[attr-defined]
+
+    # --- columns ------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.model.columns) < MAX_COLUMNS)
+    @rule(type_=st.sampled_from([TEXT, NUMBER]))
+    def add_column(self, type_: pa.DataType) -> None:
+        lance.dataset(self.uri).add_columns(self.model.add_column(type_).field)
+
+    @precondition(lambda self: len(self.model.columns) > 1)
+    @rule(place=places)
+    def drop_column(self, place: int) -> None:
+        lance.dataset(self.uri).drop_columns([self.model.drop_column(place).name])
+
+    @rule(place=places)
+    def rename_column(self, place: int) -> None:
+        old, new = self.model.rename_column(place)
+        lance.dataset(self.uri).alter_columns({"path": old.name, "name": new.name})
+
+    # --- reading ------------------------------------------------------------------------
+
+    @invariant()
+    def all_reads_equal_the_model(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        self.steps += 1
+        readers = [self.table._reader, self.other]
+        if self.steps % 5 == 0:
+            readers.append(TableReader(self.store, live_writers=False))
+        for reader in readers:
+            self._check_scans(reader)
+            if not self.append_only:
+                self._check_lookups(reader)
+
+    def _check_scans(self, reader: TableReader) -> None:
+        rows = self.model.rows()
+        assert self.table.schema.equals(self.model.schema)
+        whole = reader.scan()
+        assert as_bag(whole.to_table().to_pylist()) == as_bag(rows)
+        assert whole.count_rows() == len(rows)
+        filters = self.model.filters()
+        first = self.steps * FILTERS_PER_STEP % len(filters)
+        for sql, matches in islice([*filters, *filters], first, first + FILTERS_PER_STEP):
+            wanted = [row for row in rows if matches(row)]
+            scan = reader.scan(filter=sql)
+            assert as_bag(scan.to_batches().read_all().to_pylist()) == as_bag(wanted), sql
+            assert scan.count_rows() == len(wanted), sql
+            self._check_pages(reader, scan, wanted)
+        last = self.model.columns[-1].name
+        only = reader.scan([last]).to_table()
+        assert as_bag(only.to_pylist()) == as_bag([{last: row[last]} for row in rows])
+
+    def _check_pages(self, reader: TableReader, scan: Scan, wanted: Sequence[Row]) -> None:
+        size = 1 + self.steps % 4
+        pages: list[Row] = []
+        for start in range(0, len(wanted) + size, size):
+            page = Scan(scan.snapshot, None, scan.predicate, limit=size, offset=start)
+            found = page.to_table().to_pylist()
+            assert len(found) == page.count_rows() == max(0, min(size, len(wanted) - start))
+            pages += found
+        assert as_bag(pages) == as_bag(wanted)
+
+    def _check_lookups(self, reader: TableReader) -> None:
+        # Every key, some twice, and some that were never there.
+        numbers = [*range(KEY_NUMBERS + 2), self.steps % KEY_NUMBERS, 77, self.steps % KEY_NUMBERS]
+        numbers = numbers[self.steps % 7 :] + numbers[: self.steps % 7]
+        asked = [self.keys.key(number) for number in numbers]
+        expected = [self.model.row(key) for key in asked]
+        result = reader.lookup(pa.Table.from_pylist(list(map(self.keys.columns_of, numbers)), self._key_schema))
+        assert result.found.tolist() == [row is not None for row in expected]
+        assert result.table.to_pylist() == [row for row in expected if row is not None]
+        one = reader.lookup(asked[:1])
+        assert one.table.to_pylist() == [row for row in expected[:1] if row is not None]
+
+    def teardown(self) -> None:
+        for chosen in self.writers:
+            for writer in chosen.writer.shard_writers.values():
+                abandon(writer)
+        self.writers.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- pieces -------------------------------------------------------------------------
+
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema(self.keys.fields)
+
+    def _table(self, rows: Sequence[tuple[int, int]], columns: Sequence[Column]) -> pa.Table:
+        shown = [
+            {**self.keys.columns_of(number), **{column.name: column.value(seed) for column in columns}}
+            for number, seed in rows
+        ]
+        return pa.Table.from_pylist(shown, pa.schema([*self.keys.fields, *(c.field for c in columns)]))
+
+    def _upsert(self, rows: Sequence[tuple[int, int]], columns: Sequence[Column]) -> None:
+        for number, seed in rows:
+            self.model.upsert(self.keys.key(number), seed, columns)
+
+    def _writer(self, place: int) -> OpenWriter:
+        if not self.writers:
+            self.open_writer("durable")
+        return self.writers[place % len(self.writers)]
+
+    def _shard(self, number: int) -> UUID:
+        return self.table.router().shard_of(self.keys.columns_of(number)[self.keys.shard_column])
+
+    def _lost_shards(self, chosen: OpenWriter, numbers: Sequence[int] | None = None) -> set[UUID]:
+        """The writer's shards (of some keys) that somebody else has claimed since."""
+        asked = None if numbers is None else {self._shard(number) for number in numbers}
+        return {
+            shard
+            for shard, writer in chosen.writer.shard_writers.items()
+            if (asked is None or shard in asked) and self._epoch(shard) != writer.epoch
+        }
+
+    def _epoch(self, shard: UUID) -> int:
+        return ShardManifestStore(self.store, shard).require_latest().writer_epoch
+
+    def _holder(self, manifest: ShardManifest) -> OpenWriter | None:
+        for chosen in self.writers:
+            writer = chosen.writer.shard_writers.get(manifest.shard_id)
+            if writer is not None and writer.epoch == manifest.writer_epoch:
+                return chosen
+        return None
+
+    @staticmethod
+    def _attempt(write: Callable[[], Any]) -> set[UUID]:
+        """The shards that refused because they were lost; any other refusal is a failure."""
+        try:
+            write().wait()
+        except PartialWriteError as error:
+            assert all(isinstance(each, FencedError) for each in error.failed.values()), error
+            return set(error.failed)
+        return set()
+
+    def _close(self, closing: OpenWriter) -> None:
+        lost = self._lost_shards(closing)
+        try:
+            closing.writer.close()
+        except PartialWriteError as error:
+            assert set(error.failed) <= lost
+            assert all(isinstance(each, FencedError) for each in error.failed.values()), error
