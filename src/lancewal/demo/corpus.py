@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass
+from pydoc_data.topics import topics
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydoc_data.topics import topics
 
 DIMENSION = 64
 PARTS = 4

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format.align import ColumnSource
 from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.spans import numbers, one_array
 from lancewal.objects import ObjectStore
-from lancewal.sstable.alignment import Alignment, ColumnFit
+from lancewal.sstable.alignment import Alignment
 from lancewal.sstable.key_index import ABSENT
 from lancewal.sstable.key_order import KeyOrder, Mask, Rows
 from lancewal.sstable.lance_errors import lance_errors
@@ -78,7 +79,7 @@ class SsTable:
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
         """For every column of ``schema``, its name in :attr:`dataset`; ``None`` when it is not there."""
-        return {name: fit.source for name, fit in self._alignment(schema).fits.items()}
+        return {name: source.stored_name for name, source in self._alignment(schema).sources.items()}
 
     def count_live(self) -> int:
         """How many rows a reader sees: newest of their key, and no tombstone."""
@@ -105,9 +106,9 @@ class SsTable:
         columns are null, and the filter sees them so.
         """
         alignment = self._alignment(schema)
-        fits = alignment.select(columns)
+        chosen = alignment.select(columns)
         later = self._cannot_push(schema, alignment, filter)
-        read = _sources([*fits, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
+        read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
         scanner = self.dataset.scanner(
             columns=read,
             filter=None if later else filter,
@@ -115,14 +116,14 @@ class SsTable:
             batch_size=batch_size,
             scan_in_order=True,
         )
-        return self._scan(scanner, fits, filter, later, with_offsets, with_tombstone)
+        return self._scan(scanner, chosen, filter, later, with_offsets, with_tombstone)
 
     def _scan(
         self,
         scanner: lance.LanceScanner,
-        fits: Sequence[ColumnFit],
+        chosen: Sequence[ColumnSource],
         predicate: str | None,
-        later: Sequence[ColumnFit],
+        later: Sequence[ColumnSource],
         with_offsets: bool,
         with_tombstone: bool,
     ) -> Iterator[pa.RecordBatch]:
@@ -132,7 +133,7 @@ class SsTable:
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
             if predicate is not None and later:
                 kept &= matches(_aligned(stored, later), predicate)
-            rows = _aligned(stored, fits)
+            rows = _aligned(stored, chosen)
             if with_offsets:
                 offsets = numbers(stored.column(_ROW_ADDRESS)).astype(np.int64)
                 rows = rows.append_column(_ROW_OFFSET_FIELD, pa.array(offsets))
@@ -148,8 +149,8 @@ class SsTable:
 
         Reads only the key columns, once per instance.
         """
-        fits = self._alignment(schema).select(schema.primary_key)
-        sources = tuple(fit.source for fit in fits)
+        chosen = self._alignment(schema).select(schema.primary_key)
+        sources = tuple(source.stored_name for source in chosen)
         if None in sources:
             raise StorageError(f"{self.uri} lacks columns of the primary key {schema.primary_key}")
         known = self._keys
@@ -185,8 +186,8 @@ class SsTable:
 
         Raises InvalidInputError for an offset that is no newest row of its key.
         """
-        fits = self._alignment(schema).select(columns)
-        read = _sources(fits)
+        chosen = self._alignment(schema).select(columns)
+        read = _sources(chosen)
         if not read or (with_tombstone and self._has_tombstones):
             read.append(TOMBSTONE if self._has_tombstones else self.dataset.schema.names[0])
         outside = np.count_nonzero((offsets < 0) | (offsets >= self._opened.physical_rows))
@@ -195,7 +196,7 @@ class SsTable:
             missing = outside if table is None else len(offsets) - table.num_rows
             raise InvalidInputError(f"{missing} of {len(offsets)} row offsets are no rows of {self.uri}")
         stored = pa.RecordBatch.from_arrays([one_array(c) for c in table.columns], schema=table.schema)
-        rows = _aligned(stored, fits)
+        rows = _aligned(stored, chosen)
         if with_tombstone:
             rows = rows.append_column(TOMBSTONE_FIELD, pa.array(self._tombstones(stored)))
         return rows
@@ -213,12 +214,12 @@ class SsTable:
 
     def _cannot_push(
         self, schema: TableSchema, alignment: Alignment, predicate: str | None
-    ) -> list[ColumnFit]:
+    ) -> list[ColumnSource]:
         """The columns of a predicate that Lance would not find here under their names; else none."""
         if predicate is None or alignment.is_exact:
             return []
         used = alignment.select(sorted(referenced_columns(schema.plain, predicate)))
-        return [] if all(fit.is_same for fit in used) else used
+        return [] if all(source.is_same for source in used) else used
 
     def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
         with lance_errors(f"read {self.uri}"):
@@ -267,13 +268,13 @@ class SsTable:
         return np.where(places != ABSENT, offsets[places], ABSENT)
 
 
-def _sources(fits: Sequence[ColumnFit]) -> list[str]:
-    return list(dict.fromkeys(fit.source for fit in fits if fit.source is not None))
+def _sources(chosen: Sequence[ColumnSource]) -> list[str]:
+    return list(dict.fromkeys(source.stored_name for source in chosen if source.stored_name is not None))
 
 
-def _aligned(stored: pa.RecordBatch, fits: Sequence[ColumnFit]) -> pa.RecordBatch:
-    if not fits:
+def _aligned(stored: pa.RecordBatch, chosen: Sequence[ColumnSource]) -> pa.RecordBatch:
+    if not chosen:
         return stored.select([])
     return pa.RecordBatch.from_arrays(
-        [fit.array(stored) for fit in fits], schema=pa.schema([fit.field for fit in fits])
+        [source.array(stored) for source in chosen], schema=pa.schema([source.field for source in chosen])
     )

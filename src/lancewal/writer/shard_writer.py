@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from uuid import UUID
 
 import pyarrow as pa
-from lancewal.memtable.scan import scan_views
 
 from lancewal.errors import ClosedError, LanceWalError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.memtable import MemTableView
+from lancewal.memtable.scan import scan_views
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
