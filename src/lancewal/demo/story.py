@@ -13,10 +13,13 @@ from pathlib import Path
 import lance
 import numpy as np
 import pyarrow as pa
+from lance.mem_wal import LsmScanner, ShardSnapshot
 from rich.console import Console
 
 import lancewal
 from lancewal.demo.corpus import SCHEMA, Corpus
+from lancewal.objects import ObjectStore
+from lancewal.sharding import discover_manifests
 
 BUCKETS = 4
 PUTS = 300
@@ -124,13 +127,13 @@ class Story:
         table.flush()
         self._check("the merged view is unchanged", self._rows(table))
         snapshots = []
-        for shard in table.shards():
-            snapshot = lance.mem_wal.ShardSnapshot(str(shard.shard_id))
-            snapshot = snapshot.with_current_generation(shard.current_generation)
-            for generation, path in table.sstable_paths(shard.shard_id):
-                snapshot = snapshot.with_sstable(generation, path)
+        for manifest in discover_manifests(ObjectStore.from_uri(self._uri)):
+            snapshot = ShardSnapshot(str(manifest.shard_id))
+            snapshot = snapshot.with_current_generation(manifest.current_generation)
+            for entry in manifest.sstables:
+                snapshot = snapshot.with_sstable(entry.generation, entry.path)
             snapshots.append(snapshot)
-        scanner = lance.mem_wal.LsmScanner.from_snapshots(lance.dataset(self._uri), snapshots)
+        scanner = LsmScanner.from_snapshots(lance.dataset(self._uri), snapshots)
         found = {row["id"]: row["text"] for row in scanner.project(["id", "text"]).to_table().to_pylist()}
         self._check("Lance's own scanner sees the same rows in our SSTables", found == self._expected)
 
