@@ -6,6 +6,7 @@ import gc
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from uuid import uuid4
 
 from bench.tables import peer_writer, vector_batches
@@ -24,6 +25,10 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def _main(side: str, uri: str, count: int) -> int:
     base = BaseTable.open(uri)
     warm_up = vector_batches(1, rows=1000, dimension=128)
@@ -35,7 +40,7 @@ def _main(side: str, uri: str, count: int) -> int:
         put = peer.put
     put(warm_up[0])
     gc.collect()
-    before = _peak()
+    before = _resident()
     for index in range(1, count + 1):
         # Made one at a time: what the writer does not keep is gone before the next.
         put(vector_batches(1, rows=1000, dimension=128, first_id=index * 1000)[0])

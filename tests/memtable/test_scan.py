@@ -72,6 +72,24 @@ def test_columns_come_as_the_user_knows_them() -> None:
     assert found.column("name").to_pylist() == ["a"]
 
 
+def test_keys_that_the_filter_names_are_found_in_their_newest_version() -> None:
+    older = view(1, [[(1, "a"), (2, "b")], [(3, "c"), (1, "a2")]])
+    newer = view(2, [[(2, None), (4, "d")], [(3, "c2"), (3, "c3")]])
+    for keys, expected in (
+        ("= 1", [(1, "a2")]),
+        ("= 2", []),
+        ("= 3", [(3, "c3")]),
+        ("= 9", []),
+        ("IN (4, 4, 1, 2, 9)", [(1, "a2"), (4, "d")]),
+    ):
+        assert shown(scan_views([older, newer], KEYED, filter=f"id {keys}")) == expected
+        assert shown(scan_views([older, newer], KEYED, filter=f"id {keys} AND name LIKE '%2'")) == [
+            row for row in expected if str(row[1]).endswith("2")
+        ]
+    many = ", ".join(map(str, range(40)))
+    assert len(shown(scan_views([older, newer], KEYED, filter=f"id IN ({many})"))) == 3
+
+
 def test_nothing_to_read_is_an_empty_table_with_columns() -> None:
     assert scan_views([], KEYED).schema.names == ["id", "name"]
     assert scan_views([view(1, [])], KEYED, filter="id > 3").num_rows == 0

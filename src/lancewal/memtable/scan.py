@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +13,8 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.keys import key_values
-from lancewal.format.schema import TableSchema
+from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.index.store import IndexStore
 from lancewal.memtable.view import MemTableView
 from lancewal.predicate import Predicate
 
@@ -20,6 +24,11 @@ Mask = npt.NDArray[np.bool_]
 #: than a kernel call per chunk, here and in whatever the caller does next.
 _SMALL_CHUNK_ROWS = 256
 _FEW = 0.05
+#: So few rows are cut out of their batches; more are taken from all of them at once.
+_FEW_ROWS = 16
+
+#: By MemTable; a MemTable only grows, so what one reader found out serves the next.
+_first_rows: weakref.WeakKeyDictionary[IndexStore, list[int]] = weakref.WeakKeyDictionary()
 
 
 def scan_views(
@@ -35,12 +44,57 @@ def scan_views(
     names = checked_columns(columns, schema)
     predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
     shown = pa.schema([schema.plain.field(name) for name in names])
-    parts = [
-        selected(view.stored, mask, names, predicate)
-        for view, mask in zip(views, live_masks(views), strict=True)
-    ]
+    parts = None if predicate is None else _looked_up(views, schema, names, predicate)
+    if parts is None:
+        parts = [
+            selected(view.stored, mask, names, predicate)
+            for view, mask in zip(views, live_masks(views), strict=True)
+        ]
     found = [pa.Table.from_arrays(part.columns, schema=shown) for part in parts if part.num_rows]
     return pa.concat_tables(found) if found else shown.empty_table()
+
+
+def _looked_up(
+    views: Sequence[MemTableView], schema: TableSchema, columns: Sequence[str], predicate: Predicate
+) -> list[pa.Table] | None:
+    """The matching rows by the key index, where the filter names all keys; else ``None``."""
+    keys = predicate.values_of(schema.primary_key[0]) if len(schema.primary_key) == 1 else None
+    if keys is None:
+        return None
+    parts = []
+    for view in reversed(views):
+        positions = view.newest_positions(keys)
+        found = positions[positions >= 0]
+        rows = rows_at(view, found)
+        parts.append(selected(rows, ~deleted_rows(rows), columns, predicate))
+        keys = keys.filter(pa.array(positions < 0))
+    return parts
+
+
+def rows_at(view: MemTableView, positions: npt.NDArray[np.int64]) -> pa.Table:
+    """Rows by position, in the order asked, with the tombstone column."""
+    if len(positions) > _FEW_ROWS:
+        return view.stored.take(pa.array(positions))
+    starts = _starts(view)
+    pieces = []
+    for position in positions.tolist():
+        place = bisect_right(starts, position, hi=len(view.batches)) - 1
+        pieces.append(view.batches[place].slice(position - starts[place], 1))
+    return pa.Table.from_batches(pieces, view.schema.stored)
+
+
+def deleted_rows(stored: pa.Table) -> Mask:
+    """Which rows are deletes."""
+    return np.asarray(stored.column(TOMBSTONE).to_numpy(), np.bool_)
+
+
+def _starts(view: MemTableView) -> list[int]:
+    """The first row of each batch of a MemTable, and of some that came after the view."""
+    starts = _first_rows.get(view.indexes, [])
+    if len(starts) < len(view.batches):
+        rows = (batch.num_rows for batch in view.batches[:-1])
+        starts = _first_rows[view.indexes] = list(accumulate(rows, initial=0))
+    return starts
 
 
 def live_masks(views: Sequence[MemTableView]) -> list[Mask]:

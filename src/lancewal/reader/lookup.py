@@ -14,6 +14,10 @@ from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import ABSENT, Mask, Rows, Source
 from lancewal.sstable import KeyProbe
 
+_FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
+# They are handed out, again and again.
+_FOUND.flags.writeable = _NOT_FOUND.flags.writeable = False
+
 
 @dataclass(frozen=True)
 class LookupResult:
@@ -44,9 +48,11 @@ def lookup(
     ``_source`` and ``_shard_id``.
     """
     names = checked_columns(columns, snapshot.schema)
+    shown = shown_schema(snapshot.schema, names, row_source)
+    if len(keys[0]) == 1:
+        return _one(snapshot, KeyProbe(keys), names, shown, row_source)
     distinct, number_of = _distinct(keys)
     parts = _find(snapshot, distinct, names, row_source)
-    shown = shown_schema(snapshot.schema, names, row_source)
     if not parts:
         return LookupResult(shown.empty_table(), np.zeros(len(number_of), np.bool_))
     rows = pa.concat_tables([pa.Table.from_arrays(part.rows.columns, schema=shown) for part in parts])
@@ -58,6 +64,29 @@ def lookup(
     if not np.array_equal(order, np.arange(rows.num_rows)):
         rows = rows.combine_chunks().take(pa.array(order))
     return LookupResult(rows, found)
+
+
+def _one(
+    snapshot: Snapshot, key: KeyProbe, columns: Sequence[str], shown: pa.Schema, row_source: bool
+) -> LookupResult:
+    """The way of a single key, which is asked for so often that it goes without bookkeeping."""
+    for group in snapshot.groups:
+        for source in group:
+            position = source.find(key)
+            if position[0] == ABSENT:
+                continue
+            rows, deleted = source.take(position, columns)
+            if deleted[0]:
+                return LookupResult(shown.empty_table(), _NOT_FOUND)
+            rows = labelled(rows, source) if row_source else rows
+            return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
+    rows, _ = snapshot.base_source.lookup(key.columns, columns)
+    if not rows.num_rows:
+        return LookupResult(shown.empty_table(), _NOT_FOUND)
+    # A key that is twice in the base, which Lance does not rule out, is answered once.
+    rows = rows.slice(rows.num_rows - 1)
+    rows = labelled(rows, None) if row_source else rows
+    return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
 
 
 def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:

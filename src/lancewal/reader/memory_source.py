@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
 from uuid import UUID
 
 import numpy as np
@@ -13,17 +12,14 @@ import pyarrow as pa
 
 from lancewal.format.align import ColumnSource, column_sources
 from lancewal.format.keys import key_values
-from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.format.schema import TableSchema
 from lancewal.index.store import IndexStore
 from lancewal.memtable import MemTableView
-from lancewal.memtable.scan import selected
+from lancewal.memtable.scan import deleted_rows, rows_at, selected
 from lancewal.predicate import Predicate
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.source import Mask, Request, Rows
 from lancewal.sstable import KeyProbe
-
-#: So few rows are cut out of their batches; more are taken from all of them at once.
-_FEW_ROWS = 16
 
 #: The keys of a MemTable as of a number of rows. A MemTable only grows, so a later
 #: reader adds what is new.
@@ -98,9 +94,8 @@ class MemorySource:
         return self._view.newest_positions(keys.values)
 
     def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
-        stored = self._stored_at(positions)
-        deleted = np.asarray(stored.column(TOMBSTONE).to_numpy(), np.bool_)
-        return self._aligned(stored, columns), deleted
+        stored = rows_at(self._view, positions)
+        return self._aligned(stored, columns), deleted_rows(stored)
 
     def _live(self, newer: KeySet) -> Mask:
         live = self._view.live_mask
@@ -114,10 +109,11 @@ class MemorySource:
         return self._aligned(self._view.stored, columns)
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
-        shown = pa.schema([self._schema.plain.field(name) for name in columns])
         sources = self._column_sources
-        arrays = [stored.column(name) if sources is None else sources[name].array(stored) for name in columns]
-        return pa.Table.from_arrays(arrays, schema=shown)
+        if sources is None:
+            return stored.select(list(columns))
+        shown = pa.schema([self._schema.plain.field(name) for name in columns])
+        return pa.Table.from_arrays([sources[name].array(stored) for name in columns], schema=shown)
 
     @cached_property
     def _column_sources(self) -> dict[str, ColumnSource] | None:
@@ -126,18 +122,3 @@ class MemorySource:
         if written is self._schema.columns or written.equals(self._schema.columns, check_metadata=True):
             return None
         return dict(column_sources(written, self._schema))
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        return list(accumulate((batch.num_rows for batch in self._view.batches), initial=0))
-
-    def _stored_at(self, positions: Rows) -> pa.Table:
-        if len(positions) > _FEW_ROWS:
-            return self._view.stored.take(pa.array(positions))
-        starts = self._starts
-        pieces = []
-        for position, batch in zip(
-            positions.tolist(), np.searchsorted(starts, positions, side="right") - 1, strict=True
-        ):
-            pieces.append(self._view.batches[batch].slice(position - starts[batch], 1))
-        return pa.Table.from_batches(pieces, self._view.schema.stored)

@@ -152,6 +152,12 @@ class Scan:
 
     def _pinned(self, keys: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         assert self.predicate is not None, "only a filter pins keys"
+        names = self.snapshot.schema.primary_key
+        if self.predicate.only_names_values_of(names):
+            yield from lookup(
+                self.snapshot, keys, self._columns, row_source=self._row_source
+            ).table.to_batches()
+            return
         extra = [name for name in sorted(self.predicate.columns) if name not in self._columns]
         found = lookup(self.snapshot, keys, [*self._columns, *extra], row_source=self._row_source).table
         matching = self.predicate.mask(found)

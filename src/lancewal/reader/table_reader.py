@@ -42,12 +42,16 @@ class TableReader:
         """Without ``live_writers``, writers of this process are read as those of any other: by their WAL."""
         self._store = store
         self._live_writers = live_writers
-        self._shards: dict[UUID, ShardReader] = {}
+        self._shards: dict[str, ShardReader] = {}
         self._base: BaseSource | None = None
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
         return self._newest_base().base
+
+    def _known_base(self) -> BaseTable:
+        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
+        return (self._base or self._newest_base()).base
 
     def _newest_base(self) -> BaseSource:
         known = self._base
@@ -78,7 +82,7 @@ class TableReader:
     ) -> Scan:
         """A scan of the state that the table has now."""
         while True:
-            base = self.base()
+            base = self._known_base()
             predicate = Predicate.parse(filter, base.schema.plain) if filter is not None else None
             pruner = ShardPruner(base.details, base.schema)
             wants = None if predicate is None else _matching(pruner, predicate)
@@ -89,7 +93,7 @@ class TableReader:
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
         while True:
-            base = self.base()
+            base = self._known_base()
             if not base.schema.primary_key:
                 raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
             asked = _key_columns(keys, base.schema)
@@ -101,40 +105,42 @@ class TableReader:
                 return lookup(snapshot, asked, columns)
 
     def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
-        shards = self._readers()
-        pruned = []
-        chosen = []
-        for shard_id, shard in shards.items():
-            if wants is not None and shard.identity is not None and not wants(shard.identity):
-                pruned.append(shard_id)
-            else:
-                chosen.append(shard)
-        workers = 1 if self._store.is_local else _REMOTE_READERS
+        pruned: list[UUID] = []
+        chosen = [shard for shard in self._readers() if _is_wanted(shard, wants, pruned)]
+        workers = 1 if self._store.is_local else min(_REMOTE_READERS, len(chosen))
         states = list(ordered_map(ShardReader.read, chosen, workers))
         base = self._newest_base()
-        snapshots = []
-        for shard, state in zip(chosen, states, strict=True):
-            if state is None:
-                continue
-            if wants is not None and shard.identity is not None and not wants(shard.identity):
-                pruned.append(shard.identity.shard_id)
-                continue
-            snapshots.append(shard.resolve(state, base.base))
+        snapshots = [
+            shard.resolve(state, base.base)
+            for shard, state in zip(chosen, states, strict=True)
+            # Only now is a shard that was read for the first time known well enough to be left out.
+            if state is not None and _is_wanted(shard, wants, pruned)
+        ]
         return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)))
 
-    def _readers(self) -> dict[UUID, ShardReader]:
-        """The readers of all shards that have a directory, by shard id."""
+    def _readers(self) -> list[ShardReader]:
+        """The readers of all shards that have a directory."""
         known = self._shards
-        found: dict[UUID, ShardReader] = {}
+        found: dict[str, ShardReader] = {}
         for name in self._store.list_directories(layout.MEM_WAL_DIR):
-            shard_id = layout.parse_shard_dir(name)
-            if shard_id is not None:
-                found[shard_id] = known.get(shard_id) or self._shard_reader(shard_id)
+            reader = known.get(name)
+            if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
+                reader = self._shard_reader(shard_id)
+            if reader is not None:
+                found[name] = reader
         self._shards = found
-        return found
+        return list(found.values())
 
     def _shard_reader(self, shard_id: UUID) -> ShardReader:
         return ShardReader(self._store, shard_id, live_writers=self._live_writers)
+
+
+def _is_wanted(shard: ShardReader, wants: WantsShard | None, pruned: list[UUID]) -> bool:
+    """Whether a shard is to be read; one that is known and not wanted is noted in ``pruned``."""
+    if wants is None or shard.identity is None or wants(shard.identity):
+        return True
+    pruned.append(shard.identity.shard_id)
+    return False
 
 
 def _matching(pruner: ShardPruner, predicate: Predicate) -> WantsShard:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from lancewal.errors import ClosedError, FencedError, LanceWalError, StorageError
@@ -139,8 +140,7 @@ class FlushQueue:
 
     def _flush(self, memtable: MemTable) -> None:
         started = time.perf_counter()
-        self._log.commit(memtable.end_position)
-        entry = self._write_sstable(memtable)
+        entry = self._write_beside_log(memtable)
         self._publish(memtable, entry)
         with self._changed:
             self._frozen.popleft()
@@ -157,6 +157,18 @@ class FlushQueue:
             extra=self._context(memtable),
         )
         self._on_progress()
+
+    def _write_beside_log(self, memtable: MemTable) -> SsTableEntry:
+        """Write the SSTable while the last rows go to the WAL; publishing needs both."""
+        if self._log.failure is not None or self._log.durable_position >= memtable.end_position:
+            self._log.commit(memtable.end_position)
+            return self._write_sstable(memtable)
+        with ThreadPoolExecutor(1, "lancewal-flush-log") as pool:
+            logged = pool.submit(self._log.commit, memtable.end_position)
+            try:
+                return self._write_sstable(memtable)
+            finally:
+                logged.result()
 
     def _publish(self, memtable: MemTable, entry: SsTableEntry) -> None:
         def published(manifest: ShardManifest) -> ShardManifest:

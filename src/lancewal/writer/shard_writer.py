@@ -201,8 +201,11 @@ class ShardWriter:
                 self._state.close()
             try:
                 if self._state.failure is None:
-                    self._log.commit_all()
-                    self._mode.finish()
+                    try:
+                        self._mode.finish()
+                    finally:
+                        # Rows that could not be flushed must at least be in the log.
+                        self._log.commit_all()
                 elif self._log.pending_batches or self._mode.has_rows():
                     raise self._state.latched()
             finally:

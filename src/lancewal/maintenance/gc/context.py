@@ -1,0 +1,80 @@
+"""What the collectors of one shard share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from uuid import UUID
+
+from lancewal import layout
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance.gc.needs import Needs
+from lancewal.maintenance.gc.report import Collected, GcReport, Kept
+from lancewal.maintenance.gc.retention import Resource, Retention
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectInfo, ObjectStore
+
+_CLOCK_PATH = f"{layout.OWN_DIR}/clock"
+
+
+def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
+    """The time by the clock that stamps objects: this machine's may be wrong by more than is safe.
+
+    A dry run writes nothing, and goes by this machine's.
+    """
+    if store.is_local or dry_run:
+        return datetime.now(UTC)
+    store.put(_CLOCK_PATH, b"", durable=False)
+    stamped = store.head(_CLOCK_PATH)
+    return stamped.modified if stamped is not None else datetime.now(UTC)
+
+
+@dataclass
+class ShardContext:
+    """One shard during one collection."""
+
+    store: ObjectStore
+    shard_id: UUID
+    manifest: ShardManifest
+    needs: Needs
+    retention: Retention
+    now: datetime
+    report: GcReport
+    #: Paths of SSTables whose manifest entries this collection pruned, or would prune.
+    pruned: set[str] = field(default_factory=set)
+    #: WAL positions that this collection deleted, or would delete.
+    deleted_positions: set[int] = field(default_factory=set)
+
+    @property
+    def dry_run(self) -> bool:
+        return self.report.dry_run
+
+    @cached_property
+    def manifests(self) -> ShardManifestStore:
+        return ShardManifestStore(self.store, self.shard_id)
+
+    @cached_property
+    def wal_infos(self) -> dict[int, ObjectInfo]:
+        """The WAL's entries by position, ascending, as listed once."""
+        return numbered(self.store.list(layout.wal_dir(self.shard_id)), layout.parse_wal_name)
+
+    def is_old(self, modified: datetime, resource: Resource) -> bool:
+        return self.now - modified >= self.retention.least_age(resource)
+
+    def collected(self, resource: Resource, name: str, num_bytes: int = 0) -> None:
+        self.report.collected.append(Collected(resource, self.shard_id, name, num_bytes))
+
+    def kept(self, resource: Resource, name: str, reason: str) -> None:
+        self.report.kept.append(Kept(resource, self.shard_id, name, reason))
+
+
+def numbered(infos: Sequence[ObjectInfo], parse: Callable[[str], int | None]) -> dict[int, ObjectInfo]:
+    """Objects by the number in their names, ascending; others are left out."""
+    found = {}
+    for info in infos:
+        number = parse(info.path.rsplit("/", 1)[-1])
+        if number is not None:
+            found[number] = info
+    return dict(sorted(found.items()))

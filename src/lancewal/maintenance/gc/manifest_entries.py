@@ -1,0 +1,53 @@
+"""Entries of compacted generations in a shard's manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from lancewal import layout
+from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
+from lancewal.maintenance import points
+from lancewal.maintenance.gc.context import ShardContext
+from lancewal.maintenance.gc.retention import Resource
+
+_RESOURCE = Resource.MANIFEST_ENTRIES
+
+
+def collect(shard: ShardContext) -> None:
+    """Prune what the base table holds; at the writer's own epoch, which stays as it is."""
+    marker = shard.needs.marker(shard.shard_id)
+    compacted = [entry for entry in shard.manifest.sstables if entry.generation <= marker]
+    prunable = [entry for entry in compacted if not _is_needed(shard, entry)]
+    if not prunable:
+        return
+    shard.pruned = {entry.path for entry in prunable}
+    if not shard.dry_run:
+        gone = {(entry.generation, entry.path) for entry in prunable}
+
+        def pruned(manifest: ShardManifest) -> ShardManifest:
+            rest = tuple(e for e in manifest.sstables if (e.generation, e.path) not in gone)
+            return manifest if len(rest) == len(manifest.sstables) else replace(manifest, sstables=rest)
+
+        shard.manifest = shard.manifests.commit_update(None, pruned)
+        points.reached("collect: manifest entries are pruned")
+    for entry in prunable:
+        shard.collected(_RESOURCE, entry.path)
+
+
+def _is_needed(shard: ShardContext, entry: SsTableEntry) -> bool:
+    reason = shard.needs.reason(
+        shard.shard_id,
+        entry.generation,
+        shard.retention.manifest_entries,
+        lambda: written_at(shard, entry.path),
+    )
+    if reason is not None:
+        shard.kept(_RESOURCE, entry.path, reason)
+    return reason is not None
+
+
+def written_at(shard: ShardContext, path: str) -> datetime | None:
+    """When the first file of an SSTable was written; ``None`` when there is none."""
+    infos = shard.store.list(layout.sstable_dir(shard.shard_id, path))
+    return min((info.modified for info in infos), default=None)

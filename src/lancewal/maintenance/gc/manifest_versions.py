@@ -1,0 +1,27 @@
+"""Old versions of a shard's manifest.
+
+In ascending order: whoever knows an older version and probes for the next one takes a version
+whose successor is missing for the newest, so there must never be a gap.
+"""
+
+from __future__ import annotations
+
+from lancewal import layout
+from lancewal.maintenance import points
+from lancewal.maintenance.gc.context import ShardContext, numbered
+from lancewal.maintenance.gc.retention import Resource
+
+_RESOURCE = Resource.MANIFEST_VERSIONS
+
+
+def collect(shard: ShardContext) -> None:
+    listing = shard.store.list(layout.manifest_dir(shard.shard_id))
+    infos = numbered(listing, layout.parse_manifest_name)
+    for version in list(infos)[:-1]:
+        info = infos[version]
+        if not shard.is_old(info.modified, _RESOURCE):
+            break
+        if not shard.dry_run:
+            shard.store.delete(info.path)
+            points.reached("collect: an old manifest is deleted")
+        shard.collected(_RESOURCE, f"manifest/{version}", info.size)

@@ -1,0 +1,42 @@
+"""lancewal on Spark: tables as sources and sinks, the change feed, and maintenance as jobs.
+
+``spark.read``, ``df.write``, ``spark.readStream`` and ``df.writeStream`` take
+``format("lancewal")`` without any registration. What those cannot express is here:
+
+>>> from lancewal.spark import session, write, stream, route, changes, flush, compact, gc
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lancewal.spark.jobs import ShardOutcome, compact, flush, gc
+    from lancewal.spark.low_latency import stream, write
+    from lancewal.spark.reading import changes
+    from lancewal.spark.routing import route
+    from lancewal.spark.session import session
+
+#: Loaded at first use: executors import this package for every data source of the session.
+_HOMES = {
+    "ShardOutcome": "jobs",
+    "changes": "reading",
+    "compact": "jobs",
+    "flush": "jobs",
+    "gc": "jobs",
+    "route": "routing",
+    "session": "session",
+    "stream": "low_latency",
+    "write": "low_latency",
+}
+
+__all__ = ["ShardOutcome", "changes", "compact", "flush", "gc", "route", "session", "stream", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

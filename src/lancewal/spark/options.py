@@ -1,0 +1,182 @@
+"""The options of the data source, from text to values. Spark hands their names over in lower case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from uuid import UUID
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError
+
+#: Every option, as users write it.
+READ_OPTIONS = ("columns", "version")
+FEED_OPTIONS = (
+    "readChangeFeed",
+    "startingPosition",
+    "endingPosition",
+    "maxEntriesPerTrigger",
+    "maxBytesPerTrigger",
+)
+WRITE_OPTIONS = ("changeTypeColumn", "txnAppId", "txnVersion", "stagingBytes")
+CREATE_OPTIONS = (
+    "createIfMissing",
+    "primaryKey",
+    "numBuckets",
+    "bucketColumn",
+    "identityColumn",
+    "vectorDimensions",
+)
+#: For our own calls only; not part of the interface.
+INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
+
+_KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS, *INTERNAL_OPTIONS)
+#: What Spark itself adds, and means nothing to a table.
+_SPARKS_OWN = frozenset(["checkpointlocation", "querynamefortest", "queryname"])
+
+STORAGE_PREFIX = "storage."
+#: Storage options that are recognised without the prefix.
+_STORAGE_NAMES = ("aws_", "azure_", "google_", "gcs_", "allow_http", "client_", "headers.")
+
+EARLIEST = "earliest"
+LATEST = "latest"
+SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user set, by names in lower case; asks for values by the names that users write."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Refuses options that do not exist: a misspelt one would silently do nothing."""
+        known = {name.lower(): name for name in _KNOWN}
+        values = {}
+        for name, value in given.items():
+            lowered = name.lower()
+            if lowered in known:
+                values[lowered] = value
+            elif _storage_key(lowered) is None and lowered not in _SPARKS_OWN:
+                close = get_close_matches(lowered, known, n=1)
+                hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_KNOWN[:-3])}"
+                raise InvalidInputError(
+                    f"there is no option {name!r}; {hint} Storage options start with 'storage.'"
+                )
+        values |= {f"{STORAGE_PREFIX}{k}": v for k, v in _storage_options(given).items()}
+        return cls(values)
+
+    @property
+    def uri(self) -> str:
+        path = self.text("path")
+        if not path:
+            raise InvalidInputError(
+                "the table's place is missing; pass it to load(…), save(…), start(…) or as path"
+            )
+        return path
+
+    @property
+    def storage(self) -> dict[str, str]:
+        return {
+            name.removeprefix(STORAGE_PREFIX): value
+            for name, value in self.values.items()
+            if name.startswith(STORAGE_PREFIX)
+        }
+
+    def text(self, name: str) -> str | None:
+        return self.values.get(name.lower())
+
+    def flag(self, name: str) -> bool:
+        value = self.text(name)
+        if value is None:
+            return False
+        if value.lower() not in ("true", "false"):
+            raise InvalidInputError(f"option {name} must be true or false, not {value!r}")
+        return value.lower() == "true"
+
+    def number(self, name: str, *, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise InvalidInputError(
+                f"option {name} must be a whole number of at least {least}, not {value!r}"
+            )
+        return number
+
+    def names(self, name: str) -> list[str] | None:
+        """Column names, separated by commas, or a JSON list for names that contain some."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if value.lstrip().startswith("["):
+            parsed = _json(name, value)
+            if not isinstance(parsed, list) or not all(isinstance(each, str) for each in parsed):
+                raise InvalidInputError(f"option {name} must be a list of names, not {value!r}")
+            return parsed
+        return [each.strip() for each in value.split(",") if each.strip()]
+
+    def dimensions(self) -> dict[str, int]:
+        """``vectorDimensions`` as ``column:number`` pairs, separated by commas."""
+        found = {}
+        for pair in self.names("vectorDimensions") or []:
+            column, _, number = pair.rpartition(":")
+            if not column or not number.strip().isdigit() or int(number) < 1:
+                raise InvalidInputError(
+                    f"option vectorDimensions has {pair!r}; write column:dimension, such as embedding:128"
+                )
+            found[column.strip()] = int(number)
+        return found
+
+    def position(self, name: str, default: str) -> str | dict[UUID, int]:
+        """A place in the change feed: a word, or a JSON map from shard id to WAL position."""
+        value = self.text(name) or default
+        if value.lower() in (EARLIEST, LATEST, SNAPSHOT):
+            return value.lower()
+        return parse_positions(_json(name, value), f"option {name}")
+
+
+def parse_positions(stored: object, what: str) -> dict[UUID, int]:
+    """A map from shard id to WAL position, as JSON gives it."""
+    if not isinstance(stored, dict):
+        raise InvalidInputError(
+            f"{what} must be {EARLIEST}, {LATEST}, {SNAPSHOT} or a JSON map from shard id to position"
+        )
+    positions = {}
+    for shard, position in stored.items():
+        is_number = isinstance(position, int) and not isinstance(position, bool)
+        if not is_number or position < layout.FIRST_WAL_POSITION:
+            raise InvalidInputError(f"{what} has position {position!r} for shard {shard}; they count from 1")
+        positions[layout.parse_shard_id(shard)] = position
+    return positions
+
+
+def _json(name: str, value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"option {name} is neither a known word nor JSON: {value!r} ({error})"
+        ) from None
+
+
+def _storage_key(lowered: str) -> str | None:
+    if lowered.startswith(STORAGE_PREFIX):
+        return lowered.removeprefix(STORAGE_PREFIX)
+    return lowered if lowered.startswith(_STORAGE_NAMES) else None
+
+
+def _storage_options(given: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, value in given.items():
+        key = _storage_key(name.lower())
+        if key is not None:
+            found[key] = value
+    return found

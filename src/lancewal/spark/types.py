@@ -1,0 +1,293 @@
+"""Columns of a table as Spark has them, and back.
+
+Spark has fewer types than Arrow: unsigned integers become the next wider signed ones,
+vectors become arrays, all texts are one type. Rows from Spark are brought to the table's own
+types where no value changes; anything else is refused with the column, and the key of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from lancewal.errors import InvalidInputError
+
+_SCALARS: dict[pa.DataType, st.DataType] = {
+    pa.null(): st.NullType(),
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    pa.uint8(): st.ShortType(),
+    pa.uint16(): st.IntegerType(),
+    pa.uint32(): st.LongType(),
+    pa.uint64(): st.DecimalType(20, 0),
+    pa.float16(): st.FloatType(),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+}
+_MAX_PRECISION = 38
+_MICROSECONDS = 6
+
+
+def spark_schema(columns: pa.Schema) -> st.StructType:
+    """The Spark schema in which rows of ``columns`` are shown."""
+    return st.StructType([_spark_field(field, field.name) for field in columns])
+
+
+def arrow_schema(schema: st.StructType) -> pa.Schema:
+    """The exact Arrow schema that Spark wants for rows of ``schema``."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """Rows of a table as ``wanted``, which :func:`arrow_schema` made of the table's Spark schema."""
+    columns = [_reshape(batch.column(field.name), field.type, _exactly) for field in wanted]
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def for_table(batch: pa.RecordBatch, wanted: pa.Schema, key: Sequence[str]) -> pa.RecordBatch:
+    """Rows from Spark with their columns in the types of ``wanted``, whatever columns there are.
+
+    Columns that ``wanted`` does not have are passed on, for whoever checks names.
+    """
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        place = wanted.get_field_index(name)
+        if place < 0:
+            columns.append(column)
+            continue
+        try:
+            columns.append(_reshape(column, wanted.field(place).type, _losslessly))
+        except _RefusedError as refusal:
+            where = _row_named(batch, key, column, refusal)
+            raise InvalidInputError(f"column {name}{where}: {refusal}") from None
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _spark_field(field: pa.Field, path: str) -> st.StructField:
+    return st.StructField(field.name, _spark_type(field.type, path), field.nullable)
+
+
+def _spark_type(type_: pa.DataType, path: str) -> st.DataType:
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    if type_ in _SCALARS:
+        return _SCALARS[type_]
+    if types.is_decimal(type_) and type_.precision <= _MAX_PRECISION and 0 <= type_.scale <= type_.precision:
+        return st.DecimalType(type_.precision, type_.scale)
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+        return st.StringType()
+    if _is_bytes(type_):
+        return st.BinaryType()
+    if types.is_date(type_):
+        return st.DateType()
+    if types.is_timestamp(type_):
+        return st.TimestampNTZType() if type_.tz is None else st.TimestampType()
+    if types.is_time(type_):
+        return st.TimeType(_MICROSECONDS)
+    if types.is_duration(type_):
+        return st.DayTimeIntervalType()
+    if _is_list(type_):
+        item = type_.value_field
+        return st.ArrayType(_spark_type(item.type, f"{path}.item"), item.nullable)
+    if types.is_struct(type_):
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        return st.StructType([_spark_field(each, f"{path}.{each.name}") for each in fields])
+    if types.is_map(type_):
+        return st.MapType(
+            _spark_type(type_.key_type, f"{path}.key"),
+            _spark_type(type_.item_type, f"{path}.value"),
+            type_.item_field.nullable,
+        )
+    raise InvalidInputError(
+        f"column {path} has type {type_}, which Spark cannot show; leave it out with the option columns"
+    )
+
+
+class _RefusedError(ValueError):
+    """A value that does not fit; ``row`` is its number in the array, where it is known."""
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
+
+
+_Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
+
+
+def _reshape(array: pa.Array, wanted: pa.DataType, leaf: _Leaf) -> pa.Array:
+    """``array`` as ``wanted``, going down into lists, structs and maps; leaves are for ``leaf``."""
+    types = pa.types
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if isinstance(wanted, pa.BaseExtensionType):
+        return wanted.wrap_array(_reshape(array, wanted.storage_type, leaf))
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_dictionary(wanted):
+        return _reshape(array, wanted.value_type, leaf).dictionary_encode().cast(wanted)
+    if array.type == wanted and _same_children(array.type, wanted):
+        return array
+    if types.is_null(array.type):
+        return pa.nulls(len(array), wanted)
+    if types.is_struct(wanted) and types.is_struct(array.type):
+        return _reshape_struct(array, wanted, leaf)
+    if types.is_map(wanted) and types.is_map(array.type):
+        return _reshape_map(array, wanted, leaf)
+    if types.is_fixed_size_list(wanted) and _is_list(array.type):
+        return _to_fixed_size(array, wanted, leaf)
+    if (types.is_list(wanted) or types.is_large_list(wanted)) and _is_list(array.type):
+        items = _reshape(array.flatten(), wanted.value_type, leaf)
+        offset_type = pa.int64() if types.is_large_list(wanted) else pa.int32()
+        kind = pa.LargeListArray if types.is_large_list(wanted) else pa.ListArray
+        return kind.from_arrays(_offsets(array, offset_type), items, type=wanted, mask=_nulls(array))
+    if wanted.num_fields or array.type.num_fields:
+        raise _RefusedError(f"{array.type} does not fit {wanted}")
+    return leaf(array, wanted)
+
+
+def _reshape_struct(array: pa.StructArray, wanted: pa.StructType, leaf: _Leaf) -> pa.Array:
+    given = {array.type.field(i).name: i for i in range(array.type.num_fields)}
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    unknown = sorted(given.keys() - {field.name for field in fields})
+    missing = sorted(field.name for field in fields if field.name not in given and not field.nullable)
+    if unknown or missing:
+        raise _RefusedError(
+            f"fields {unknown or missing} are {'unknown' if unknown else 'missing'} in the struct"
+        )
+    children = [
+        _reshape(array.field(given[field.name]), field.type, leaf)
+        if field.name in given
+        else pa.nulls(len(array), field.type)
+        for field in fields
+    ]
+    return pa.StructArray.from_arrays(children, fields=fields, mask=_nulls(array))
+
+
+def _reshape_map(array: pa.MapArray, wanted: pa.MapType, leaf: _Leaf) -> pa.Array:
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    keys = _reshape(array.keys.slice(first, last - first), wanted.key_type, leaf)
+    items = _reshape(array.items.slice(first, last - first), wanted.item_type, leaf)
+    offsets = pc.subtract(array.offsets, pa.scalar(first, pa.int32()))
+    return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=_nulls(array))
+
+
+def _to_fixed_size(array: pa.Array, wanted: pa.DataType, leaf: _Leaf) -> pa.Array:
+    size = wanted.list_size
+    lengths = pc.list_value_length(array)
+    wrong = pc.fill_null(pc.not_equal(lengths, size), False)
+    if pc.any(wrong).as_py():
+        row = pc.index(wrong, True).as_py()
+        raise _RefusedError(f"it has {lengths[row].as_py()} values, the vector has {size}", row)
+    if array.null_count:
+        # A null list has no items, and a null vector has room for them.
+        array = pc.if_else(array.is_valid(), array, pa.scalar([None] * size, array.type))
+    items = _reshape(array.flatten(), wanted.value_type, leaf)
+    return pa.FixedSizeListArray.from_arrays(items, type=wanted, mask=_nulls(lengths))
+
+
+def _exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """From the table to Spark, whose type holds every value, or it is an error."""
+    types = pa.types
+    if types.is_time(array.type) and types.is_time(wanted):
+        # Arrow knows no cast from 32 bits to 64 between all units.
+        array = array.cast(pa.time64("us")) if array.type != pa.time64("ns") else array
+    try:
+        return array.cast(wanted)
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"a value of type {array.type} does not fit Spark's {wanted}: {error}"
+        ) from error
+
+
+def _losslessly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if not _may_convert(array.type, wanted):
+        raise _RefusedError(f"{array.type} does not fit the table's {wanted}; convert it with cast")
+    try:
+        converted = array.cast(wanted, safe=True)
+        if pa.types.is_floating(wanted):
+            _refuse_rounded(array, converted)
+    except pa.ArrowException as error:
+        raise _RefusedError(f"not every value fits the table's {wanted}: {error}") from None
+    return converted
+
+
+def _refuse_rounded(given: pa.Array, converted: pa.Array) -> None:
+    before = given.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    after = converted.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    changed = ~((before == after) | (np.isnan(before) & np.isnan(after)))
+    if changed.any():
+        row = int(np.argmax(changed))
+        raise _RefusedError(f"{before[row]!r} is not exact as {converted.type}; round it with cast", row)
+
+
+def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether two types hold the same kind of value; casts between others would invent one."""
+    types = pa.types
+    if types.is_timestamp(given) and types.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    kinds: list[Callable[[pa.DataType], bool]] = [
+        lambda t: types.is_integer(t) or types.is_decimal(t),
+        types.is_floating,
+        lambda t: types.is_string(t) or types.is_large_string(t) or types.is_string_view(t),
+        _is_bytes,
+        types.is_date,
+        types.is_time,
+        types.is_duration,
+        types.is_boolean,
+    ]
+    return any(kind(given) and kind(wanted) for kind in kinds)
+
+
+def _row_named(batch: pa.RecordBatch, key: Sequence[str], column: pa.Array, refusal: _RefusedError) -> str:
+    """Which row was refused, by its key; a row below a list is not told apart."""
+    names = [name for name in key if name in batch.schema.names]
+    if refusal.row is None or refusal.row >= len(column) or not names:
+        return ""
+    shown = ", ".join(f"{name} = {batch.column(name)[refusal.row].as_py()!r}" for name in names)
+    return f" of the row with {shown}"
+
+
+def _same_children(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether nested names and nullability agree too; Arrow's equality ignores some of them."""
+    if one.num_fields != other.num_fields:
+        return False
+    pairs = [(one.field(i), other.field(i)) for i in range(one.num_fields)]
+    return all(
+        a.name == b.name and a.nullable == b.nullable and _same_children(a.type, b.type) for a, b in pairs
+    )
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(type_)
+        or types.is_large_binary(type_)
+        or types.is_binary_view(type_)
+        or types.is_fixed_size_binary(type_)
+    )
+
+
+def _offsets(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Offsets for the flattened items of ``array``, whose null lists have none."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), type_)
+
+
+def _nulls(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
