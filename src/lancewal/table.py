@@ -23,6 +23,7 @@ from lancewal.reader import LookupResult, Scan, TableReader
 from lancewal.reader.search import full_text_search, vector_search
 from lancewal.shard_info import ShardInfo, shard_infos
 from lancewal.sharding import UNSHARDED, Shard, ShardRouter, discover_manifests
+from lancewal.status import TableStatus, table_status
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_config, drain_shard
 from lancewal.writer.intake import is_key_sequence, is_tabular
@@ -110,6 +111,10 @@ class Table:
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
         return shard_infos(self._store, lambda: self._reader.base().details)
+
+    def status(self) -> TableStatus:
+        """What waits for a flush, for compaction and for an index, shard by shard."""
+        return table_status(self._store, self._reader.base)
 
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""

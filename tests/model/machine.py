@@ -157,10 +157,8 @@ class TableMachine(RuleBasedStateMachine):
     @rule(place=places)
     def kill(self, place: int) -> None:
         """As far as that goes within a process: nothing is flushed, closed or said."""
-        dying = self.writers.pop(place % len(self.writers))
-        for writer in dying.writer.shard_writers.values():
-            abandon(writer)
-        del writer, dying
+        _abandon(self.writers.pop(place % len(self.writers)))
+        # A dead process has no writers that readers could find.
         gc.collect()
 
     @precondition(lambda self: self.writers)
@@ -276,10 +274,8 @@ class TableMachine(RuleBasedStateMachine):
         assert one.table.to_pylist() == [row for row in expected[:1] if row is not None]
 
     def teardown(self) -> None:
-        for chosen in self.writers:
-            for writer in chosen.writer.shard_writers.values():
-                abandon(writer)
-        self.writers.clear()
+        while self.writers:
+            _abandon(self.writers.pop())
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # --- pieces -------------------------------------------------------------------------
@@ -343,3 +339,8 @@ class TableMachine(RuleBasedStateMachine):
         except PartialWriteError as error:
             assert set(error.failed) <= lost
             assert all(isinstance(each, FencedError) for each in error.failed.values()), error
+
+
+def _abandon(dying: OpenWriter) -> None:
+    for writer in dying.writer.shard_writers.values():
+        abandon(writer)

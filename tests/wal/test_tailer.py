@@ -409,6 +409,7 @@ def test_a_hint_never_goes_back(memory_store: ObjectStore, clock: ManualClock) -
     appender.manifests.commit_update(1, lambda m: replace(m, wal_entry_position_last_seen=3))
     tailer = WalTailer(memory_store, SHARD, clock=clock)
     tailer.read_entry(1)
+    assert hint(memory_store) == 3
     clock.advance(60)
     tailer.read_entry(3)
     before = ShardManifestStore(memory_store, SHARD).require_latest().version
@@ -422,6 +423,8 @@ def test_a_hint_never_goes_back(memory_store: ObjectStore, clock: ManualClock) -
 def test_a_hint_that_hangs_does_not_block_a_read(faulty: FaultyStore, clock: ManualClock) -> None:
     written(faulty.inner, 3)
     tailer = WalTailer(faulty, SHARD, clock=clock)
+    writers: list[threading.Thread] = []
+    faulty.faults.before("put_if_absent", lambda: writers.append(threading.current_thread()))
     with faulty.faults.pause("put_if_absent", where="manifest") as pause:
         for position in (1, 2, 3):
             assert tailer.read_entry(position) is not None
@@ -429,6 +432,7 @@ def test_a_hint_that_hangs_does_not_block_a_read(faulty: FaultyStore, clock: Man
         pause.wait_until_reached()
         assert tailer.read_entry(3) is not None
         assert tailer.next_position() == 4
+        assert threading.current_thread() not in writers
     until(lambda: hint(faulty.inner) > 0)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.spans import one_array
 from lancewal.index.builder import BUILDER
 from lancewal.index.distance import (
     NOTHING,
@@ -226,10 +227,21 @@ def search_rows(
     """The nearest rows of a column that no index holds, exactly; positions within ``column``."""
     if not is_vector(column.type):
         raise InvalidInputError(f"vector search needs a column of float vectors, not {column.type}")
-    index = VectorIndex(VectorParams(column.type.list_size, metric), segment_rows=max(len(column), 1) + 1)
-    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        index.insert(chunk, index.rows)
-    return index.search(query, k, index.rows, allowed, exact=True)
+    vector: Vector | None = checked_query(query, column.type.list_size)
+    if metric is Metric.COSINE and vector is not None:
+        vector = unit(vector)
+    if vector is None or not len(column):
+        return NOTHING
+    rows = np.arange(len(column), dtype=np.int32)
+    if allowed is not None and not allowed.all():
+        rows, column = rows[allowed], column.filter(pa.array(allowed))
+    array = one_array(column)
+    if array.null_count:
+        rows = rows[array.is_valid().to_numpy(zero_copy_only=False)]
+    usable, odd = prepared(rows, matrix_of(array, column.type.list_size), metric)
+    held = usable._replace(largest=float(usable.squares.max(initial=0.0)))
+    near = nearest_exactly(metric, held, vector, k, None, np.inf)
+    return _merged([near, ranked(metric, odd, vector, np.arange(len(odd.rows)), k)], k)
 
 
 def _sealed_bytes(state: _State) -> int:

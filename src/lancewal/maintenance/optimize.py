@@ -25,21 +25,23 @@ class Optimized:
 
 
 def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> Optimized:
-    """Join small files, then bring every index up to date with the rows that came since.
+    """Bring every index up to date with the rows that came since, and join small files.
 
-    Files come first: joined ones have to be indexed again where Lance cannot carry the index over.
-    The MemWAL index, which has no columns, is left to Lance, which keeps it.
+    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
+    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
+    index, which has no columns, is left to Lance, which keeps it.
     """
     # A tag must not outlive the fragments it came with for long.
     mark_pending(store)
+    indexes = indexes and bool(_newest(store).manifest.indexes)
     removed = added = 0
-    if files:
-        metrics, _ = until_won("file compaction", lambda: _compact_files(store))
-        removed, added = metrics
-    has_indexes = bool(_newest(store).manifest.indexes)
-    if indexes and has_indexes:
+    if indexes:
         until_won("index optimisation", lambda: _optimize_indexes(store))
-    return Optimized(indexes and has_indexes, removed, added)
+    if files:
+        (removed, added), _ = until_won("file compaction", lambda: _compact_files(store))
+        if indexes and removed:
+            until_won("index optimisation", lambda: _optimize_indexes(store))
+    return Optimized(indexes, removed, added)
 
 
 def _newest(store: ObjectStore) -> BaseTable:

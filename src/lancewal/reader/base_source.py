@@ -59,7 +59,7 @@ class BaseSource:
         if sql is None and isinstance(superseded, np.ndarray):
             return int(self._dataset.count_rows()) - len(superseded)
         if not len(superseded):
-            with lance_errors("count the rows of the base table"), _refusing(sql):
+            with lance_errors("count the rows of the base table"), refusing(sql):
                 return int(self._dataset.count_rows(filter=sql))
         read = [] if isinstance(superseded, np.ndarray) else self._key_names
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
@@ -129,7 +129,7 @@ class BaseSource:
             batch_size=self._batch_rows(columns),
             with_row_address=with_row_address,
         )
-        with lance_errors("read the base table"), _refusing(sql):
+        with lance_errors("read the base table"), refusing(sql):
             yield from scanner.to_batches()
 
     def _batch_rows(self, columns: Sequence[str]) -> int:
@@ -153,7 +153,7 @@ def without_rows(batch: pa.RecordBatch, dead: Rows) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _refusing(sql: str | None) -> Iterator[None]:
+def refusing(sql: str | None) -> Iterator[None]:
     """Turns Lance's refusal of a filter, at planning or on some row's value, into ours."""
     try:
         yield

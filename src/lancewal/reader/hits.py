@@ -1,19 +1,27 @@
-"""Search results of several levels, cut to the best and turned into rows."""
+"""Search results of several levels: filled up to ``k``, cut to the best, and turned into rows."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lancewal.errors import InvalidInputError
+from lancewal.parallel import ordered_map
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.snapshot import Snapshot
-from lancewal.reader.source import Rows, Source
+from lancewal.reader.source import Mask, Rows, Source
 
+T = TypeVar("T")
+R = TypeVar("R")
 Values = npt.NDArray[np.float32]
+
+_MAX_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -24,27 +32,59 @@ class Hits:
     rows: Rows
     values: Values
 
+    @classmethod
+    def none(cls, source: Source | None) -> Hits:
+        return cls(source, np.empty(0, np.int64), np.empty(0, np.float32))
+
+    @classmethod
+    def joined(cls, source: Source | None, parts: Sequence[tuple[Rows, Values]]) -> Hits:
+        if not parts:
+            return cls.none(source)
+        rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return cls(source, rows, values)
+
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def without_superseded(
-    fetch: Callable[[int], tuple[pa.Array, Rows, Values]], k: int, newer: KeySet
-) -> tuple[Rows, Values]:
-    """The best ``k`` rows whose keys no newer level holds.
+class Candidates(NamedTuple):
+    """What Lance found in one level, best first, and which of it no newer level replaces."""
 
-    ``fetch(n)`` gives the best ``n`` rows: keys, rows and values, fewer when there are no
-    more. It is asked for more until enough are left: a row that was replaced must not
-    take a fresh one's place.
+    rows: Rows
+    values: Values
+    live: Mask
+
+    def in_order(self, *, largest_first: bool) -> Candidates:
+        """Best first, and equally good ones by row: Lance leaves their order open."""
+        order = np.lexsort((self.rows, -self.values if largest_first else self.values))
+        return Candidates(self.rows[order], self.values[order], self.live[order])
+
+
+def filled_up(fetch: Callable[[int], Candidates], k: int, rows: int, superseded: int) -> tuple[Rows, Values]:
+    """The best ``k`` live rows of a level that has ``rows`` rows, ``superseded`` of them replaced.
+
+    ``fetch(n)`` gives the best ``n`` rows, fewer when there are no more. It is asked for more
+    until enough are left: a row that was replaced must not take a fresh one's place.
     """
-    wanted = k if not len(newer) else 2 * k
-    while True:
-        keys, rows, values = fetch(wanted)
-        kept = ~newer.contains(keys) if len(newer) else np.ones(len(rows), np.bool_)
-        if int(np.count_nonzero(kept)) >= k or len(rows) < wanted:
-            return rows[kept][:k], values[kept][:k]
-        # Never more than all that could be replaced, plus those asked for.
-        wanted = min(4 * wanted, k + len(newer)) if wanted < k + len(newer) else 2 * wanted
+    wanted = min(2 * k if superseded else k, rows)
+    while wanted:
+        found = fetch(wanted)
+        kept = np.flatnonzero(found.live)[:k]
+        if len(kept) == k or len(found.rows) < wanted or wanted == rows:
+            return found.rows[kept], found.values[kept]
+        sure = k + superseded
+        wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
+    return np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+def by_level(call: Callable[[tuple[Source | None, KeySet]], R], snapshot: Snapshot) -> list[R]:
+    """``call`` for every level with the keys that are newer than it, newest first, the base (``None``) last."""
+    return at_once(call, [*snapshot.levels(), (None, snapshot.newer_than_base())])
+
+
+def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """``call`` for every item, in order; several at a time, since SSTables and the base wait for I/O."""
+    return list(ordered_map(call, items, min(len(items), _MAX_AT_ONCE)))
 
 
 def best_rows(
@@ -56,7 +96,10 @@ def best_rows(
     *,
     largest_first: bool,
 ) -> pa.Table:
-    """The best ``k`` of all hits as a table with ``value_name`` as its last column."""
+    """The best ``k`` of all hits as a table with ``value_name`` as its last column.
+
+    Of equally good rows those of the level that comes first in ``parts`` come first.
+    """
     parts = [part for part in parts if len(part)]
     shown = pa.schema([*(snapshot.schema.plain.field(name) for name in columns), (value_name, pa.float32())])
     if not parts:
@@ -72,11 +115,32 @@ def best_rows(
             tables.append(_taken(snapshot, part.source, rows[order[chosen]], columns))
             places.append(chosen)
     found = pa.concat_tables(tables).combine_chunks()
-    arranged = found.take(pa.array(np.argsort(np.concatenate(places), kind="stable")))
-    return pa.Table.from_arrays([*arranged.columns, pa.array(values[order])], schema=shown)
+    if len(tables) > 1:
+        found = found.take(pa.array(np.argsort(np.concatenate(places))))
+    return pa.Table.from_arrays([*found.columns, pa.array(values[order])], schema=shown)
 
 
 def _taken(snapshot: Snapshot, source: Source | None, rows: Rows, columns: Sequence[str]) -> pa.Table:
     shown = pa.schema([snapshot.schema.plain.field(name) for name in columns])
     table = snapshot.base_source.take(rows, columns) if source is None else source.take(rows, columns)[0]
     return pa.Table.from_arrays(table.columns, schema=shown)
+
+
+def checked_column(snapshot: Snapshot, column: str) -> pa.DataType:
+    """The type of a column to search; refuses one that the table does not have."""
+    if column not in snapshot.schema.field_ids:
+        raise InvalidInputError(
+            f"the table has no column {column!r}; its columns are {', '.join(snapshot.schema.names)}"
+        )
+    return snapshot.schema.plain.field(column).type
+
+
+def checked_number(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InvalidInputError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return number

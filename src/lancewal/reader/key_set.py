@@ -104,6 +104,8 @@ class KeySet:
             valid = keys.is_valid().to_numpy(zero_copy_only=False)
             found[valid] = self.contains(keys.drop_null())
             return found
+        if self._is_outside(keys):
+            return found
         words = _words(keys) if self._values is None else _hashes(keys)
         rows, places = self._finder.find(words)
         if self._values is None or not len(rows):
@@ -118,6 +120,14 @@ class KeySet:
             again = pc.is_in(keys.take(pa.array(unsure)), value_set=self._values)
             found[unsure] = again.to_numpy(zero_copy_only=False)
         return found
+
+
+    def _is_outside(self, keys: pa.Array) -> bool:
+        """Whether all keys are numbers below the least or above the greatest in the set."""
+        if self._values is not None:
+            return False
+        low, high = _words(pa.array([bound.as_py() for bound in pc.min_max(keys).values()], keys.type))
+        return bool(high < self._words[0] or low > self._words[-1])
 
 
 class _Finder(Protocol):
@@ -191,8 +201,8 @@ def _words(values: pa.Array) -> _Words:
     """Integers as unsigned words in the same order."""
     plain = numbers(values)
     if plain.dtype.kind == "i":
-        return plain.astype(np.int64).view(np.uint64) ^ _SIGN
-    return plain.astype(np.uint64)
+        return plain.astype(np.int64, copy=False).view(np.uint64) ^ _SIGN
+    return plain.astype(np.uint64, copy=False)
 
 
 def _hashes(values: pa.Array) -> _Words:

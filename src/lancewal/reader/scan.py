@@ -145,10 +145,12 @@ class Scan:
         yield None, partial(self.snapshot.base_source.batches, request, self.snapshot.key_sets())
 
     def _levels_ahead(self) -> int:
-        """How many levels are opened at a time: each waits for storage before its first batch."""
+        """How many levels are opened at a time, where each waits for the network before its first batch."""
         flushed = sum(not source.in_memory for group in self.snapshot.groups for source in group)
         # With a limit the first levels may be enough.
-        return 1 if self.limit is not None or not flushed else min(flushed + 1, _MAX_LEVELS_AHEAD)
+        if not self.snapshot.is_remote or self.limit is not None:
+            return 1
+        return min(flushed + 1, _MAX_LEVELS_AHEAD)
 
     def _pinned(self, keys: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         assert self.predicate is not None, "only a filter pins keys"

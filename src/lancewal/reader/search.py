@@ -61,5 +61,5 @@ def _in_snapshot(
     reader: TableReader, filter: str | None, search: Callable[[Snapshot, Predicate | None], T]
 ) -> T:
     """A scan parses the filter and prunes shards by it: its snapshot and predicate serve here too."""
-    scan = reader.scan(columns=[], filter=filter)
+    scan = reader.scan(filter=filter)
     return search(scan.snapshot, scan.predicate)

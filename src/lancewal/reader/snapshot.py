@@ -33,7 +33,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.manifest import ShardManifestStore
+from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.memtable import MemTableView
 from lancewal.objects import ObjectStore
 from lancewal.reader.base_source import BaseSource
@@ -75,6 +75,7 @@ class Snapshot:
     base_source: BaseSource
     shards: tuple[ShardSnapshot, ...]
     pruned: tuple[UUID, ...] = ()
+    is_remote: bool = False
 
     @property
     def base(self) -> BaseTable:
@@ -142,7 +143,10 @@ class ShardReader:
         self._store = store
         self._shard_id = shard_id
         self._live_writers = live_writers
-        self._manifests = ShardManifestStore(store, shard_id)
+        # A local look at one version costs as much as at another; remote ones are had together.
+        self._manifests = ShardManifestStore(
+            store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
+        )
         self._tail = ShardTail(store, shard_id, self._manifests)
         self._sstables: dict[str, KeyedSsTable] = {}
         #: Known once the shard was read; it never changes.

@@ -60,14 +60,15 @@ class SsTableSource:
     def schema(self) -> TableSchema:
         return self._schema
 
-    def stored_as_shown(self, column: str) -> bool:
-        """Whether the SSTable's own dataset has the column under its present name."""
-        return self._sstable.columns_for(self._schema)[column] == column
+    def stored_name(self, column: str) -> str | None:
+        """What the SSTable's own dataset calls a column; ``None`` when it has not got it."""
+        return self._sstable.columns_for(self._schema)[column]
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every column has its present name in the SSTable's own dataset."""
-        return all(name == stored for name, stored in self._sstable.columns_for(self._schema).items())
+    def takes_filter(self, predicate: Predicate | None) -> bool:
+        """Whether the SSTable's own dataset has the predicate's columns under their present names."""
+        names = () if predicate is None else predicate.columns
+        stored = self._sstable.columns_for(self._schema)
+        return all(stored[name] == name for name in names)
 
     def keys(self) -> KeySet:
         return self._keyed.key_set(self._schema)

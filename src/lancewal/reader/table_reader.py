@@ -116,7 +116,7 @@ class TableReader:
             # Only now is a shard that was read for the first time known well enough to be left out.
             if state is not None and _is_wanted(shard, wants, pruned)
         ]
-        return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)))
+        return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)), not self._store.is_local)
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""

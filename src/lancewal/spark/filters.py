@@ -118,7 +118,7 @@ def _timestamp(value: dt.datetime, type_: pa.DataType) -> str | None:
     if type_.unit not in ("us", "ns") or (value.tzinfo is None) != (type_.tz is None):
         return None
     if value.tzinfo is not None:
-        value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+        value = value.astimezone(dt.UTC).replace(tzinfo=None)
     zone = "" if type_.tz is None else "Z"
     return f"timestamp '{value.isoformat(sep=' ', timespec='microseconds')}{zone}'"
 

@@ -12,7 +12,7 @@ from lancewal import layout
 from lancewal.errors import InvalidInputError
 
 #: Every option, as users write it.
-READ_OPTIONS = ("columns", "version")
+READ_OPTIONS = ("columns",)
 FEED_OPTIONS = (
     "readChangeFeed",
     "startingPosition",
@@ -31,6 +31,13 @@ CREATE_OPTIONS = (
 )
 #: For our own calls only; not part of the interface.
 INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
+
+#: Known from other formats; nothing here can do what they ask for.
+_NO_TIME_TRAVEL = (
+    "the merged state of the past is not kept, so time travel would be approximate; read the base table alone "
+    "at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
+)
+_REFUSED = dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL)
 
 _KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS, *INTERNAL_OPTIONS)
 #: What Spark itself adds, and means nothing to a table.
@@ -58,6 +65,8 @@ class Options:
         values = {}
         for name, value in given.items():
             lowered = name.lower()
+            if lowered in _REFUSED:
+                raise InvalidInputError(f"option {name} is refused: {_REFUSED[lowered]}")
             if lowered in known:
                 values[lowered] = value
             elif _storage_key(lowered) is None and lowered not in _SPARKS_OWN:

@@ -42,8 +42,8 @@ class ShardContext:
     retention: Retention
     now: datetime
     report: GcReport
-    #: Paths of SSTables whose manifest entries this collection pruned, or would prune.
-    pruned: set[str] = field(default_factory=set)
+    #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
+    pruned: dict[str, int] = field(default_factory=dict)
     #: WAL positions that this collection deleted, or would delete.
     deleted_positions: set[int] = field(default_factory=set)
 

@@ -10,6 +10,7 @@ from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext
 from lancewal.maintenance.gc.retention import Resource
+from lancewal.transactions import Unsettled
 
 _RESOURCE = Resource.MANIFEST_ENTRIES
 
@@ -21,8 +22,10 @@ def collect(shard: ShardContext) -> None:
     prunable = [entry for entry in compacted if not _is_needed(shard, entry)]
     if not prunable:
         return
-    shard.pruned = {entry.path for entry in prunable}
+    shard.pruned = {entry.path: entry.generation for entry in prunable}
     if not shard.dry_run:
+        # A job that is run again finds its earlier run by these entries.
+        Unsettled.read(shard.store).preserve(shard.shard_id, sstables=shard.pruned.keys())
         gone = {(entry.generation, entry.path) for entry in prunable}
 
         def pruned(manifest: ShardManifest) -> ShardManifest:

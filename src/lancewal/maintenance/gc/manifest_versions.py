@@ -17,7 +17,9 @@ _RESOURCE = Resource.MANIFEST_VERSIONS
 def collect(shard: ShardContext) -> None:
     listing = shard.store.list(layout.manifest_dir(shard.shard_id))
     infos = numbered(listing, layout.parse_manifest_name)
-    for version in list(infos)[:-1]:
+    # Pruning writes a version of its own; a dry run tells of what that would leave.
+    superseded = list(infos) if shard.dry_run and shard.pruned else list(infos)[:-1]
+    for version in superseded:
         info = infos[version]
         if not shard.is_old(info.modified, _RESOURCE):
             break

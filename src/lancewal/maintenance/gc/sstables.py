@@ -2,24 +2,27 @@
 
 A flush publishes its SSTable only under the generation that the manifest expects next. So a
 directory of that generation or a later one may yet be published, however old it is, and stays; one
-of an earlier generation is dead, unless it belongs to a bulk load, which gets the time that
-``Retention.orphans`` gives it.
+of an earlier generation is dead. A bulk load gives its directories numbers beyond all generations
+and publishes them under the next ones; those that it did not publish are dead after the time that
+it has for it (``lancewal.staging``).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 
 from lancewal import layout
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext, numbered
 from lancewal.maintenance.gc.retention import Resource
-from lancewal.maintenance.pointers import pointed_sstables
 from lancewal.objects import ObjectInfo
 from lancewal.parallel import ordered_map
+from lancewal.pointers import Pointer
+from lancewal.staging import STAGED_DELETION_AGE, is_staged
 from lancewal.wal.tailer import WalTailer
 
 logger = logging.getLogger(__name__)
@@ -29,66 +32,111 @@ _REMOTE_READERS = 16
 
 def collect(shard: ShardContext, resources: frozenset[Resource]) -> None:
     """Delete directories of compacted generations, or of dead attempts, or both."""
-    listed = {entry.path for entry in shard.manifest.sstables} - shard.pruned
-    candidates = []
-    for name in shard.store.list_directories(layout.shard_dir(shard.shard_id)):
-        generation = layout.parse_sstable_name(name)
-        if generation is not None and name not in listed and generation < shard.manifest.current_generation:
-            candidates.append((generation, name))
-    if not candidates:
+    listed = {entry.path for entry in shard.manifest.sstables} - shard.pruned.keys()
+    past = _Past(shard)
+    directories = [
+        _Directory(shard, name, past)
+        for name in shard.store.list_directories(layout.shard_dir(shard.shard_id))
+        if name not in listed and layout.parse_sstable_name(name) is not None
+    ]
+    garbage = [each for each in directories if each.resource in resources]
+    if not garbage:
         return
-    published = _Published(shard)
     pointed = _pointed(shard)
-    for generation, name in sorted(candidates):
-        infos = shard.store.list(layout.sstable_dir(shard.shard_id, name))
-        resource = _resource(shard, generation, name, infos, published)
-        if resource is None or resource not in resources:
-            continue
-        reason = "a WAL entry points to it" if name in pointed else None
-        if reason is None and resource is Resource.SSTABLES:
-            reason = shard.needs.reason(
-                shard.shard_id, generation, shard.retention.sstables, partial(_written_at, infos)
-            )
+    for each in garbage:
+        assert each.resource is not None
+        reason = "a WAL entry points to it" if each.name in pointed else each.need
         if reason is not None:
-            shard.kept(resource, name, reason)
-            continue
-        if shard.dry_run or _delete(shard, name):
-            shard.collected(resource, name, sum(info.size for info in infos))
+            shard.kept(each.resource, each.name, reason)
+        elif shard.dry_run or _delete(shard, each.name):
+            shard.collected(each.resource, each.name, sum(info.size for info in each.infos))
 
 
-def _written_at(infos: Sequence[ObjectInfo]) -> datetime | None:
-    return min((info.modified for info in infos), default=None)
-
-
-def _resource(
-    shard: ShardContext, generation: int, name: str, infos: Sequence[ObjectInfo], published: _Published
-) -> Resource | None:
-    """What kind of garbage the directory is; ``None`` while it may be none."""
-    compacted = generation <= shard.needs.marker(shard.shard_id)
-    newest = max((info.modified for info in infos), default=datetime.min.replace(tzinfo=shard.now.tzinfo))
-    if shard.is_old(newest, Resource.ORPHANS):
-        return Resource.SSTABLES if compacted else Resource.ORPHANS
-    return Resource.SSTABLES if compacted and name in published else None
-
-
-class _Published:
-    """Whether the manifest ever named an SSTable, as far as its retained versions tell."""
+class _Past:
+    """The generations of SSTables that the manifest once named, as far as its retained versions tell."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        infos = numbered(shard.store.list(layout.manifest_dir(shard.shard_id)), layout.parse_manifest_name)
-        self._unread = sorted(infos, reverse=True)
-        self._names = set(shard.pruned)
+        self._known = dict(shard.pruned)
 
-    def __contains__(self, name: str) -> bool:
-        while name not in self._names and self._unread:
-            version = self._unread.pop(0)
+    @cached_property
+    def _unread(self) -> list[int]:
+        infos = self._shard.store.list(layout.manifest_dir(self._shard.shard_id))
+        return list(numbered(infos, layout.parse_manifest_name))
+
+    def generation(self, name: str) -> int | None:
+        """Newest version first, and only as many as it takes."""
+        while name not in self._known and self._unread:
             try:
-                manifest = self._shard.manifests.read_version(version)
+                manifest = self._shard.manifests.read_version(self._unread.pop())
             except FileNotFoundError:
                 continue
-            self._names |= {entry.path for entry in manifest.sstables}
-        return name in self._names
+            self._known.update({entry.path: entry.generation for entry in manifest.sstables})
+        return self._known.get(name)
+
+
+@dataclass(frozen=True)
+class _Directory:
+    """One directory that the newest manifest does not name."""
+
+    shard: ShardContext
+    name: str
+    past: _Past
+
+    @cached_property
+    def infos(self) -> Sequence[ObjectInfo]:
+        return self.shard.store.list(layout.sstable_dir(self.shard.shard_id, self.name))
+
+    @cached_property
+    def resource(self) -> Resource | None:
+        """What kind of garbage it is; ``None`` while it may be none."""
+        number = layout.parse_sstable_name(self.name)
+        assert number is not None
+        if is_staged(self.name):
+            if self.past.generation(self.name) is not None:
+                return Resource.SSTABLES
+            return Resource.ORPHANS if self._is_abandoned else None
+        if number >= self.shard.manifest.current_generation:
+            return None
+        if number > self._marker:
+            return Resource.ORPHANS if self._is_abandoned else None
+        if self._is_abandoned or self.past.generation(self.name) is not None:
+            return Resource.SSTABLES
+        return None
+
+    @property
+    def need(self) -> str | None:
+        """Why it has to stay although it is garbage."""
+        if self.resource is Resource.ORPHANS and not is_staged(self.name):
+            return None
+        # Of a bulk load whose manifest is gone nobody knows the generation: the newest one that
+        # is compacted has to be free.
+        staged = is_staged(self.name)
+        generation = self.past.generation(self.name) if staged else layout.parse_sstable_name(self.name)
+        return self.shard.needs.reason(
+            self.shard.shard_id,
+            self._marker if generation is None else generation,
+            self.shard.retention.sstables,
+            partial(_first, self.infos),
+        )
+
+    @property
+    def _marker(self) -> int:
+        return self.shard.needs.marker(self.shard.shard_id)
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Whether nobody can be at work on it any more."""
+        newest = max((info.modified for info in self.infos), default=None)
+        if newest is None:
+            return True
+        if is_staged(self.name) and not self.shard.retention.allow_unsafe:
+            return self.shard.now - newest >= max(STAGED_DELETION_AGE, self.shard.retention.orphans)
+        return self.shard.is_old(newest, Resource.ORPHANS)
+
+
+def _first(infos: Sequence[ObjectInfo]) -> datetime | None:
+    return min((info.modified for info in infos), default=None)
 
 
 def _pointed(shard: ShardContext) -> set[str]:
@@ -98,10 +146,10 @@ def _pointed(shard: ShardContext) -> set[str]:
     workers = 1 if shard.store.is_local else _REMOTE_READERS
     pointed: set[str] = set()
     for position, header in zip(positions, ordered_map(tailer.read_header, positions, workers), strict=True):
-        if header is not None and header.sentinel:
-            entry = tailer.read_entry(position)
-            if entry is not None:
-                pointed |= set(pointed_sstables(entry))
+        entry = tailer.read_entry(position) if header is not None and header.sentinel else None
+        pointer = None if entry is None else Pointer.of(entry)
+        if pointer is not None:
+            pointed |= set(pointer.sstables)
     return pointed
 
 

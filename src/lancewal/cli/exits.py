@@ -1,0 +1,135 @@
+"""How a command ends: one sentence on standard error, and an exit code that scripts can branch on."""
+
+from __future__ import annotations
+
+import functools
+import re
+import signal
+import threading
+import types
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from lancewal.cli import console
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    LanceWalError,
+    NotInitializedError,
+    PartialWriteError,
+    SealedShardError,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FAILED = 1
+#: Wrong usage, or input that was refused before anything was written.
+REFUSED = 2
+#: ``verify`` found problems.
+PROBLEMS = 3
+#: No table there, one without a write path, or no row with that key.
+NOT_FOUND = 4
+#: Another process writes to the same shards; the command may be repeated.
+TAKEN_OVER = 5
+INTERRUPTED = 130
+TERMINATED = 143
+
+#: Where in its source Lance noticed a failure; says nothing to a user.
+_LANCE_PLACE = re.compile(r",? ?\S*/rust/\S+\.rs:\d+:\d+")
+_LANCE_NAME = re.compile(r"LanceError\((\w+)\): ")
+
+
+class CommandError(Exception):
+    """Ends the command with a sentence and an exit code."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which container runtimes send before they kill: handled as Ctrl-C is."""
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn whatever a command raises into a sentence and an exit code; ``--debug`` shows where it arose."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with _termination_as_interrupt():
+                return command(*args, **kwargs)
+        except (typer.Exit, typer.BadParameter, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt as error:
+            _end(error, str(error) or "interrupted", _interrupt_code(error), label="stopped")
+        except CommandError as error:
+            _end(error, str(error), error.code)
+        except LanceWalError as error:
+            _end(error, plain_sentence(error), exit_code(error))
+        except OSError as error:
+            _end(error, _os_sentence(error), FAILED)
+        except Exception as error:
+            text = f"{type(error).__name__}: {plain_sentence(error)} (this is a bug; --debug shows where)"
+            _end(error, text, FAILED)
+
+    return run
+
+
+def exit_code(error: BaseException) -> int:
+    """The code for an error of the library."""
+    if isinstance(error, NotInitializedError):
+        return NOT_FOUND
+    if isinstance(error, InvalidInputError | SealedShardError):
+        return REFUSED
+    if isinstance(error, FencedError | ConflictError):
+        return TAKEN_OVER
+    if isinstance(error, PartialWriteError):
+        codes = {exit_code(each) for each in error.failed.values()}
+        return codes.pop() if len(codes) == 1 else FAILED
+    return FAILED
+
+
+def plain_sentence(error: BaseException) -> str:
+    """The error's text on one line, without the source positions that Lance adds."""
+    text = _LANCE_NAME.sub("", _LANCE_PLACE.sub("", str(error)))
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _os_sentence(error: OSError) -> str:
+    if error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return plain_sentence(error)
+
+
+def _interrupt_code(error: KeyboardInterrupt) -> int:
+    cause = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error
+    return TERMINATED if isinstance(cause, Terminated) else INTERRUPTED
+
+
+def _end(error: BaseException, text: str, code: int, label: str = "error") -> NoReturn:
+    console.error(text, label)
+    if console.settings.debug:
+        console.traceback(error)
+    raise typer.Exit(code) from error
+
+
+class _termination_as_interrupt:  # noqa: N801
+    """While this is entered SIGTERM raises :class:`Terminated` in the main thread."""
+
+    def __enter__(self) -> None:
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, _raise_terminated)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+def _raise_terminated(number: int, frame: types.FrameType | None) -> None:
+    raise Terminated

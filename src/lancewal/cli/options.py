@@ -1,0 +1,151 @@
+"""Arguments that many commands share, and the way from text to values."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lancewal.cli.exits import NOT_FOUND, CommandError
+from lancewal.errors import InvalidInputError, NotInitializedError
+
+if TYPE_CHECKING:
+    from lancewal.table import Table
+
+
+def complete_path(incomplete: str) -> list[str]:
+    """Directories and files that begin like this, for the shell."""
+    found = glob.glob(glob.escape(os.path.expanduser(incomplete)) + "*")
+    return [f"{path}/" if os.path.isdir(path) else path for path in sorted(found)]
+
+
+TableArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="Path or URI of the Lance table: a directory, s3://…, az://…, gs://….",
+        autocompletion=complete_path,
+        show_default=False,
+    ),
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        envvar="LANCEWAL_OPTIONS",
+        help="Storage option, as Lance takes it; repeat for more. What is missing comes from the "
+        "environment (AWS_…, AZURE_…, GOOGLE_…), the better place for credentials.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Columns = Annotated[
+    str | None,
+    typer.Option("--columns", "-c", metavar="A,B", help="Columns to show, all by default.", show_default=False),
+]
+Bucket = Annotated[
+    str | None,
+    typer.Option(
+        "--bucket",
+        metavar="COLUMN:N",
+        help="Shard by the hash of a key column, into N shards.",
+        show_default=False,
+    ),
+]
+Identity = Annotated[
+    str | None,
+    typer.Option("--identity", metavar="COLUMN", help="One shard for each value of a key column.", show_default=False),
+]
+Unsharded = Annotated[bool, typer.Option("--unsharded", help="One shard for all rows.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", metavar="A,B", help="Primary key of a table that is created.", show_default=False),
+]
+Vectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vector-column",
+        metavar="COLUMN[:DIM]",
+        help="Make lists of this column vectors of one dimension, by default that of the first row.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Writer setting that the table keeps, such as max_memtable_size=64000000; durations end in _ms.",
+        show_default=False,
+    ),
+]
+
+
+def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping."""
+    found = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
+        found[key.strip()] = value
+    return found
+
+
+def storage_options(texts: list[str] | None) -> dict[str, str]:
+    return pairs(texts, "--option")
+
+
+def names(text: str | None) -> list[str] | None:
+    """``a,b`` as a list; ``None`` stays."""
+    if text is None:
+        return None
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise typer.BadParameter("name at least one column")
+    return found
+
+
+def bucket(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    column, colon, number = text.rpartition(":")
+    if not colon or not column or not number.isdigit():
+        raise typer.BadParameter(f"{text!r} is not COLUMN:N, such as id:8", param_hint="--bucket")
+    return column, int(number)
+
+
+def check_sharding(by_bucket: str | None, identity: str | None, unsharded: bool) -> None:
+    if (by_bucket is not None) + (identity is not None) + unsharded > 1:
+        raise typer.BadParameter("choose one of --bucket, --identity and --unsharded")
+
+
+def open_table(uri: str, options: list[str] | None) -> Table:
+    """The table, or an error that says what to do on a command line."""
+    import lancewal
+
+    try:
+        return lancewal.open(uri, storage_options(options))
+    except NotInitializedError:
+        raise CommandError(
+            f"the Lance table at {uri} has no write path yet; give it one with: lancewal init {uri}", NOT_FOUND
+        ) from None
+    except InvalidInputError as error:
+        if is_missing(uri):
+            raise CommandError(
+                f"there is no Lance table at {uri}; check the path, or create one with "
+                "lancewal ingest --create",
+                NOT_FOUND,
+            ) from error
+        raise
+
+
+def is_missing(uri: str) -> bool:
+    """Whether a local path is no Lance table; for other places Lance's own answer must do."""
+    if "://" in uri:
+        return False
+    return not os.path.isdir(os.path.join(os.path.expanduser(uri), "_versions"))

@@ -1,0 +1,198 @@
+"""Files to ingest: where they lie, what they hold, and how to know one again."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from lancewal.errors import InvalidInputError, StorageError
+
+
+class Format(enum.StrEnum):
+    PARQUET = "parquet"
+    CSV = "csv"
+    TSV = "tsv"
+    JSON_LINES = "jsonl"
+    ARROW = "arrow"
+    LANCE = "lance"
+
+
+_ENDINGS = {
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+    ".csv": Format.CSV,
+    ".tsv": Format.TSV,
+    ".jsonl": Format.JSON_LINES,
+    ".ndjson": Format.JSON_LINES,
+    ".json": Format.JSON_LINES,
+    ".arrow": Format.ARROW,
+    ".arrows": Format.ARROW,
+    ".ipc": Format.ARROW,
+    ".feather": Format.ARROW,
+    ".lance": Format.LANCE,
+}
+#: Streams that are unpacked while they are read.
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_COMPRESSIBLE = (Format.CSV, Format.TSV, Format.JSON_LINES)
+_LANCE_MARK = "_versions"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file, or a Lance table, which counts as one.
+
+    It is the same file as before when name, ``size`` and ``modified`` (nanoseconds) are; for a Lance
+    table ``size`` is 0 and ``modified`` its version.
+    """
+
+    filesystem: pafs.FileSystem
+    path: str
+    source: str
+    name: str
+    size: int
+    modified: int
+    format: Format
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.name}"
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.size, self.modified
+
+    def is_unchanged(self) -> bool:
+        """Whether it is still the file that was found; a version of a Lance table never changes."""
+        if self.format is Format.LANCE:
+            return True
+        info = _info(self.filesystem, self.path, str(self))
+        return (info.size, info.mtime_ns or 0) == self.identity
+
+
+def find_files(
+    paths: Iterable[str | os.PathLike[str]], format: Format | str | None = None
+) -> list[SourceFile]:
+    """All files at ``paths``, in the order given; those of a directory sorted by name, subdirectories too.
+
+    The name's ending tells the format, unless ``format`` does. In a directory, files of other
+    endings and hidden ones (a name that starts with ``.`` or ``_``) are left out; a file
+    that was named and cannot be read is refused.
+
+    >>> find_files(["/no/such/file.csv"])
+    Traceback (most recent call last):
+    ...
+    lancewal.errors.InvalidInputError: there is no file or directory /no/such/file.csv
+    """
+    wanted = None if format is None else _format(format)
+    found: dict[str, SourceFile] = {}
+    for path in paths:
+        for each in _at(os.fspath(path), wanted):
+            found.setdefault(str(each), each)
+    return list(found.values())
+
+
+def format_of(name: str) -> Format | None:
+    """What a file's name says that it holds.
+
+    >>> format_of("events-7.jsonl.gz"), format_of("notes.txt")
+    (<Format.JSON_LINES: 'jsonl'>, None)
+    """
+    stem, ending = os.path.splitext(name.lower())
+    if ending in COMPRESSIONS:
+        inner = _ENDINGS.get(os.path.splitext(stem)[1])
+        return inner if inner in _COMPRESSIBLE else None
+    return _ENDINGS.get(ending)
+
+
+def _format(text: Format | str) -> Format:
+    try:
+        return Format(text)
+    except ValueError:
+        raise InvalidInputError(f"unknown format {text!r}; there are {', '.join(Format)}") from None
+
+
+def _at(path: str, wanted: Format | None) -> Iterator[SourceFile]:
+    filesystem, root, prefix = _filesystem(path)
+    info = _info(filesystem, root, path)
+    if info.type == pafs.FileType.NotFound:
+        raise InvalidInputError(f"there is no file or directory {path}")
+    if info.type == pafs.FileType.File:
+        kind = wanted or format_of(info.base_name)
+        if kind is None:
+            raise InvalidInputError(
+                f"the ending of {path} does not tell its format; say which of {', '.join(Format)} it is"
+            )
+        yield _file(filesystem, info, prefix, kind)
+    elif _is_lance(filesystem, root):
+        yield _lance(filesystem, root, prefix)
+    else:
+        yield from _below(filesystem, root, prefix, wanted, path)
+
+
+def _below(
+    filesystem: pafs.FileSystem, root: str, prefix: str, wanted: Format | None, shown: str
+) -> Iterator[SourceFile]:
+    try:
+        infos = filesystem.get_file_info(pafs.FileSelector(root))
+    except OSError as error:
+        raise StorageError(f"cannot list {shown}: {_first_line(error)}") from error
+    for info in sorted(infos, key=lambda each: str(each.path)):
+        if info.base_name.startswith((".", "_")):
+            continue
+        if info.type == pafs.FileType.Directory:
+            if _is_lance(filesystem, info.path):
+                yield _lance(filesystem, info.path, prefix)
+            else:
+                yield from _below(filesystem, info.path, prefix, wanted, info.path)
+        elif info.type == pafs.FileType.File:
+            kind = format_of(info.base_name)
+            # In a directory the ending still selects; a format given by hand is for odd endings.
+            if kind is None and wanted is not None and "." not in info.base_name:
+                kind = wanted
+            if kind is not None and kind is not Format.LANCE and wanted in (None, kind):
+                yield _file(filesystem, info, prefix, kind)
+
+
+def _filesystem(path: str) -> tuple[pafs.FileSystem, str, str]:
+    """The file system, the path in it, and what comes before paths when they are shown."""
+    if "://" not in path:
+        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path)), ""
+    try:
+        filesystem, root = pafs.FileSystem.from_uri(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidInputError(f"cannot read from {path}: {_first_line(error)}") from None
+    scheme = path.partition("://")[0]
+    return filesystem, root, "" if scheme == "file" else f"{scheme}://"
+
+
+def _info(filesystem: pafs.FileSystem, root: str, shown: str) -> pafs.FileInfo:
+    try:
+        return filesystem.get_file_info(root)
+    except OSError as error:
+        raise StorageError(f"cannot look at {shown}: {_first_line(error)}") from error
+
+
+def _file(filesystem: pafs.FileSystem, info: pafs.FileInfo, prefix: str, kind: Format) -> SourceFile:
+    directory, _, name = info.path.rpartition("/")
+    return SourceFile(filesystem, info.path, prefix + directory, name, info.size, info.mtime_ns or 0, kind)
+
+
+def _is_lance(filesystem: pafs.FileSystem, path: str) -> bool:
+    mark = filesystem.get_file_info(f"{path}/{_LANCE_MARK}")
+    return bool(mark.type == pafs.FileType.Directory)
+
+
+def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
+    import lance
+
+    directory, _, name = path.rstrip("/").rpartition("/")
+    version = lance.dataset(prefix + path).version
+    return SourceFile(filesystem, prefix + path, prefix + directory, name, 0, version, Format.LANCE)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,165 @@
+"""Which files of a directory are in the table already, remembered in the table itself.
+
+Beside the shards lies, for each directory that files came from::
+
+    _mem_wal/_lancewal/ingest/{digest of the directory}/
+        {version}.part.json     rows start to stop of one file are about to be written
+        {version}.all.json      every file that was finished by this version
+
+A part is written to the table as one transaction under its version, so that a run that is
+cut off leaves at most one part of which only some shards have the rows, and the next run
+writes that part to the others. Of several processes that take files from the same directory
+one wins each version; the others read the journal again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lancewal import layout
+from lancewal.errors import LanceWalError, StorageError
+from lancewal.ingest.files import SourceFile
+from lancewal.objects import ObjectStore, PutOutcome
+from lancewal.transactions import Transaction, TransactionLog
+
+logger = logging.getLogger(__name__)
+
+INGEST_DIR = f"{layout.OWN_DIR}/ingest"
+
+#: Parts since the last summary that make another one worthwhile.
+_PARTS_PER_SUMMARY = 64
+_NAME = re.compile(r"(\d{20})\.(part|all)\.json")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``start`` up to ``stop`` of a file; ``last`` when there are no more."""
+
+    name: str
+    size: int
+    modified: int
+    start: int
+    stop: int
+    last: bool
+
+    @classmethod
+    def of(cls, file: SourceFile, start: int, stop: int, *, last: bool) -> Part:
+        return cls(file.name, file.size, file.modified, start, stop, last)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one version of a file was taken."""
+
+    size: int
+    modified: int
+    rows: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class State:
+    """What the journal says. ``newest`` is the part with the number ``version``, if it is still there."""
+
+    version: int = -1
+    files: Mapping[str, Progress] = field(default_factory=dict)
+    newest: Part | None = None
+
+    def rows_of(self, file: SourceFile) -> int:
+        """How many rows of this very file are written."""
+        known = self.files.get(file.name)
+        return known.rows if known and (known.size, known.modified) == file.identity else 0
+
+    def has(self, file: SourceFile) -> bool:
+        known = self.files.get(file.name)
+        return known is not None and known.finished and (known.size, known.modified) == file.identity
+
+    def after(self, part: Part) -> State:
+        taken = Progress(part.size, part.modified, part.stop, part.last)
+        return State(self.version + 1, {**self.files, part.name: taken}, part)
+
+
+class Journal:
+    """The record of one directory."""
+
+    def __init__(self, store: ObjectStore, source: str) -> None:
+        self.source = source
+        self._store = store
+        digest = hashlib.sha256(source.encode()).hexdigest()[:32]
+        self._directory = f"{INGEST_DIR}/{digest}"
+
+    def transaction(self, version: int) -> Transaction:
+        return Transaction(f"lancewal ingest from {self.source}", version)
+
+    def is_written(self, version: int) -> bool:
+        """Whether all shards have the part of this version."""
+        return TransactionLog(self._store, self.transaction(version)).is_done()
+
+    def read(self) -> State:
+        while True:
+            try:
+                return self._read()
+            except FileNotFoundError:
+                logger.debug("the journal of %s was summarised while it was read", self.source)
+
+    def begin(self, version: int, part: Part) -> bool:
+        """Claim a version for ``part``; false when another process was faster."""
+        record = {**asdict(part), "source": self.source, "write_id": secrets.token_hex(8)}
+        path = f"{self._directory}/{version:020d}.part.json"
+        if self._store.put_if_absent(path, json.dumps(record).encode()) is not PutOutcome.CREATED:
+            return False
+        # A version that was done and summarised leaves its name free again.
+        return not self.is_written(version)
+
+    def summarise(self, state: State) -> None:
+        """Replace many parts by one record, now and then. Requires that all of ``state`` is written."""
+        if (state.version + 1) % _PARTS_PER_SUMMARY:
+            return
+        record = {
+            "source": self.source,
+            "files": {name: asdict(progress) for name, progress in state.files.items()},
+        }
+        self._store.put(f"{self._directory}/{state.version:020d}.all.json", json.dumps(record).encode())
+        try:
+            for number, kind, path in self._names():
+                if number < state.version or (kind == "part" and number == state.version):
+                    self._store.delete(path)
+        except LanceWalError as error:
+            # What is left says nothing that the summary does not; the next one tries again.
+            logger.warning("the journal of %s was not tidied up: %s", self.source, error)
+
+    def _names(self) -> list[tuple[int, str, str]]:
+        found = []
+        for info in self._store.list(self._directory):
+            match = _NAME.fullmatch(info.path.rpartition("/")[2])
+            if match:
+                found.append((int(match[1]), match[2], info.path))
+        return sorted(found)
+
+    def _read(self) -> State:
+        names = self._names()
+        summed = max((number for number, kind, _ in names if kind == "all"), default=-1)
+        state = State()
+        for number, kind, path in names:
+            if kind == "all" and number == summed:
+                files = self._get(path)["files"]
+                state = State(number, {name: Progress(**known) for name, known in files.items()})
+            elif kind == "part" and number > summed:
+                content = self._get(path)
+                part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
+                state = State(number - 1, state.files).after(part)
+        return state
+
+    def _get(self, path: str) -> dict[str, Any]:
+        data = self._store.get(path)
+        try:
+            return dict(json.loads(data))
+        except ValueError as error:
+            raise StorageError(f"the ingest record {path!r} is damaged: {error}") from error

@@ -1,0 +1,190 @@
+"""The rows of a file as Arrow batches, whatever format it has; never the whole file at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.ipc as paipc
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.ingest.files import COMPRESSIONS, Format, SourceFile
+
+_BATCH_ROWS = 16_384
+_TEXT_BLOCK_BYTES = 4 << 20
+_ARROW_MAGIC = b"ARROW1"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """``fraction`` is how much of the file was read, from 0 to 1, as well as it can be told."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    fraction: Callable[[], float]
+
+
+def open_file(file: SourceFile, table: pa.Schema | None = None, *, drop_unknown: bool = False) -> Opened:
+    """Open a file for one reading.
+
+    ``table`` has the columns that the rows are for: what is text in the file is read as their
+    types. ``drop_unknown`` leaves out columns that it does not have.
+    """
+    try:
+        opened = _OPENERS[file.format](file, table)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    keep = None
+    if drop_unknown and table is not None:
+        keep = [name for name in opened.schema.names if name in table.names]
+        opened = Opened(
+            pa.schema([opened.schema.field(name) for name in keep]), opened.batches, opened.fraction
+        )
+    return Opened(opened.schema, _guarded(file, opened.batches, keep), opened.fraction)
+
+
+def _guarded(
+    file: SourceFile, batches: Iterator[pa.RecordBatch], keep: list[str] | None
+) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                yield batch if keep is None else batch.select(keep)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: SourceFile, error: BaseException) -> InvalidInputError | StorageError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, OSError) and not isinstance(error, pa.ArrowException):
+        return StorageError(f"cannot read {file}: {reason}")
+    return InvalidInputError(f"cannot read {file} as {file.format}: {reason}")
+
+
+def _parquet(file: SourceFile, table: pa.Schema | None) -> Opened:
+    parquet = pq.ParquetFile(file.filesystem.open_input_file(file.path))
+    total = parquet.metadata.num_rows
+    read = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+            read += batch.num_rows
+            yield batch
+
+    return Opened(parquet.schema_arrow, batches(), lambda: read / total if total else 1.0)
+
+
+def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
+    raw = _Counted(file)
+    types = {} if table is None else {field.name: field.type for field in table}
+    nested = sorted(name for name, type_ in types.items() if pa.types.is_nested(type_))
+    options = pacsv.ConvertOptions(
+        column_types={name: type_ for name, type_ in types.items() if name not in nested},
+        # Nothing between two separators is null, "" in quotes is an empty text.
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    reader = pacsv.open_csv(
+        raw.stream,
+        read_options=pacsv.ReadOptions(block_size=_TEXT_BLOCK_BYTES),
+        parse_options=pacsv.ParseOptions(delimiter="\t" if file.format is Format.TSV else ","),
+        convert_options=options,
+    )
+    impossible = [name for name in reader.schema.names if name in nested]
+    if impossible:
+        raise ValueError(
+            f"it cannot hold lists and structs (column {', '.join(impossible)}); use JSON lines or Parquet"
+        )
+    return Opened(reader.schema, iter(reader), raw.fraction)
+
+
+def _json_lines(file: SourceFile, table: pa.Schema | None) -> Opened:
+    raw = _Counted(file)
+    if file.size == 0:
+        return Opened(pa.schema([]), iter(()), raw.fraction)
+    explicit = None
+    if table is not None:
+        explicit = pa.schema([pa.field(field.name, _json_type(field.type)) for field in table])
+    reader = pajson.open_json(
+        raw.stream,
+        read_options=pajson.ReadOptions(block_size=_TEXT_BLOCK_BYTES),
+        parse_options=pajson.ParseOptions(explicit_schema=explicit, unexpected_field_behavior="infer"),
+    )
+    return Opened(reader.schema, iter(reader), raw.fraction)
+
+
+def _json_type(type_: pa.DataType) -> pa.DataType:
+    """A type that the JSON reader knows and that can be cast to ``type_``."""
+    if pa.types.is_fixed_size_list(type_) or pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(_json_type(type_.value_type))
+    if pa.types.is_struct(type_):
+        fields = [type_.field(place) for place in range(type_.num_fields)]
+        return pa.struct([pa.field(field.name, _json_type(field.type)) for field in fields])
+    return pa.float32() if pa.types.is_float16(type_) else type_
+
+
+def _arrow(file: SourceFile, table: pa.Schema | None) -> Opened:
+    source = file.filesystem.open_input_file(file.path)
+    magic = source.read(len(_ARROW_MAGIC))
+    source.seek(0)
+    if magic != _ARROW_MAGIC:
+        stream = paipc.open_stream(source)
+        return Opened(stream.schema, iter(stream), lambda: source.tell() / max(file.size, 1))
+    reader = paipc.open_file(source)
+    read = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        for place in range(reader.num_record_batches):
+            read = place + 1
+            yield reader.get_batch(place)
+
+    return Opened(reader.schema, batches(), lambda: read / max(reader.num_record_batches, 1))
+
+
+def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
+    import lance
+
+    dataset = lance.dataset(file.path, version=file.modified)
+    total = dataset.count_rows()
+    read = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        # In order: a second reading must see the same rows at the same places.
+        for batch in dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True):
+            read += batch.num_rows
+            yield batch
+
+    return Opened(dataset.schema, batches(), lambda: read / total if total else 1.0)
+
+
+class _Counted:
+    """A file as a stream, unpacked where its name says so, that knows how far it was read."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._size = max(file.size, 1)
+        self._raw = file.filesystem.open_input_file(file.path)
+        packed = COMPRESSIONS.get(os.path.splitext(file.name.lower())[1])
+        self.stream: Any = self._raw if packed is None else pa.CompressedInputStream(self._raw, packed)
+
+    def fraction(self) -> float:
+        return min(1.0, self._raw.tell() / self._size) if not self._raw.closed else 1.0
+
+
+_OPENERS: dict[Format, Callable[[SourceFile, pa.Schema | None], Opened]] = {
+    Format.PARQUET: _parquet,
+    Format.CSV: _separated,
+    Format.TSV: _separated,
+    Format.JSON_LINES: _json_lines,
+    Format.ARROW: _arrow,
+    Format.LANCE: _lance,
+}

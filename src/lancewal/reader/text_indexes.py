@@ -1,0 +1,111 @@
+"""Full-text indexes that searches make for themselves, of rows that have none, and keep.
+
+Those of MemTables and WAL tails grow with the rows and go when they do. Those of SSTables
+and base versions never change; the least recently used make room for others.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lancewal.format.spans import one_array
+from lancewal.index.full_text import FullTextIndex
+from lancewal.index.kinds import FullTextParams
+from lancewal.index.store import IndexStore
+from lancewal.reader.source import Rows
+
+#: What the indexes of SSTables and base versions may take together.
+MAX_BYTES = 256 << 20
+
+
+class _Growing:
+    """An index of the rows from ``first`` on."""
+
+    def __init__(self, params: FullTextParams, first: int) -> None:
+        self.first = first
+        self.index = FullTextIndex(params)
+        self.lock = threading.Lock()
+
+
+_growing: weakref.WeakKeyDictionary[IndexStore, dict[Hashable, _Growing]] = weakref.WeakKeyDictionary()
+
+
+def index_from(
+    owner: IndexStore, field_id: int, params: FullTextParams, column: pa.ChunkedArray, first: int
+) -> FullTextIndex:
+    """An index of a MemTable's column from row ``first`` on; its positions count from there.
+
+    ``column`` has the rows that the caller sees; another may have added some beyond.
+    """
+    known = _growing.setdefault(owner, {})
+    made = known.get((field_id, params))
+    if made is None or made.first != first:
+        # One that began earlier is given up: an index that is kept up with every put goes further now.
+        made = known[field_id, params] = _Growing(params, first)
+    with made.lock:
+        missing = column.slice(first + made.index.rows)
+        if len(missing):
+            made.index.insert(one_array(missing), made.index.rows)
+    return made.index
+
+
+@dataclass(frozen=True)
+class FixedIndex:
+    """An index of rows that never change. ``rows`` are they, ``keys`` their keys where they matter."""
+
+    index: FullTextIndex
+    rows: Rows
+    keys: pa.Array | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        keys = 0 if self.keys is None else int(self.keys.nbytes)
+        return self.index.memory_bytes + self.rows.nbytes + keys
+
+
+class FixedIndexes:
+    """As many as fit, found by what they were made of. Each is made by one thread; others wait for it."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._made: OrderedDict[Hashable, Future[FixedIndex]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], FixedIndex]) -> FixedIndex:
+        with self._lock:
+            known = self._made.get(key)
+            if known is not None:
+                self._made.move_to_end(key)
+            else:
+                mine = self._made[key] = Future()
+        if known is not None:
+            return known.result()
+        try:
+            mine.set_result(make())
+        except BaseException as error:
+            with self._lock:
+                self._made.pop(key, None)
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            self._make_room()
+        return mine.result()
+
+    def _make_room(self) -> None:
+        finished = {key: made.result().memory_bytes for key, made in self._made.items() if made.done()}
+        total = sum(finished.values())
+        for key, size in finished.items():
+            if total <= self._max_bytes:
+                return
+            del self._made[key]
+            total -= size
+
+
+FIXED = FixedIndexes()

@@ -1,0 +1,218 @@
+"""The change feed by format: as a stream, and as a batch between two places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.feed import CHANGE_TYPE, FEED_COLUMNS, INSERT, SHARD_ID, UPSERT, ChangeFeed
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.spark.columns import arrow_schema, for_spark
+from lancewal.spark.merged import MergedState
+from lancewal.spark.options import EARLIEST, LATEST, SNAPSHOT, Options, parse_positions
+from lancewal.spark.snapshot import ShardPlace, TableState, base_of, read_state
+
+_POSITIONS = "positions"
+_SNAPSHOT = "snapshot"
+
+
+@dataclass
+class FeedPartition(InputPartition):
+    """WAL positions of one shard, from ``start`` up to ``end`` (exclusive)."""
+
+    shard_id: UUID
+    start: int
+    end: int
+
+
+@dataclass
+class SnapshotPartition(InputPartition):
+    """A part of the state that the feed goes on from."""
+
+    merged: MergedState
+    part: InputPartition
+
+
+class _FeedRows:
+    """Reads partitions of either kind as the feed's columns."""
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        if not options.flag("readChangeFeed"):
+            raise InvalidInputError(
+                'a stream from a table is its change feed; set the option readChangeFeed to "true", which adds '
+                f"the columns {', '.join(FEED_COLUMNS)}"
+            )
+        self._options = options
+        self._schema = schema
+
+    def feed(self) -> ChangeFeed:
+        return ChangeFeed.open(self._options.uri, self._options.storage)
+
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        wanted = arrow_schema(self._schema)
+        for batch in self._changes(partition):
+            yield for_spark(batch, wanted)
+
+    def ranges(self, start: Mapping[UUID, int], end: Mapping[UUID, int]) -> list[InputPartition]:
+        pairs = [
+            FeedPartition(shard, start.get(shard, layout.FIRST_WAL_POSITION), stop)
+            for shard, stop in end.items()
+        ]
+        return [pair for pair in pairs if pair.start < pair.end]
+
+    def _changes(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, FeedPartition):
+            yield from self.feed().read(partition.shard_id, partition.start, partition.end)
+        elif isinstance(partition, SnapshotPartition):
+            columns = [name for name in self._schema.fieldNames() if name not in FEED_COLUMNS]
+            keyed = base_of(partition.merged.state, self._options.storage).schema.primary_key
+            kind = pa.scalar(UPSERT if keyed else INSERT)
+            for batch in partition.merged.read(partition.part, columns):
+                yield _as_changes(batch, kind)
+
+
+class FeedReader(DataSourceReader):
+    """``spark.read.format("lancewal").option("readChangeFeed", "true").load(uri)``."""
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        self._rows = _FeedRows(options, schema)
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        feed = self._rows.feed()
+        start = _resolved(feed, self._options.position("startingPosition", EARLIEST))
+        end = _resolved(feed, self._options.position("endingPosition", LATEST))
+        # An empty list would come back as one partition that is none of ours.
+        return self._rows.ranges(start, end) or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows.rows(partition)
+
+
+class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """``spark.readStream.format("lancewal").option("readChangeFeed", "true").load(uri)``.
+
+    An offset is a map from shard to the WAL position that is read next. A stream that starts
+    with a snapshot has another one before the first: the state that the snapshot is of.
+    """
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        self._rows = _FeedRows(options, schema)
+        self._options = options
+        self._max_entries = options.number("maxEntriesPerTrigger")
+        self._max_bytes = options.number("maxBytesPerTrigger")
+        self._target: dict[UUID, int] | None = None
+        if options.text("endingPosition") is not None:
+            raise InvalidInputError("a stream has no end; leave endingPosition out, or read a batch")
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        start = self._options.position("startingPosition", LATEST)
+        if start == SNAPSHOT:
+            store = ObjectStore.from_uri(self._options.uri, self._options.storage)
+            return {_SNAPSHOT: _encode_state(read_state(store, ends_before_pointers=True))}
+        return _encode(_resolved(self._rows.feed(), start))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._max_entries is not None:
+            return ReadMaxFiles(self._max_entries)
+        return ReadAllAvailable() if self._max_bytes is None else ReadMaxBytes(self._max_bytes)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        if _SNAPSHOT in start:
+            return _encode(parse_positions(start[_SNAPSHOT][_POSITIONS], "the stream's offset"))
+        unlimited = isinstance(limit, ReadAllAvailable)
+        place = self._rows.feed().advance(
+            _decode(start),
+            until=self._target,
+            max_entries=None if unlimited else self._max_entries,
+            max_bytes=None if unlimited else self._max_bytes,
+        )
+        return _encode(place)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return _encode(self._rows.feed().latest())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._rows.feed().latest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        if _SNAPSHOT not in start:
+            return self._rows.ranges(_decode(start), _decode(end))
+        store = ObjectStore.from_uri(self._options.uri, self._options.storage)
+        merged = MergedState(self._options, _decode_state(store, start[_SNAPSHOT]))
+        return [SnapshotPartition(merged, part) for part in merged.partitions()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows.rows(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: what a stream has read is retained for others."""
+
+    def stop(self) -> None:
+        """Nothing to release."""
+
+
+def _resolved(feed: ChangeFeed, place: str | dict[UUID, int]) -> dict[UUID, int]:
+    if isinstance(place, dict):
+        return place
+    if place == SNAPSHOT:
+        raise InvalidInputError('only a stream can start with a "snapshot"; read the table itself instead')
+    return feed.earliest() if place == EARLIEST else feed.latest()
+
+
+def _as_changes(batch: pa.RecordBatch, kind: pa.Scalar) -> pa.RecordBatch:
+    """Rows of a snapshot in the feed's form; they have no place in the log."""
+    count = batch.num_rows
+    rows = batch.append_column(CHANGE_TYPE, pa.repeat(kind, count))
+    rows = rows.append_column(SHARD_ID, pa.nulls(count, pa.string()))
+    for name in FEED_COLUMNS[2:]:
+        rows = rows.append_column(name, pa.nulls(count, pa.int64()))
+    return rows
+
+
+def _encode(place: Mapping[UUID, int]) -> dict[str, Any]:
+    return {_POSITIONS: {str(shard): place[shard] for shard in sorted(place)}}
+
+
+def _decode(offset: Mapping[str, Any]) -> dict[UUID, int]:
+    return parse_positions(offset.get(_POSITIONS), "the stream's offset")
+
+
+def _encode_state(state: TableState) -> dict[str, Any]:
+    return {
+        "base_version": state.version,
+        "manifest_versions": {str(place.shard_id): place.manifest.version for place in state.shards},
+        **_encode(state.positions()),
+    }
+
+
+def _decode_state(store: ObjectStore, stored: Mapping[str, Any]) -> TableState:
+    ends = parse_positions(stored[_POSITIONS], "the stream's offset")
+    places = []
+    for shard, version in stored["manifest_versions"].items():
+        shard_id = UUID(shard)
+        try:
+            manifest = ShardManifestStore(store, shard_id).read_version(int(version))
+        except FileNotFoundError:
+            raise StorageError(
+                f"the snapshot that this stream began with is gone: version {version} of the manifest of "
+                f"shard {shard} was collected. Start again with a new checkpoint"
+            ) from None
+        places.append(ShardPlace(manifest, ends[shard_id]))
+    return TableState(store.uri, int(stored["base_version"]), tuple(places))

@@ -1,0 +1,152 @@
+"""The low-latency way: rows routed to their shards, one WAL entry per shard and micro-batch.
+
+Each entry is durable, readable at once and atomic. Every task claims the shard that it owns,
+which fences whatever attempt came before, looks whether that attempt's entry is there, and
+appends only if it is not. So retries, speculation and restarts write nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lancewal.errors import InvalidInputError
+from lancewal.publish import begin_append
+from lancewal.spark.access import OpenTable
+from lancewal.spark.creation import open_for_writing
+from lancewal.spark.options import Options
+from lancewal.spark.routing import routed
+from lancewal.spark.wal_sink import encode_transaction
+from lancewal.transactions import Transaction, TransactionLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FORMAT = "lancewal"
+
+
+def write(
+    df: DataFrame,
+    uri: str,
+    *,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    change_type_column: str | None = None,
+    order_by: str | Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Append the rows of ``df`` to the table's write-ahead log.
+
+    With ``txn_app_id`` and ``txn_version`` a write that was done before, in full or in part, is
+    completed and not repeated. ``change_type_column`` holds "upsert" or "delete" for each row.
+    ``order_by``: of several rows with one key the one that is greatest in these columns wins.
+    ``options`` are those of the format, such as ``createIfMissing``.
+    """
+    parsed = _options(uri, change_type_column, storage_options, options)
+    if (txn_app_id is None) != (txn_version is None):
+        raise InvalidInputError("pass txn_app_id and txn_version together, or neither")
+    open_for_writing(parsed, df.schema)
+    if txn_app_id is None or txn_version is None:
+        transaction = Transaction.anonymous()
+        try:
+            write_transaction(df, parsed, transaction, order_by)
+        finally:
+            # Nobody can run it again under this name.
+            TransactionLog(OpenTable.open(parsed).store, transaction).forget()
+    else:
+        write_transaction(df, parsed, Transaction(txn_app_id, txn_version), order_by)
+
+
+def stream(
+    df: DataFrame,
+    uri: str,
+    checkpoint: str,
+    *,
+    txn_app_id: str | None = None,
+    change_type_column: str | None = None,
+    order_by: str | Sequence[str] = (),
+    trigger: Mapping[str, Any] | None = None,
+    query_name: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> StreamingQuery:
+    """Start a streaming query that appends each micro-batch exactly once.
+
+    ``trigger`` takes the arguments of Spark's own, such as ``{"availableNow": True}``. The
+    stream's identity is its query id, which lives in ``checkpoint``; ``txn_app_id`` replaces it,
+    for a stream that goes on from another checkpoint with the same batch ids.
+    """
+    parsed = _options(uri, change_type_column, storage_options, options)
+    open_for_writing(parsed, df.schema)
+    order = [order_by] if isinstance(order_by, str) else list(order_by)
+    batches = _MicroBatches(dict(parsed.values), checkpoint, txn_app_id, order)
+    writer = df.writeStream.foreachBatch(batches).option("checkpointLocation", checkpoint)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+class _MicroBatches:
+    """The function that Spark calls with every micro-batch; picklable, for Spark Connect."""
+
+    def __init__(
+        self, options: Mapping[str, str], checkpoint: str, app_id: str | None, order_by: Sequence[str]
+    ) -> None:
+        self._options = dict(options)
+        self._checkpoint = checkpoint
+        self._app_id = app_id
+        self._order_by = list(order_by)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if self._app_id is None:
+            self._app_id = query_id(batch.sparkSession, self._checkpoint)
+        transaction = Transaction(self._app_id, batch_id)
+        write_transaction(batch, Options(self._options), transaction, self._order_by)
+
+
+def write_transaction(
+    df: DataFrame, options: Options, transaction: Transaction, order_by: str | Sequence[str]
+) -> None:
+    """Route and append, unless the transaction is written already."""
+    table = OpenTable.open(options)
+    rows = routed(df, table, order_by)
+    if not begin_append(table.store, transaction):
+        return
+    writer = (
+        rows.write.format(FORMAT).mode("append").option("walTransaction", encode_transaction(transaction))
+    )
+    for name, value in options.values.items():
+        writer = writer.option(name, value)
+    writer.save(options.uri)
+
+
+def query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The id of the streaming query that a checkpoint belongs to.
+
+    Read through Spark, which reaches every place that a checkpoint can lie in.
+    """
+    line = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").first()
+    if line is None:
+        raise InvalidInputError(f"the checkpoint at {checkpoint} has no metadata; pass txn_app_id")
+    return str(json.loads(line[0])["id"])
+
+
+def _options(
+    uri: str,
+    change_type_column: str | None,
+    storage_options: Mapping[str, str] | None,
+    options: Mapping[str, str] | None,
+) -> Options:
+    given = {
+        **(options or {}),
+        **{f"storage.{k}": v for k, v in (storage_options or {}).items()},
+        "path": uri,
+    }
+    if change_type_column is not None:
+        given["changeTypeColumn"] = change_type_column
+    return Options.parse(given)

@@ -1,0 +1,215 @@
+"""The merged read by format: base fragments and shards as partitions, one state for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from lancewal.base import BaseTable
+from lancewal.format.keys import key_values
+from lancewal.objects import ObjectStore
+from lancewal.predicate import Predicate
+from lancewal.reader.key_set import KeySet
+from lancewal.reader.pruning import ShardPruner
+from lancewal.reader.source import Request, Source
+from lancewal.spark.columns import arrow_schema, for_spark
+from lancewal.spark.filters import split_filters
+from lancewal.spark.options import Options
+from lancewal.spark.snapshot import (
+    ShardPlace,
+    TableState,
+    base_of,
+    newer_than_base,
+    read_state,
+    resolved_shard,
+)
+from lancewal.sstable.lance_errors import lance_errors
+
+#: Fragments are read by one task until they have so many bytes, by a rough estimate.
+_PARTITION_BYTES = 128 << 20
+_BATCH_ROWS = 16_384
+
+
+@dataclass
+class BasePartition(InputPartition):
+    """Fragments of the base table; none of them stands for an empty table."""
+
+    fragment_ids: tuple[int, ...]
+
+
+@dataclass
+class ShardPartition(InputPartition):
+    """Shards whose keys are in no other partition of this kind."""
+
+    places: tuple[int, ...]
+
+
+class MergedState:
+    """Reads partitions of one state of a table; goes to every task as a part of its function."""
+
+    def __init__(self, options: Options, state: TableState) -> None:
+        self._options = options
+        self.state = state
+        self.sql: str | None = None
+
+    def partitions(self) -> list[InputPartition]:
+        base = self._base()
+        chosen = self._chosen(base, self._predicate(base))
+        identities = [self.state.shards[number].identity for number in chosen]
+        groups: list[tuple[int, ...]] = [(number,) for number in chosen]
+        pruner = ShardPruner(base.details, base.schema)
+        if base.schema.primary_key and not pruner.keys_have_one_shard(identities):
+            groups = [tuple(chosen)]
+        found: list[InputPartition] = [ShardPartition(group) for group in groups if group]
+        found += [BasePartition(ids) for ids in _fragment_groups(base)]
+        return found or [BasePartition(())]
+
+    def read(self, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        base = self._base()
+        request = Request(list(columns), self._predicate(base))
+        if isinstance(partition, ShardPartition):
+            yield from self._read_shards(base, partition, request)
+        elif isinstance(partition, BasePartition) and partition.fragment_ids:
+            yield from self._read_base(base, partition, request)
+
+    def _read_shards(
+        self, base: BaseTable, partition: ShardPartition, request: Request
+    ) -> Iterator[pa.RecordBatch]:
+        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
+        places = [self.state.shards[number] for number in partition.places]
+        sources = [s for place in places for s in resolved_shard(store, base, place).sources]
+        if len(places) > 1:
+            sources.sort(key=_newest_first)
+        newer = KeySet.empty()
+        for source in sources:
+            yield from source.batches(request, newer)
+            if base.schema.primary_key:
+                newer |= source.keys()
+
+    def _read_base(
+        self, base: BaseTable, partition: BasePartition, request: Request
+    ) -> Iterator[pa.RecordBatch]:
+        chosen = self._chosen(base, request.predicate)
+        places = tuple(self.state.shards[number] for number in chosen)
+        newer = newer_than_base(self.state, places, self._options.storage)
+        key = list(base.schema.primary_key) if len(newer) else []
+        wanted = set(partition.fragment_ids)
+        scanner = base.dataset.scanner(
+            columns=[*request.columns, *(name for name in key if name not in request.columns)],
+            filter=request.sql,
+            fragments=[f for f in base.dataset.get_fragments() if f.fragment_id in wanted],
+            batch_size=_BATCH_ROWS,
+        )
+        with lance_errors("read the base table"):
+            for batch in scanner.to_batches():
+                rows = batch.select(list(request.columns))
+                if key:
+                    hidden = newer.contains(key_values([batch.column(name) for name in key]))
+                    rows = rows.filter(pa.array(~hidden)) if hidden.any() else rows
+                yield rows
+
+    def _chosen(self, base: BaseTable, predicate: Predicate | None) -> list[int]:
+        """The shards that can hold a matching row.
+
+        Those can also hide rows of the base, and no others: a shard is ruled out by its part of
+        the key, and the row that it would hide has the same key.
+        """
+        pruner = ShardPruner(base.details, base.schema)
+        return [
+            number
+            for number, place in enumerate(self.state.shards)
+            if _has_rows(base, place) and pruner.may_match(place.identity, predicate)
+        ]
+
+    def _predicate(self, base: BaseTable) -> Predicate | None:
+        return None if self.sql is None else Predicate.parse(self.sql, base.schema.plain)
+
+    def _base(self) -> BaseTable:
+        return base_of(self.state, self._options.storage)
+
+
+class MergedReader(DataSourceReader):
+    """``spark.read.format("lancewal").load(uri)``."""
+
+    def __init__(self, options: Options, schema: st.StructType) -> None:
+        # The state is taken here: Spark pickles this object before it asks for partitions.
+        store = ObjectStore.from_uri(options.uri, options.storage)
+        self._merged = MergedState(options, read_state(store))
+        self._columns = schema.fieldNames()
+        self._schema = schema
+        self._table_columns = base_of(self._merged.state, options.storage).schema.plain
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
+
+    def partitions(self) -> list[InputPartition]:
+        return self._merged.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        wanted = arrow_schema(self._schema)
+        for batch in self._merged.read(partition, self._columns):
+            if batch.num_rows:
+                yield for_spark(batch, wanted)
+
+    def push(self, filters: Iterable[Filter]) -> list[Filter]:
+        """Take over what the table can evaluate; the rest is left to Spark."""
+        pushed, left = split_filters(filters, self._table_columns)
+        if pushed:
+            self._merged.sql = " AND ".join(f"({sql})" for sql in pushed)
+        return left
+
+
+class _PushFilters:
+    """``pushFilters`` of a reader that also works where Spark's filter pushdown is off.
+
+    Spark fails a read whose reader overrides the method while
+    ``spark.sql.python.filterPushdown.enabled`` is off. It tells by the function behind the
+    method; with the inherited one there it goes on, and never calls this.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: MergedReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return self._reader.push(filters)
+
+
+def _has_rows(base: BaseTable, place: ShardPlace) -> bool:
+    marker = base.compacted_generation(place.shard_id)
+    return bool(len(place.wal_range)) or any(e.generation > marker for e in place.manifest.sstables)
+
+
+def _newest_first(source: Source) -> tuple[bool, int, str]:
+    """The order of levels whose shards say nothing about which is newer, as everywhere in lancewal."""
+    return not source.in_memory, -source.generation, str(source.shard_id)
+
+
+def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
+    width = max(sum(_byte_width(field.type) for field in base.schema.plain), 1)
+    limit = max(_PARTITION_BYTES // width, 1)
+    group: list[int] = []
+    rows = 0
+    for fragment in base.dataset.get_fragments():
+        count = int(fragment.physical_rows)
+        if group and rows + count > limit:
+            yield tuple(group)
+            group, rows = [], 0
+        group.append(int(fragment.fragment_id))
+        rows += count
+    if group:
+        yield tuple(group)
+
+
+def _byte_width(type_: pa.DataType) -> int:
+    if pa.types.is_fixed_size_list(type_):
+        return int(type_.list_size) * _byte_width(type_.value_type)
+    if type_.num_fields:
+        return sum(_byte_width(type_.field(i).type) for i in range(type_.num_fields))
+    try:
+        return max(int(type_.bit_width) // 8, 1)
+    except ValueError:
+        return 64

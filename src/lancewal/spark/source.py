@@ -1,0 +1,100 @@
+"""The data source behind ``format("lancewal")``.
+
+Spark imports this module in every worker of every session that has lancewal installed: what
+it needs is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from lancewal.spark.options import Options
+
+
+class DefaultSource(DataSource):
+    """Batch and stream, source and sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "lancewal"
+
+    def schema(self) -> StructType:
+        from lancewal.errors import InvalidInputError
+        from lancewal.feed import feed_schema
+        from lancewal.spark.access import OpenTable
+        from lancewal.spark.columns import spark_schema
+
+        options = self._parsed()
+        if options.text("job") is not None:
+            from lancewal.spark.job_source import REPORT_SCHEMA
+
+            return REPORT_SCHEMA
+        schema = OpenTable.open(options).base.schema
+        shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
+        names = options.names("columns")
+        if names is not None:
+            unknown = [name for name in names if name not in shown.names]
+            if unknown or not names:
+                raise InvalidInputError(
+                    f"option columns names {', '.join(unknown) or 'nothing'}; "
+                    f"the table has {', '.join(shown.names)}"
+                )
+            import pyarrow as pa
+
+            shown = pa.schema([shown.field(name) for name in names])
+        return spark_schema(shown)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._parsed()
+        job = options.text("job")
+        if job is not None:
+            from lancewal.spark.job_source import JobReader
+
+            return JobReader(options, job)
+        if options.flag("readChangeFeed"):
+            from lancewal.spark.feed_source import FeedReader
+
+            return FeedReader(options, schema)
+        from lancewal.spark.merged import MergedReader
+
+        return MergedReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from lancewal.spark.feed_source import FeedStream
+
+        return FeedStream(self._parsed(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from lancewal.spark.sink import BatchSink, check_write
+
+        options = self._parsed()
+        check_write(options, schema, overwrite)
+        transaction = options.text("walTransaction")
+        if transaction is not None:
+            from lancewal.spark.wal_sink import WalSink
+
+            return WalSink(options, transaction)
+        return BatchSink(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from lancewal.spark.sink import StreamSink, check_write
+
+        options = self._parsed()
+        check_write(options, schema, overwrite)
+        return StreamSink(options)
+
+    def _parsed(self) -> Options:
+        from lancewal.spark.options import Options
+
+        return Options.parse(dict(self.options))

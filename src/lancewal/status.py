@@ -1,0 +1,324 @@
+"""How a table is doing: what waits for a flush, for compaction, and for an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from lancewal import layout
+from lancewal.base import BaseTable
+from lancewal.format.index_details import MEM_WAL_INDEX_NAME
+from lancewal.format.shard_manifest import ShardManifest, ShardStatus
+from lancewal.objects import ObjectInfo, ObjectStore
+from lancewal.parallel import ordered_map
+from lancewal.sharding import decoded_values, discover_manifests
+from lancewal.wal.tailer import WalTailer
+from lancewal.wal.tip import find_tip, first_unsettled
+
+#: Longer tails are not measured entry by entry where each look is a network round trip.
+_MEASURED_ENTRIES = 256
+_SAMPLED_ENTRIES = 64
+_REMOTE_LOOKS = 16
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What waits for the next stage. ``since`` is when the oldest of it was written.
+
+    ``count`` is of WAL entries, or of SSTables. ``rows`` is ``None`` where nothing tells how
+    many there are. ``num_bytes`` is ``estimated`` from a sample when there is very much.
+    """
+
+    count: int = 0
+    rows: int | None = 0
+    num_bytes: int = 0
+    since: datetime | None = None
+    estimated: bool = False
+
+    def seconds(self, now: datetime) -> float:
+        """For how long the oldest has waited; 0 when nothing waits."""
+        return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "rows": self.rows,
+            "bytes": self.num_bytes,
+            "seconds": round(self.seconds(now), 3),
+            "estimated": self.estimated,
+        }
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """One shard. ``unflushed`` is in its WAL only, ``uncompacted`` in SSTables that the base lacks.
+
+    ``wal_tip`` is the position that the next WAL entry takes; ``last_write`` the time of the
+    newest one, sentinels included (opening a writer leaves one).
+    """
+
+    shard_id: UUID
+    values: Mapping[str, bool | int | str]
+    status: ShardStatus
+    epoch: int
+    current_generation: int
+    compacted_generation: int
+    generations: tuple[int, ...]
+    wal_tip: int
+    last_write: datetime | None
+    unflushed: Lag
+    uncompacted: Lag
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        return {
+            "shard_id": str(self.shard_id),
+            "values": dict(self.values),
+            "status": self.status.name.lower(),
+            "epoch": self.epoch,
+            "current_generation": self.current_generation,
+            "compacted_generation": self.compacted_generation,
+            "generations": list(self.generations),
+            "wal_tip": self.wal_tip,
+            "last_write": None if self.last_write is None else self.last_write.isoformat(),
+            "unflushed": self.unflushed.to_dict(now),
+            "uncompacted": self.uncompacted.to_dict(now),
+        }
+
+
+@dataclass(frozen=True)
+class IndexState:
+    """An index of the base table; ``rows_behind`` are rows of the base that it does not cover yet."""
+
+    name: str
+    kind: str
+    columns: tuple[str, ...]
+    rows_covered: int
+    rows_behind: int
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A look at a table. Shards are looked at one after the other, so it is no snapshot."""
+
+    uri: str
+    taken_at: datetime
+    base_version: int
+    base_rows: int
+    base_fragments: int
+    primary_key: tuple[str, ...]
+    sharding: str
+    writer_defaults: Mapping[str, str]
+    maintained_indexes: tuple[str, ...] | None
+    indexes: tuple[IndexState, ...]
+    shards: tuple[ShardState, ...]
+
+    @property
+    def unflushed(self) -> Lag:
+        """All shards' together."""
+        return _together([shard.unflushed for shard in self.shards])
+
+    @property
+    def uncompacted(self) -> Lag:
+        return _together([shard.uncompacted for shard in self.shards])
+
+    def to_dict(self) -> dict[str, Any]:
+        now = self.taken_at
+        return {
+            "uri": self.uri,
+            "taken_at": now.isoformat(),
+            "base": {
+                "version": self.base_version,
+                "rows": self.base_rows,
+                "fragments": self.base_fragments,
+            },
+            "primary_key": list(self.primary_key),
+            "sharding": self.sharding,
+            "writer_defaults": dict(self.writer_defaults),
+            "maintained_indexes": None if self.maintained_indexes is None else list(self.maintained_indexes),
+            "indexes": [
+                {
+                    "name": index.name,
+                    "kind": index.kind,
+                    "columns": list(index.columns),
+                    "rows_covered": index.rows_covered,
+                    "rows_behind": index.rows_behind,
+                }
+                for index in self.indexes
+            ],
+            "unflushed": self.unflushed.to_dict(now),
+            "uncompacted": self.uncompacted.to_dict(now),
+            "shards": [shard.to_dict(now) for shard in self.shards],
+        }
+
+
+def table_status(
+    store: ObjectStore, read_base: Callable[[], BaseTable], now: datetime | None = None
+) -> TableStatus:
+    """Look at every shard, then at the base table.
+
+    Ages come from the storage's own time stamps; ``now`` is for tests.
+    """
+    manifests = discover_manifests(store)
+    workers = 1 if store.is_local else _REMOTE_LOOKS
+    tails = list(ordered_map(partial(_tail, store), manifests, workers))
+    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
+    base = read_base()
+    pending = ordered_map(lambda manifest: _uncompacted(store, base, manifest), manifests, workers)
+    shards = [
+        ShardState(
+            shard_id=manifest.shard_id,
+            values=decoded_values(base.details, manifest),
+            status=manifest.status,
+            epoch=manifest.writer_epoch,
+            current_generation=manifest.current_generation,
+            compacted_generation=base.compacted_generation(manifest.shard_id),
+            generations=tuple(entry.generation for entry in manifest.sstables),
+            wal_tip=tail.tip,
+            last_write=tail.last_write,
+            unflushed=tail.lag,
+            uncompacted=uncompacted,
+        )
+        for manifest, tail, uncompacted in zip(manifests, tails, pending, strict=True)
+    ]
+    details = base.details
+    return TableStatus(
+        uri=base.uri,
+        taken_at=now or datetime.now(UTC),
+        base_version=base.version,
+        base_rows=base.dataset.count_rows(),
+        base_fragments=len(base.dataset.get_fragments()),
+        primary_key=base.schema.primary_key,
+        sharding=sharding_text(base),
+        writer_defaults=dict(details.writer_config_defaults),
+        maintained_indexes=None if details.maintain_all_indexes else details.maintained_indexes,
+        indexes=tuple(_indexes(base)),
+        shards=tuple(sorted(shards, key=_by_value)),
+    )
+
+
+def sharding_text(base: BaseTable) -> str:
+    """How rows are divided, in words: "bucket(id, 8)", "identity(tenant)", "unsharded" or "by hand"."""
+    if not base.details.sharding_specs:
+        return "by hand"
+    names = {number: name for name, number in base.schema.field_ids.items()}
+    newest = max(base.details.sharding_specs, key=lambda spec: spec.spec_id)
+    texts = []
+    for each in newest.fields:
+        arguments = [names.get(source, f"field {source}") for source in each.source_ids]
+        arguments += [each.parameters["num_buckets"]] if "num_buckets" in each.parameters else []
+        how = each.transform or each.expression or "unknown"
+        texts.append(f"{how}({', '.join(arguments)})" if arguments else how)
+    return ", ".join(texts)
+
+
+@dataclass(frozen=True)
+class _Tail:
+    tip: int
+    last_write: datetime | None
+    lag: Lag
+
+
+def _tail(store: ObjectStore, manifest: ShardManifest) -> _Tail:
+    shard_id = manifest.shard_id
+    tip = find_tip(store, shard_id, manifest)
+    last = store.head(layout.wal_entry(shard_id, tip - 1)) if tip > layout.FIRST_WAL_POSITION else None
+    start = _first_with_rows(store, manifest, tip)
+    lag = Lag() if start is None else _measured(store, shard_id, range(start, tip))
+    return _Tail(tip, last.modified if last else None, lag)
+
+
+def _first_with_rows(store: ObjectStore, manifest: ShardManifest, tip: int) -> int | None:
+    """Where the rows begin that no SSTable has. Sentinels before them wait for nothing."""
+    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
+    for position in range(first_unsettled(manifest), tip):
+        header = tailer.read_header(position)
+        if header is None:
+            return None
+        flushed = header.generation is not None and header.generation < manifest.current_generation
+        if not header.sentinel and not flushed:
+            return position
+    return None
+
+
+def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
+    wanted: range | list[int] = positions
+    estimated = not store.is_local and len(positions) > _MEASURED_ENTRIES
+    if estimated:
+        step = len(positions) / _SAMPLED_ENTRIES
+        wanted = [positions[int(place * step)] for place in range(_SAMPLED_ENTRIES)]
+    heads = ordered_map(
+        lambda position: store.head(layout.wal_entry(shard_id, position)),
+        wanted,
+        1 if store.is_local else _REMOTE_LOOKS,
+    )
+    # What was collected meanwhile was flushed before.
+    found = [info for info in heads if info is not None]
+    size = sum(info.size for info in found)
+    if estimated and found:
+        size = round(size * len(positions) / len(found))
+    count = len(positions) if estimated else len(found)
+    return Lag(count, None, size, _oldest(found), estimated)
+
+
+def _uncompacted(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> Lag:
+    held = base.compacted_generation(manifest.shard_id)
+    waiting = sorted(
+        (entry for entry in manifest.sstables if entry.generation > held), key=lambda e: e.generation
+    )
+    if not waiting:
+        return Lag()
+    rows = [entry.physical_rows for entry in waiting]
+    files = store.list(layout.sstable_dir(manifest.shard_id, waiting[0].path))
+    return Lag(
+        count=len(waiting),
+        rows=None if None in rows else sum(number or 0 for number in rows),
+        num_bytes=sum(entry.in_memory_bytes or 0 for entry in waiting),
+        since=_oldest(files),
+        estimated=any(entry.in_memory_bytes is None for entry in waiting),
+    )
+
+
+def _indexes(base: BaseTable) -> list[IndexState]:
+    rows = {fragment.fragment_id: fragment.count_rows() for fragment in base.dataset.get_fragments()}
+    names = {number: name for name, number in base.schema.field_ids.items()}
+    found: dict[str, IndexState] = {}
+    covered: dict[str, set[int]] = {}
+    for segment in base.manifest.indexes:
+        if segment.name == MEM_WAL_INDEX_NAME:
+            continue
+        covered.setdefault(segment.name, set()).update(segment.fragments or ())
+        count = sum(rows.get(fragment, 0) for fragment in covered[segment.name])
+        found[segment.name] = IndexState(
+            segment.name,
+            segment.details_type.rpartition(".")[2].removesuffix("IndexDetails"),
+            tuple(names.get(number, f"field {number}") for number in segment.field_ids),
+            count,
+            sum(rows.values()) - count,
+        )
+    return [found[name] for name in sorted(found)]
+
+
+def _together(lags: list[Lag]) -> Lag:
+    rows = [lag.rows for lag in lags]
+    return Lag(
+        count=sum(lag.count for lag in lags),
+        rows=None if None in rows else sum(number or 0 for number in rows),
+        num_bytes=sum(lag.num_bytes for lag in lags),
+        since=min((lag.since for lag in lags if lag.since), default=None),
+        estimated=any(lag.estimated for lag in lags),
+    )
+
+
+def _oldest(infos: list[ObjectInfo]) -> datetime | None:
+    return min((info.modified for info in infos), default=None)
+
+
+def _by_value(shard: ShardState) -> tuple[bool, int, str, str]:
+    """Buckets in their order, then text values, then shards without any."""
+    value = next(iter(shard.values.values()), None)
+    number = value if isinstance(value, int) else 0
+    return value is None, number, str(value), str(shard.shard_id)

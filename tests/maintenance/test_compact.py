@@ -1,0 +1,381 @@
+"""Compaction of tables with a key: newest rows win, dead keys go, the marker comes with them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lancewal.base import BaseTable
+from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
+from lancewal.maintenance import CompactionPlan, Progress, execute_shard, plan_compaction
+from lancewal.manifest import ShardManifestStore
+from lancewal.markers import fence_id, is_fence
+from lancewal.objects import ObjectStore
+from tests.maintenance.support import Site, named
+from tests.tables import KEY, KEYED, rows
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Ten rows in the base, three generations of which later ones replace and delete."""
+    site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 10, prefix="base")]))
+    site.flush(rows(5, 10, prefix="one"), [0])
+    site.flush(rows(8, 4, prefix="two"), [14])
+    site.flush(rows(14, 1, prefix="three"), [5, 1])
+    return site
+
+
+EXPECTED = [
+    *named(range(2, 5), "base"),
+    *named(range(6, 8), "one"),
+    *named(range(8, 12), "two"),
+    *named(range(12, 14), "one"),
+    (14, "three_14"),
+]
+
+
+class TestResult:
+    def test_plain_lance_reads_the_newest_rows_after_compaction(self, site: Site) -> None:
+        assert site.merged() == EXPECTED
+        report = site.compact()
+        assert site.plain() == EXPECTED
+        assert site.merged() == EXPECTED
+        assert site.marker == 3
+        assert (report.generations, report.commits, report.rows_deleted) == (3, 1, 3)
+        assert report.shards[0].generations == [1, 2, 3]
+
+    def test_the_report_accounts_for_every_row(self, site: Site) -> None:
+        (shard,) = site.compact().shards
+        # 10 + 1, 4 + 1 and 1 + 2 rows and tombstones; 9 rows live on, 4 of them replace base rows.
+        assert shard.rows_in == 19
+        assert (shard.rows_inserted, shard.rows_updated, shard.rows_replaced) == (5, 4, 10)
+
+    def test_a_second_run_has_nothing_to_do(self, site: Site) -> None:
+        site.compact()
+        version = site.dataset.version
+        again = site.compact()
+        assert (again.generations, again.commits, site.dataset.version) == (0, 0, version)
+
+    def test_rows_reach_the_base_in_the_order_in_which_they_were_written(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table")
+        site.flush(rows(100, 3))
+        site.flush(rows(50, 3))
+        site.flush(rows(0, 3))
+        site.compact()
+        assert site.dataset.to_table()["id"].to_pylist() == [100, 101, 102, 50, 51, 52, 0, 1, 2]
+
+    def test_only_tombstones_commit_the_marker_and_keep_all_other_rows(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5)]))
+        site.flush([3, 77])
+        site.compact()
+        assert site.plain() == named([0, 1, 2, 4], "name")
+        assert site.marker == 1
+
+    def test_some_shards_can_be_chosen(self, site: Site) -> None:
+        other = uuid4()
+        site.flush(rows(500, 3), shard_id=other)
+        site.compact(shards=[str(other)])
+        assert site.marker == 0
+        assert site.base.details.compacted[other] == 1
+
+    def test_an_unknown_shard_is_refused(self, site: Site) -> None:
+        with pytest.raises(InvalidInputError, match="no shards"):
+            site.compact(shards=[uuid4()])
+
+    def test_shards_are_compacted_side_by_side(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 1000)]))
+        for number in range(6):
+            site.flush(rows(100 * number, 50, prefix="new"), [100 * number + 60], shard_id=uuid4())
+        report = site.compact(max_workers=4)
+        assert (len(report.shards), report.rows_upserted, report.rows_deleted) == (6, 300, 6)
+        assert len(site.plain()) == 994
+
+    def test_progress_is_told(self, site: Site) -> None:
+        told: list[Progress] = []
+        site.compact(progress=told.append)
+        assert [(each.step, each.through, each.rows) for each in told] == [("merged", 3, 9)]
+
+
+class TestPlan:
+    def test_a_plan_survives_json_and_pickle(self, site: Site) -> None:
+        plan = plan_compaction(site.base, site.store)
+        assert CompactionPlan.from_json(plan.to_json()) == plan
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        (shard,) = plan.shards
+        assert (shard.generations, shard.rows, plan.commits_expected) == ((1, 2, 3), 19, 1)
+        assert "generations 1 to 3" in str(plan)
+
+    def test_generations_are_grouped_by_bytes(self, site: Site) -> None:
+        sizes = [entry.in_memory_bytes or 0 for entry in site.manifest.sstables]
+        plan = plan_compaction(site.base, site.store, max_commit_bytes=sizes[0] + sizes[1])
+        assert [commit.generations for commit in plan.shards[0].commits] == [(1, 2), (3,)]
+        report = site.compact(plan=plan)
+        assert report.commits == 2
+        assert site.plain() == EXPECTED
+
+    def test_a_plan_shows_no_credentials(self, site: Site) -> None:
+        store = ObjectStore.from_uri(site.store.uri, {"aws_secret_access_key": "hidden"}, fsync=False)
+        assert "hidden" not in plan_compaction(site.base, store).to_json()
+
+    def test_a_stale_plan_skips_what_is_compacted(self, site: Site) -> None:
+        plan = plan_compaction(site.base, site.store)
+        site.compact()
+        site.flush(rows(6, 1, prefix="four"))
+        site.compact()
+        before = site.plain()
+        report = execute_shard(plan.shards[0], store=site.store)
+        assert (report.generations, report.skipped, report.commits) == ([], [1, 2, 3], 0)
+        assert site.plain() == before
+
+    def test_a_plan_is_executed_by_its_uri_alone(self, site: Site) -> None:
+        plan = pickle.loads(pickle.dumps(plan_compaction(site.base, site.store)))
+        execute_shard(plan.shards[0], {})
+        assert site.plain() == EXPECTED
+
+    def test_a_missing_generation_is_refused_before_anything_is_marked(self, site: Site) -> None:
+        ShardManifestStore(site.store, site.shard_id).commit_update(
+            None, lambda m: replace(m, sstables=(m.sstables[0], m.sstables[2]))
+        )
+        with pytest.raises(CorruptManifestError, match=r"\[2\] are missing"):
+            site.compact()
+        assert site.marker == 0
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"uri": "x"}', '{"shards": [{}]}'])
+    def test_what_is_no_plan_is_refused(self, text: str) -> None:
+        with pytest.raises(InvalidInputError, match="no compaction plan"):
+            CompactionPlan.from_json(text)
+
+
+class TestBoundedMemory:
+    def test_a_generation_above_the_limit_takes_several_commits(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 100, prefix="base")]))
+        writer = site.writer()
+        for start in range(0, 50_000, 5000):
+            writer.put(rows(start, 5000, prefix="new"))
+        writer.delete([7, 30_000])
+        writer.close()
+        report = site.compact(max_commit_bytes=400_000)
+        assert report.commits > 2
+        assert site.plain() == named([i for i in range(50_000) if i not in (7, 30_000)], "new")
+        # Only the last of them says that the generation is held.
+        versions = [each["version"] for each in site.dataset.versions()][-report.commits :]
+        held = [BaseTable.open(site.store.uri, version=v).details.compacted for v in versions]
+        assert [markers.get(site.shard_id, 0) for markers in held] == [0] * (report.commits - 1) + [1]
+
+
+class TestSchema:
+    def test_columns_are_matched_by_field_id(self, tmp_path: Path) -> None:
+        schema = pa.schema([KEYED.field("id"), pa.field("a", pa.string()), pa.field("b", pa.int64())])
+        site = Site(tmp_path / "table", schema)
+        site.flush(pa.table({"id": [1], "a": ["kept"], "b": [5]}, schema))
+        dataset = site.dataset
+        dataset.drop_columns(["b"])
+        dataset.alter_columns({"path": "a", "name": "renamed"})
+        dataset.add_columns(pa.schema([pa.field("b", pa.string())]))
+        site.compact()
+        assert site.dataset.to_table().to_pylist() == [{"id": 1, "renamed": "kept", "b": None}]
+
+    def test_nested_and_vector_columns_survive(self, tmp_path: Path) -> None:
+        schema = pa.schema(
+            [
+                KEYED.field("id"),
+                pa.field("v", pa.list_(pa.float32(), 3)),
+                pa.field("s", pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.list_(pa.string()))])),
+            ]
+        )
+        content = {"id": [1, 2], "v": [[1, 2, 3], None], "s": [{"x": 1, "y": ["a"]}, {"x": None, "y": []}]}
+        site = Site(tmp_path / "table", schema)
+        site.flush(pa.table(content, schema))
+        site.compact()
+        assert site.dataset.to_table().to_pydict() == content
+
+
+def _keyed(*types: pa.DataType) -> pa.Schema:
+    keys = [
+        pa.field(
+            f"key {place}'s",
+            type_,
+            False,
+            {**KEY, "lance-schema:unenforced-primary-key:position": str(place + 1)},
+        )
+        for place, type_ in enumerate(types)
+    ]
+    return pa.schema([*keys, pa.field("v", pa.int64())])
+
+
+_TEXTS = [
+    "",
+    "'",
+    "''",
+    "a'b",
+    'q"q',
+    "back\\slash",
+    "per%cent_",
+    "line\nbreak",
+    "naïve 雪",
+    "x:y",
+    "1:x",
+    "`t`",
+]
+_INTEGERS = [0, 1, -1, 2**31, -(2**63), 2**63 - 1, -(2**63) + 1]
+_BINARIES = [b"", b"\x00", b"'", b"\xff\x00", b"abc", b"ab"]
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("types", "keys"),
+        [
+            ((pa.int64(),), [(i,) for i in _INTEGERS]),
+            ((pa.uint64(),), [(0,), (2**63,), (2**64 - 1,)]),
+            ((pa.int8(),), [(-128,), (0,), (127,)]),
+            ((pa.bool_(),), [(True,), (False,)]),
+            ((pa.string(),), [(text,) for text in _TEXTS]),
+            ((pa.large_string(),), [(text,) for text in _TEXTS]),
+            ((pa.binary(),), [(each,) for each in _BINARIES]),
+            (
+                (pa.int64(), pa.string()),
+                [(i, t) for i in (0, 11, -(2**63)) for t in ("", "1", ":", "1:1")],
+            ),
+            ((pa.string(), pa.string()), [(a, b) for a in ("", ":", "a:", "1:a") for b in ("", ":", ":a")]),
+            ((pa.binary(), pa.bool_()), [(a, b) for a in _BINARIES for b in (True, False)]),
+            ((pa.uint64(), pa.large_string(), pa.int8()), [(2**64 - 1, "'", -1), (2**64 - 1, "'", 1)]),
+        ],
+        ids=lambda value: "+".join(map(str, value)) if isinstance(value[0], pa.DataType) else "",
+    )
+    def test_exactly_the_dead_keys_are_deleted(
+        self, tmp_path: Path, types: tuple[pa.DataType, ...], keys: list[tuple[Any, ...]]
+    ) -> None:
+        schema = _keyed(*types)
+        names = schema.names[:-1]
+
+        def table(of: list[tuple[Any, ...]], value: int) -> pa.Table:
+            columns = [pa.array([key[i] for key in of], type_) for i, type_ in enumerate(types)]
+            return pa.table([*columns, pa.array([value] * len(of), pa.int64())], schema=schema)
+
+        dead, updated = keys[::2], keys[1::2]
+        site = Site(tmp_path / "table", schema, table(keys, 0))
+        writer = site.writer()
+        if updated:
+            writer.put(table(updated, 1))
+        writer.delete(table(dead, 0).select(names))
+        writer.close()
+        report = site.compact()
+        found = site.dataset.to_table().to_pylist()
+        assert sorted((tuple(row[n] for n in names) for row in found), key=repr) == sorted(updated, key=repr)
+        assert all(row["v"] == 1 for row in found)
+        assert report.rows_deleted == len(dead)
+
+
+class TestLanceAsPeer:
+    def test_generations_that_lance_flushed_are_compacted(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5, prefix="base")]))
+        with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True) as writer:
+            writer.put(rows(2, 6, prefix="one"))
+            writer.put(rows(2, 2, prefix="two"))
+            writer.delete(pa.table({"id": [0, 7]}))
+        site.compact()
+        assert site.plain() == [(1, "base_1"), *named([2, 3], "two"), *named([4, 5, 6], "one")]
+
+    def test_lance_goes_on_after_our_compaction(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table")
+        site.flush(rows(0, 5))
+        site.compact()
+        with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True) as writer:
+            writer.put(rows(3, 5, prefix="lance"))
+        site.compact()
+        assert site.plain() == [*named(range(3), "name"), *named(range(3, 8), "lance")]
+
+    def test_fences_are_markers_that_lance_keeps(self, site: Site) -> None:
+        site.compact()
+        site.dataset.create_scalar_index("name", "BTREE")
+        site.dataset.optimize.optimize_indices()
+        site.flush(rows(0, 1))
+        site.compact()
+        compacted = site.base.details.compacted
+        assert compacted == {site.shard_id: 4, fence_id(site.shard_id): 2}
+        assert [is_fence(each) for each in compacted].count(True) == 1
+
+
+class TestIndexes:
+    def test_a_small_merge_goes_through_the_index(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lancewal.maintenance.keyed._INDEX_PAYS_FROM", 1)
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5000, prefix="base")]))
+        site.dataset.create_scalar_index("id", "BTREE")
+        site.flush(rows(4990, 20, prefix="new"))
+        site.compact()
+        assert site.plain() == [*named(range(4990), "base"), *named(range(4990, 5010), "new")]
+
+    def test_indexes_and_files_are_optimized_on_request(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 500)]))
+        site.dataset.create_scalar_index("id", "BTREE")
+        site.flush(rows(490, 100, prefix="new"))
+        report = site.compact(optimize_indexes=True, compact_files=True)
+        assert report.indexes_optimized
+        assert report.files_removed > report.files_added >= 1
+        manifest = site.base.manifest
+        assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
+        assert len(site.plain()) == 590
+        assert site.marker == 1
+
+
+class TestFailures:
+    def test_one_failed_shard_does_not_stop_the_others(self, site: Site) -> None:
+        other = uuid4()
+        site.flush(rows(500, 3), shard_id=other)
+        (entry, *_) = site.manifest.sstables
+        site.store.delete_prefix(f"_mem_wal/{site.shard_id}/{entry.path}")
+        with pytest.raises(PartialWriteError) as raised:
+            site.compact()
+        assert set(raised.value.failed) == {site.shard_id}
+        assert raised.value.written == {other: 3}
+        assert (site.marker, site.base.details.compacted[other]) == (0, 1)
+
+
+_Operation = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 30), st.integers(1, 12)),
+    st.tuples(st.just("delete"), st.lists(st.integers(0, 40), min_size=1, max_size=6), st.just(0)),
+    st.tuples(st.just("flush"), st.just(0), st.just(0)),
+    st.tuples(st.just("compact"), st.sampled_from([1, 2000, 1 << 28]), st.just(0)),
+    st.tuples(st.just("collect"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=25, deadline=timedelta(seconds=20), suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_Operation, min_size=3, max_size=14))
+def test_any_history_reads_the_same_after_compaction(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, Any, int]]
+) -> None:
+    site = Site(tmp_path_factory.mktemp("any") / "table", data=pa.Table.from_batches([rows(0, 10)]))
+    model = dict(named(range(10), "name"))
+    writer = site.writer()
+    for step, (kind, what, count) in enumerate(history):
+        if kind == "put":
+            writer.put(rows(what, count, prefix=f"v{step}"))
+            model.update(named(range(what, what + count), f"v{step}"))
+        elif kind == "delete":
+            writer.delete(what)
+            model = {key: value for key, value in model.items() if key not in what}
+        elif kind == "flush":
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+        elif kind == "compact":
+            site.compact(max_commit_bytes=what)
+        else:
+            site.collect()
+        assert site.merged() == sorted(model.items())
+    writer.close()
+    site.compact()
+    site.collect()
+    assert site.plain() == sorted(model.items())
+    assert site.verify().ok, str(site.verify())

@@ -1,0 +1,38 @@
+"""One Spark session for all tests of this directory: starting one takes longer than most of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lancewal.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Where workers find lancewal, the tests and the faults that some of them inject.
+ROOT = Path(__file__).parents[2]
+WORKER_PATH = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+
+TEST_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.executorEnv.PYTHONPATH": WORKER_PATH,
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = WORKER_PATH
+    started = session("local[2]", app_name="lancewal tests", conf=TEST_CONF)
+    started.sparkContext.setLogLevel("OFF")
+    yield started
+    started.stop()
