@@ -24,6 +24,7 @@ from lancewal.reader.search import full_text_search, vector_search
 from lancewal.shard_info import ShardInfo, shard_infos
 from lancewal.sharding import UNSHARDED, Shard, ShardRouter, discover_manifests
 from lancewal.status import TableStatus, table_status
+from lancewal.table_maintenance import TableMaintenance
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_config, drain_shard
 from lancewal.writer.intake import is_key_sequence, is_tabular
@@ -35,7 +36,7 @@ from lancewal.writer.table_writer import TableWriter
 _CONCURRENT_FLUSHES = 4
 
 
-class Table:
+class Table(TableMaintenance):
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows

@@ -78,13 +78,15 @@ def filled_up(fetch: Callable[[int], Candidates], k: int, rows: int, superseded:
 
 
 def by_level(call: Callable[[tuple[Source | None, KeySet]], R], snapshot: Snapshot) -> list[R]:
-    """``call`` for every level with the keys that are newer than it, newest first, the base (``None``) last."""
-    return at_once(call, [*snapshot.levels(), (None, snapshot.newer_than_base())])
+    """``call`` for every level and the keys that are newer, newest level first, the base (``None``) last."""
+    levels = [*snapshot.levels(), (None, snapshot.newer_than_base())]
+    flushed = sum(source is not None and not source.in_memory for source, _ in levels)
+    return at_once(call, levels, flushed + bool(snapshot.base.manifest.fragment_ids))
 
 
-def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """``call`` for every item, in order; several at a time, since SSTables and the base wait for I/O."""
-    return list(ordered_map(call, items, min(len(items), _MAX_AT_ONCE)))
+def at_once(call: Callable[[T], R], items: Sequence[T], waiting: int) -> list[R]:
+    """``call`` for every item, in order; several at a time where more than one of them waits for I/O."""
+    return list(ordered_map(call, items, min(waiting, _MAX_AT_ONCE)))
 
 
 def best_rows(

@@ -58,6 +58,9 @@ class Scan:
 
     def to_table(self) -> pa.Table:
         """All rows at once."""
+        pinned = self.pinned_keys()
+        if pinned is not None and self.limit is None and not self.offset:
+            return self._pinned(pinned)
         return pa.Table.from_batches(self._batches(), self.schema)
 
     def to_batches(self) -> pa.RecordBatchReader:
@@ -71,7 +74,7 @@ class Scan:
         """How many rows there are; reads keys and the filter's columns at most."""
         pinned = self.pinned_keys()
         if pinned is not None:
-            total = sum(int(batch.num_rows) for batch in self._pinned(pinned))
+            total = int(self._pinned(pinned).num_rows)
         else:
             total = sum(source.count(self.predicate, newer) for source, newer in self.snapshot.levels())
             total += self.snapshot.base_source.count(self.predicate, self.snapshot.key_sets())
@@ -112,7 +115,7 @@ class Scan:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         pinned = self.pinned_keys()
-        rows = self._all() if pinned is None else self._pinned(pinned)
+        rows = self._all() if pinned is None else iter(self._pinned(pinned).to_batches())
         skip, remaining = self.offset, self.limit
         if remaining == 0:
             return
@@ -152,20 +155,16 @@ class Scan:
             return 1
         return min(flushed + 1, _MAX_LEVELS_AHEAD)
 
-    def _pinned(self, keys: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+    def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"
-        names = self.snapshot.schema.primary_key
-        if self.predicate.only_names_values_of(names):
-            yield from lookup(
-                self.snapshot, keys, self._columns, row_source=self._row_source
-            ).table.to_batches()
-            return
+        if self.predicate.only_names_values_of(self.snapshot.schema.primary_key):
+            return lookup(self.snapshot, keys, self._columns, row_source=self._row_source).table
         extra = [name for name in sorted(self.predicate.columns) if name not in self._columns]
         found = lookup(self.snapshot, keys, [*self._columns, *extra], row_source=self._row_source).table
         matching = self.predicate.mask(found)
         if not matching.all():
             found = found.filter(pa.array(matching))
-        yield from found.select(self.schema.names).to_batches()
+        return found.select(self.schema.names)
 
 
 def _opened(level: _Level) -> tuple[Source | None, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:

@@ -16,7 +16,7 @@ from lancewal.reader.base_indexes import hint, text_params
 from lancewal.reader.corpus import query_terms
 from lancewal.reader.hits import Hits, at_once, best_rows, checked_column, checked_number
 from lancewal.reader.snapshot import Snapshot
-from lancewal.reader.text_levels import SCORE, LanceLevel, WordsQuery, text_levels
+from lancewal.reader.text_levels import SCORE, IndexedLevel, LanceLevel, WordsQuery, text_levels
 
 
 def checked_words(
@@ -60,7 +60,9 @@ def find_words(snapshot: Snapshot, query: WordsQuery, columns: Sequence[str] | N
     if query_terms(query.params, query.text):
         levels = text_levels(snapshot, query)
         corpus = CorpusStatistics()
+        waiting = sum(not isinstance(level, IndexedLevel) for level in levels)
         if not all(isinstance(level, LanceLevel) for level in levels):
-            corpus = CorpusStatistics.combined(at_once(lambda level: level.statistics(), levels))
-        parts = at_once(lambda level: level.search(corpus), levels)
+            counted = at_once(lambda level: level.statistics(), levels, waiting)
+            corpus = CorpusStatistics.combined(counted)
+        parts = at_once(lambda level: level.search(corpus), levels, waiting)
     return best_rows(snapshot, parts, query.k, shown, SCORE, largest_first=True)

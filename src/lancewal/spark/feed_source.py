@@ -55,8 +55,8 @@ class _FeedRows:
     def __init__(self, options: Options, schema: st.StructType) -> None:
         if not options.flag("readChangeFeed"):
             raise InvalidInputError(
-                'a stream from a table is its change feed; set the option readChangeFeed to "true", which adds '
-                f"the columns {', '.join(FEED_COLUMNS)}"
+                'a stream from a table is its change feed; set the option readChangeFeed to "true", which '
+                f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
         self._options = options
         self._schema = schema

@@ -122,7 +122,8 @@ def write_transaction(
     )
     for name, value in options.values.items():
         writer = writer.option(name, value)
-    writer.save(options.uri)
+    # The path is among the options; Spark refuses to be told twice.
+    writer.save()
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:

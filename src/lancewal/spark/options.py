@@ -34,8 +34,8 @@ INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
 
 #: Known from other formats; nothing here can do what they ask for.
 _NO_TIME_TRAVEL = (
-    "the merged state of the past is not kept, so time travel would be approximate; read the base table alone "
-    "at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
+    "the merged state of the past is not kept, so time travel would be approximate; read the base table "
+    "alone at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
 )
 _REFUSED = dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL)
 

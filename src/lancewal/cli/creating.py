@@ -1,0 +1,186 @@
+"""Making tables: columns from a file, a key, and a write path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import typer
+
+from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lancewal.ingest import SourceFile
+    from lancewal.table import Table
+
+DEFAULT_BUCKETS = 4
+
+_KEY_MARK = "lance-schema:unenforced-primary-key"
+_KEY_PLACE = "lance-schema:unenforced-primary-key:position"
+
+
+@dataclass(frozen=True)
+class WritePath:
+    """How a table is to be written to. Without any sharding named, buckets of the first key column."""
+
+    bucket: tuple[str, int] | None = None
+    identity: str | None = None
+    unsharded: bool = False
+    by_hand: bool = False
+    indexes: Sequence[str] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def initialize(self, uri: str, options: Mapping[str, str]) -> Table:
+        """Give the table at ``uri`` this write path."""
+        import lance
+
+        import lancewal
+
+        bucket, unsharded = self.bucket, self.unsharded
+        if not (bucket or self.identity or unsharded or self.by_hand):
+            key = _key_of(lance.dataset(uri, storage_options=dict(options) or None))
+            bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
+        return lancewal.initialize(
+            uri,
+            bucket=bucket,
+            identity=self.identity,
+            unsharded=unsharded,
+            maintained_indexes=self.indexes,
+            writer_defaults=self.settings or None,
+            storage_options=options,
+        )
+
+
+def open_or_create(
+    uri: str,
+    options: Mapping[str, str],
+    file: SourceFile,
+    key: Sequence[str] | None,
+    vectors: Sequence[str] | None,
+    path: WritePath,
+) -> tuple[Table, bool]:
+    """The table, made from the columns of ``file`` when it is missing; whether it was made or initialised."""
+    import lancewal
+    from lancewal.cli.options import is_missing
+
+    try:
+        return lancewal.open(uri, options), False
+    except NotInitializedError:
+        return path.initialize(uri, options), True
+    except InvalidInputError:
+        if "://" not in uri and not is_missing(uri):
+            raise
+    create(uri, options, file, key, vectors)
+    return path.initialize(uri, options), True
+
+
+def create(
+    uri: str,
+    options: Mapping[str, str],
+    file: SourceFile,
+    key: Sequence[str] | None,
+    vectors: Sequence[str] | None,
+) -> None:
+    """An empty table with the columns of ``file``."""
+    import lance
+
+    from lancewal.ingest import open_file
+    from lancewal.objects import ObjectStore
+
+    opened = open_file(file)
+    first = next(opened.batches, None) if vectors else None
+    schema = table_columns(opened.schema, key or [], _dimensions(vectors, first))
+    where = ObjectStore.from_uri(uri, options).uri
+    try:
+        lance.write_dataset(schema.empty_table(), where, storage_options=dict(options) or None)
+    except OSError as error:
+        raise StorageError(f"cannot create the table at {uri}: {error}") from error
+
+
+def set_key(uri: str, options: Mapping[str, str], key: Sequence[str]) -> None:
+    """Declare the primary key of a table that has none; the same key again is fine."""
+    import lance
+
+    dataset = lance.dataset(uri, storage_options=dict(options) or None)
+    present = _key_of(dataset)
+    if present == list(key):
+        return
+    if present:
+        raise InvalidInputError(
+            f"the table at {uri} has the primary key {', '.join(present)}, which cannot be changed"
+        )
+    for name in key:
+        if name not in dataset.schema.names:
+            raise InvalidInputError(f"the table has no column {name} that could be its key")
+        if dataset.schema.field(name).nullable:
+            raise InvalidInputError(
+                f"column {name} may hold nulls by its type, which a key must not, and Lance cannot change that; "
+                "write the table anew with a column that is not nullable"
+            )
+    dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+
+
+def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str, int]) -> pa.Schema:
+    """The columns of a table for rows of ``schema``: keys marked and not null, vectors of fixed size.
+
+    >>> import pyarrow as pa
+    >>> rows = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float64()))])
+    >>> columns = table_columns(rows, ["id"], {"v": 3})
+    >>> columns.field("id").nullable, str(columns.field("v").type)
+    (False, 'fixed_size_list<item: float>[3]')
+    """
+    import pyarrow as pa
+
+    unknown = [name for name in [*key, *dimensions] if name not in schema.names]
+    if unknown:
+        raise InvalidInputError(
+            f"the file has no column {', '.join(unknown)}; its columns are {', '.join(schema.names)}"
+        )
+    columns = []
+    for each in schema:
+        type_ = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
+        if pa.types.is_null(type_):
+            raise InvalidInputError(
+                f"column {each.name} holds nothing but nulls in the first rows, so its type is unknown; create the "
+                "table with lance.write_dataset"
+            )
+        if each.name in dimensions:
+            type_ = pa.list_(pa.float32(), dimensions[each.name])
+        marks = _marks(list(key).index(each.name) + 1) if each.name in key else None
+        columns.append(pa.field(each.name, type_, nullable=marks is None, metadata=marks))
+    return pa.schema(columns)
+
+
+def _marks(place: int) -> dict[str, str]:
+    return {_KEY_MARK: "true", _KEY_PLACE: str(place)}
+
+
+def _key_of(dataset: object) -> list[str]:
+    from lancewal.base import table_schema
+
+    return list(table_schema(dataset).primary_key)
+
+
+def _dimensions(vectors: Sequence[str] | None, first: pa.RecordBatch | None) -> dict[str, int]:
+    found = {}
+    for text in vectors or []:
+        column, colon, number = text.rpartition(":")
+        if colon and number.isdigit():
+            found[column] = int(number)
+        else:
+            found[text] = _first_length(text, first)
+    return found
+
+
+def _first_length(column: str, batch: pa.RecordBatch | None) -> int:
+    if batch is not None and column in batch.schema.names:
+        for value in batch.column(column):
+            if value.is_valid and hasattr(value, "values"):
+                return len(value.values)
+    raise typer.BadParameter(
+        f"the first rows do not tell the dimension of {column}; pass it as {column}:128",
+        param_hint="--vector-column",
+    )
