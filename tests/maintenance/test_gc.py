@@ -28,10 +28,11 @@ from lancewal.staging import STAGED_DELETION_AGE, Staged, Stager
 from lancewal.transactions import Run, Transaction, TransactionLog
 from lancewal.wal import WalAppender, WalTailer
 from lancewal.wal.tip import retained_positions
+from lancewal.writer import open_shard_writer
 from lancewal.writer.intake import Intake
 from tests.faults import FaultyStore
 from tests.maintenance.support import NOTHING_KEPT, Site, named
-from tests.tables import APPEND_ONLY, rows
+from tests.tables import APPEND_ONLY, abandon, fast, rows
 
 DAY = timedelta(days=1)
 
@@ -346,21 +347,26 @@ class TestStalledWriter:
         site = Site(tmp_path / "table")
         slow = FaultyStore(site.store)
         now = [0.0]
-        stale = WalAppender.open(slow, site.shard_id, clock=lambda: now[0])
-        stale.append(stored_rows(site, 0))
-        stale.append(stored_rows(site, 1))
-        with slow.faults.pause("put_if_absent", where="/wal/") as pause:
-            with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(stale.append, stored_rows(site, 666))
-                pause.wait_until_reached()
-                site.flush(rows(10, 3))
-                site.flush(rows(20, 3))
-                site.compact()
-                site.collect(retention=NOTHING_KEPT)
-                now[0] += MIN_DELETION_AGE.total_seconds()
-                pause.release()
-                with pytest.raises(FencedError):
-                    waiting.result()
+        stale = open_shard_writer(
+            site.base, site.shard_id, fast(durable_write=True), store=slow, indexes=(), clock=lambda: now[0]
+        )
+        stale.put(rows(0, 1))
+        stale.put(rows(1, 1))
+        with ThreadPoolExecutor(1) as pool, slow.faults.pause("put_if_absent", where="/wal/") as pause:
+            waiting = pool.submit(stale.put, rows(666, 1))
+            pause.wait_until_reached()
+            site.flush(rows(10, 3))
+            site.flush(rows(20, 3))
+            site.compact()
+            site.collect(retention=NOTHING_KEPT)
+            assert positions(site) == [6]
+            now[0] += MIN_DELETION_AGE.total_seconds()
+            pause.release()
+            with pytest.raises(FencedError):
+                waiting.result()
+        # It had created its entry, in the slot that its successor's sentinel had before.
+        assert positions(site) == [3, 6]
+        abandon(stale)
         assert 666 not in [i for i, _ in site.merged()]
         site.flush(rows(30, 1))
         site.compact()
@@ -373,10 +379,6 @@ class TestStalledWriter:
         assert [entry.position for entry in WalTailer(site.store, site.shard_id)] == [5]
         site.collect(resources=["wal_entries"])
         assert positions(site) == [5]
-
-
-def stored_rows(site: Site, start: int) -> list[pa.RecordBatch]:
-    return Intake(site.base.schema).upserts(rows(start, 1)).batches
 
 
 class TestChoices:

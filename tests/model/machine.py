@@ -246,12 +246,12 @@ class TableMachine(RuleBasedStateMachine):
             scan = reader.scan(filter=sql)
             assert as_bag(scan.to_batches().read_all().to_pylist()) == as_bag(wanted), sql
             assert scan.count_rows() == len(wanted), sql
-            self._check_pages(reader, scan, wanted)
+        self._check_pages(scan, wanted)
         last = self.model.columns[-1].name
         only = reader.scan([last]).to_table()
         assert as_bag(only.to_pylist()) == as_bag([{last: row[last]} for row in rows])
 
-    def _check_pages(self, reader: TableReader, scan: Scan, wanted: Sequence[Row]) -> None:
+    def _check_pages(self, scan: Scan, wanted: Sequence[Row]) -> None:
         size = 1 + self.steps % 4
         pages: list[Row] = []
         for start in range(0, len(wanted) + size, size):

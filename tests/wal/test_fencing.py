@@ -136,7 +136,19 @@ def meets_conflicts(world: World, store: ObjectStore) -> None:
     world.append(appender)
 
 
-WRITERS = [appends_first, opens_and_appends, searches_late, meets_conflicts]
+def flushes(world: World, store: ObjectStore) -> None:
+    """A writer that restores, appends, and publishes all of it."""
+    first, _ = world.open()
+    world.append(first)
+    appender, restored = world.open(store)
+    position = world.append(appender)
+    row = world.acknowledged[-1][0]
+    cover(appender.manifests, appender.epoch, position)
+    world.flushed += [*restored, row]
+    world.append(appender)
+
+
+WRITERS = [appends_first, opens_and_appends, searches_late, meets_conflicts, flushes]
 
 Worlds = Callable[[], World]
 

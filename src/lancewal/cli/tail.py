@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from lancewal.cli.exits import guarded
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lancewal.feed import ChangeFeed
+    from lancewal.feed import ChangeFeed, Positions
 
 _MARKS = {"upsert": ("~", "cyan"), "insert": ("+", "green"), "delete": ("-", "red")}
 
@@ -26,7 +27,7 @@ def tail(
     table: options.TableArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with changes as they come.")] = False,
     limit: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Begin with the last N changes of what is retained.")
+        int, typer.Option("--lines", "-n", min=0, help="Begin with the last N changes of each shard.")
     ] = 10,
     all_changes: Annotated[bool, typer.Option("--all", help="Begin with everything that is retained.")] = False,
     columns: options.Columns = None,
@@ -49,7 +50,7 @@ def tail(
         raise typer.BadParameter(f"the table has no column {', '.join(unknown)}", param_hint="--columns")
     show = _json_lines if json else _lines
     end = feed.latest()
-    for batch in _recent(feed, dict(end), None if all_changes else limit):
+    for batch in _recent(feed, end, None if all_changes else limit):
         show(batch.select(names))
     if not follow:
         return
@@ -60,44 +61,29 @@ def tail(
         raise typer.Exit(0) from None
 
 
-def _recent(feed: ChangeFeed, end: dict, limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The last ``limit`` changes of every shard together: each shard's newest entries are enough."""
-    from itertools import chain
-
+def _recent(feed: ChangeFeed, end: Positions, limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The last ``limit`` changes of each shard; shards have no order among each other."""
     start = feed.earliest()
     if limit is None:
         yield from feed.changes(start, end)
         return
-    kept: list[pa.RecordBatch] = []
     for shard, stop in end.items():
-        kept += _last_of(feed, shard, start.get(shard, stop), stop, limit)
-    # No order holds between shards: take from all of them alike.
-    share = _shares([batch.num_rows for batch in kept], limit)
-    yield from chain(batch.slice(batch.num_rows - take) for batch, take in zip(kept, share, strict=True) if take)
+        yield from _last_of(feed, shard, start.get(shard, stop), stop, limit)
 
 
-def _last_of(feed: ChangeFeed, shard: object, first: int, stop: int, limit: int) -> list[pa.RecordBatch]:
-    """Batches that hold the last ``limit`` changes of a shard, read backwards entry by entry."""
+def _last_of(feed: ChangeFeed, shard: UUID, first: int, stop: int, limit: int) -> list[pa.RecordBatch]:
+    """The last changes of one shard, read backwards entry by entry."""
     found: list[pa.RecordBatch] = []
-    count = 0
-    position = stop - 1
-    while position >= first and count < limit:
-        batches = list(feed.read(shard, position, position + 1))
-        found = [*batches, *found]
-        count += sum(batch.num_rows for batch in batches)
-        position -= 1
-    return found
-
-
-def _shares(sizes: list[int], limit: int) -> list[int]:
-    """How much of each batch is shown, from the newest on."""
     left = limit
-    shares = []
-    for size in reversed(sizes):
-        take = min(size, left)
-        shares.append(take)
-        left -= take
-    return shares[::-1]
+    for position in range(stop - 1, first - 1, -1):
+        if not left:
+            break
+        for batch in reversed(list(feed.read(shard, position, position + 1))):
+            taken = min(batch.num_rows, left)
+            left -= taken
+            if taken:
+                found.insert(0, batch.slice(batch.num_rows - taken))
+    return found
 
 
 def _json_lines(batch: pa.RecordBatch) -> None:

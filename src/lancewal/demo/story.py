@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import lance
@@ -17,7 +18,7 @@ from lance.mem_wal import LsmScanner, ShardSnapshot
 from rich.console import Console
 
 import lancewal
-from lancewal.demo.corpus import SCHEMA, Corpus
+from lancewal.demo.corpus import SCHEMA, Corpus, documents, embed
 from lancewal.objects import ObjectStore
 from lancewal.sharding import discover_manifests
 
@@ -43,7 +44,9 @@ class Story:
             ("Write documents one by one, each durable when put returns", self._write),
             ("Read them from another process while the writer is still open", self._read_elsewhere),
             ("Kill a writer with SIGKILL, three times, and recover", self._kill),
+            ("Search rows that were written a moment ago, by words and by vector", self._search),
             ("Flush to SSTables and let Lance itself read them", self._flush),
+            ("Compact into the base table, verify, and see what could be deleted", self._compact),
         ]
         started = time.monotonic()
         for number, (title, step) in enumerate(steps, 1):
@@ -121,6 +124,36 @@ class Story:
             acknowledged = [int(line) for line in itertools.islice(child.stdout, 40)]
             child.send_signal(signal.SIGKILL)
             return acknowledged + [int(line) for line in child.stdout if line.endswith("\n")]
+
+    def _search(self) -> None:
+        table = lancewal.open(self._uri)
+        text = "the zebra crossing of a zookeeper"
+        fresh = documents(range(max(self._expected) + 1, max(self._expected) + 2), ["demo"], [text])
+        with table.writer() as writer:
+            writer.put(fresh)
+            self._remember(fresh)
+            words = table.full_text_search("text", "zookeeper", k=3, columns=["id"])
+            near = table.vector_search("vector", embed(text), k=3, columns=["id"])
+        self._check("its words are found at once", words.column("id")[0] == fresh.column("id")[0])
+        self._check("its vector is the nearest at once", near.column("id")[0] == fresh.column("id")[0])
+        topics = table.full_text_search("text", "exception handler", k=3, columns=["topic"])
+        self._say(f"'exception handler' finds the topics {', '.join(topics.column('topic').to_pylist())}")
+
+    def _compact(self) -> None:
+        table = lancewal.open(self._uri)
+        report = table.compact()
+        upserted = sum(shard.rows_upserted for shard in report.shards)
+        deleted = sum(shard.rows_deleted for shard in report.shards)
+        self._say(f"{upserted} rows upserted and {deleted} deleted in {report.seconds:.2f} s")
+        plain = lance.dataset(self._uri).to_table(columns=["id", "text"]).to_pylist()
+        self._check(
+            "plain Lance reads exactly the newest rows, without lancewal",
+            len(plain) == len(self._expected) and {r["id"]: r["text"] for r in plain} == self._expected,
+        )
+        findings = table.verify().findings
+        self._check("every invariant on storage holds", not findings, str(findings[:3]))
+        garbage = table.gc(dry_run=True, min_age=timedelta(0))
+        self._say(f"garbage collection would remove {len(garbage.collected)} things now")
 
     def _flush(self) -> None:
         table = lancewal.open(self._uri)

@@ -1,0 +1,196 @@
+"""``lancewal flush``, ``compact``, ``gc`` and ``verify``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lancewal.cli import console, figures, options
+from lancewal.cli.durations import parse_duration
+from lancewal.cli.exits import PROBLEMS, guarded
+
+if TYPE_CHECKING:
+    from lancewal.maintenance import CompactionReport, GcReport, VerifyReport
+
+_SHOWN_FINDINGS = 50
+
+Shards = Annotated[
+    list[str] | None,
+    typer.Option("--shard", metavar="ID", help="Only this shard; repeat for more.", show_default=False),
+]
+
+
+@guarded
+def flush(table: options.TableArgument, option: options.StorageOptions = None, json: options.Json = False) -> None:
+    """Move rows from the WALs to SSTables.
+
+    Shards that have such rows are taken over for a moment: a writer that another process has
+    open on them is fenced and has to be opened again.
+    """
+    opened = options.open_table(table, option)
+    before = opened.status().unflushed
+    with console.progress(json=json, counted=False) as shown:
+        shown.add_task("flushing", total=None, note=figures.plural(before.count, "entry", "entries"))
+        opened.flush()
+    after = opened.status()
+    if json:
+        console.print_json({"entries": before.count, "bytes": before.num_bytes, "left": after.unflushed.count})
+    elif before.count:
+        console.out().print(
+            f"[green]✓[/] {figures.plural(before.count, 'WAL entry', 'WAL entries')} "
+            f"({figures.size(before.num_bytes)}) flushed; "
+            f"{figures.plural(after.uncompacted.count, 'SSTable')} wait for compaction"
+        )
+    else:
+        console.out().print("[green]✓[/] nothing to flush")
+
+
+@guarded
+def compact(
+    table: options.TableArgument,
+    flush: Annotated[bool, typer.Option("--flush", help="Flush first (fences writers, see lancewal flush).")] = False,
+    indexes: Annotated[
+        bool, typer.Option("--indexes/--no-indexes", help="Then bring the base table's indexes up to date.")
+    ] = True,
+    files: Annotated[
+        bool, typer.Option("--files/--no-files", help="Then join small files of the base table.")
+    ] = False,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Bring SSTables into the base table.
+
+    Fences nobody and may run beside writers, readers and other compactions. It may be stopped
+    at any time and run again.
+    """
+    opened = options.open_table(table, option)
+    if flush:
+        opened.flush()
+    waiting = opened.status().uncompacted
+    with console.progress(json=json) as shown:
+        task = shown.add_task("compacting", total=waiting.rows, note="")
+        done: dict[object, int] = {}
+
+        def step(progress: object) -> None:
+            done[progress.shard_id] = progress.rows  # type: ignore[attr-defined]
+            shown.update(task, completed=sum(done.values()), note=str(progress.step))  # type: ignore[attr-defined]
+
+        try:
+            report = opened.compact(optimize_indexes=indexes, compact_files=files, progress=step)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(
+                "interrupted; every commit so far is whole, run the same command again to go on"
+            ) from error
+    if json:
+        console.print_json(report.to_dict())
+    else:
+        console.out().print(_compacted(report))
+
+
+def _compacted(report: CompactionReport) -> str:
+    if not report.generations:
+        return "[green]✓[/] nothing to compact"
+    text = (
+        f"[green]✓[/] {figures.plural(report.generations, 'SSTable')} with {figures.plural(report.rows_in, 'row')} "
+        f"compacted in {figures.duration(report.seconds)}: {figures.count(report.rows_upserted)} upserted, "
+        f"{figures.count(report.rows_deleted)} deleted, {figures.plural(report.commits, 'commit')}"
+    )
+    return text + ("; indexes are up to date" if report.indexes_optimized else "")
+
+
+@guarded
+def gc(
+    table: options.TableArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, delete nothing.")] = False,
+    min_age: Annotated[
+        str | None,
+        typer.Option(
+            "--min-age",
+            metavar="AGE",
+            help="Keep what is younger, such as 30min, 12h, 7d. At least ten minutes count wherever a stalled writer "
+            "might lose rows otherwise; one day by default.",
+            show_default=False,
+        ),
+    ] = None,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Delete what neither a writer, a reader nor a retained version needs any more."""
+    age: timedelta | None = None if min_age is None else parse_duration(min_age, "--min-age")
+    opened = options.open_table(table, option)
+    with console.progress(json=json, counted=False) as shown:
+        shown.add_task("collecting", total=None, note="")
+        try:
+            report = opened.gc(dry_run=dry_run, min_age=age)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(
+                "interrupted; the table is whole, run the same command again to go on"
+            ) from error
+    if json:
+        console.print_json(report.to_dict())
+        return
+    _show_collected(report)
+
+
+def _show_collected(report: GcReport) -> None:
+    verb = "would delete" if report.dry_run else "deleted"
+    counts = [
+        f"{figures.count(number)} {name.replace('_', ' ')}" for name, number in report.counts().items() if number
+    ]
+    out = console.out()
+    out.print(f"[green]✓[/] {verb} {', '.join(counts) or 'nothing'}, {figures.size(report.num_bytes)}")
+    reasons: dict[str, int] = {}
+    for kept in report.kept:
+        reasons[kept.reason] = reasons.get(kept.reason, 0) + 1
+    for reason, number in sorted(reasons.items(), key=lambda item: -item[1]):
+        out.print(f"  kept {figures.count(number)}: {reason}", style="dim", markup=False)
+
+
+@guarded
+def verify(
+    table: options.TableArgument,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Rebuild what can be rebuilt without a guess, then verify again.")
+    ] = False,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Check every invariant of the write path; nothing is changed without --repair.
+
+    Ends with code 3 when something is wrong.
+    """
+    opened = options.open_table(table, option)
+    with console.progress(json=json, counted=False) as shown:
+        shown.add_task("verifying", total=None, note="")
+        if repair:
+            opened.repair()
+        report = opened.verify()
+    if json:
+        console.print_json(report.to_dict())
+    else:
+        _show_findings(report)
+    if not report.ok:
+        raise typer.Exit(PROBLEMS)
+
+
+def _show_findings(report: VerifyReport) -> None:
+    out = console.out()
+    checked = ", ".join(f"{figures.count(number)} {what}" for what, number in report.checked.items())
+    mark = "[green]✓[/]" if report.ok else "[red]✗[/]"
+    verdict = "all is well" if report.ok else "problems found"
+    out.print(f"{mark} {verdict}; checked {checked} in {figures.duration(report.seconds)}")
+    colours = {"error": "red", "warning": "yellow", "info": "dim"}
+    for finding in report.findings[:_SHOWN_FINDINGS]:
+        out.print(
+            f"  [{colours[str(finding.severity)]}]{finding.severity}[/] {str(finding.kind).replace('_', ' ')}: ", end=""
+        )
+        out.print(finding.text, markup=False, soft_wrap=True)
+    hidden = len(report.findings) - _SHOWN_FINDINGS
+    if hidden > 0:
+        out.print(f"  … and {figures.count(hidden)} more, see --json")
+    if any(finding.repairable for finding in report.findings):
+        out.print("  some of it can be rebuilt: lancewal verify --repair")
+
+

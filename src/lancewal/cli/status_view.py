@@ -1,0 +1,228 @@
+"""What ``lancewal status`` draws, for any width from 60 columns on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from lancewal.cli import figures
+
+if TYPE_CHECKING:
+    from lancewal.status import IndexState, Lag, ShardState, TableStatus
+
+#: From this width on shard ids, generations and bytes have room.
+_WIDE = 120
+_HISTORY = 60
+#: Lines around the shards of a full screen: two rules, three for the table, five for what waits.
+_OTHER_LINES = 16
+
+
+@dataclass
+class History:
+    """Looks so far: how fast each shard's log grows."""
+
+    _tips: dict[UUID, tuple[datetime, int]] = field(default_factory=dict)
+    rates: dict[UUID, float] = field(default_factory=dict)
+    totals: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    def add(self, status: TableStatus) -> None:
+        known = bool(self._tips)
+        for shard in status.shards:
+            before, tip = self._tips.get(shard.shard_id, (status.taken_at, shard.wal_tip))
+            seconds = (status.taken_at - before).total_seconds()
+            self.rates[shard.shard_id] = (shard.wal_tip - tip) / seconds if seconds > 0 else 0.0
+            self._tips[shard.shard_id] = (status.taken_at, shard.wal_tip)
+        if known:
+            self.totals.append(sum(self.rates.values()))
+
+
+def status_view(
+    status: TableStatus,
+    *,
+    width: int,
+    height: int | None = None,
+    history: History | None = None,
+    every: float | None = None,
+) -> Group:
+    """The whole picture; with a ``height`` no more shards than fit, those that lag most."""
+    parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
+    if history is not None:
+        parts += [_writes(history, width)]
+    parts += [Text(), _shards(status, width, _room(height), history)]
+    if every is not None:
+        when = status.taken_at.astimezone().strftime("%H:%M:%S")
+        parts.append(Text(f"{when}, every {figures.duration(every)}; Ctrl-C ends", style="dim"))
+    return Group(*parts)
+
+
+def _room(height: int | None) -> int | None:
+    return None if height is None else max(3, height - _OTHER_LINES)
+
+
+def _head(status: TableStatus, width: int) -> RenderableType:
+    key = f"key {', '.join(status.primary_key)}" if status.primary_key else "append-only"
+    base = (
+        f"{figures.plural(status.base_rows, 'row')} in {figures.plural(status.base_fragments, 'fragment')}, "
+        f"version {status.base_version}"
+    )
+    shards = figures.plural(len(status.shards), "shard")
+    title = Text(status.uri, style="bold")
+    title.truncate(max(width - 6, 10), overflow="ellipsis")
+    lines = Text.assemble(
+        ("table  ", "dim"), f"{key}, {status.sharding}, {shards}\n", ("base   ", "dim"), base
+    )
+    return Group(Rule(title, align="left", style="dim"), lines)
+
+
+def _waiting(status: TableStatus, width: int) -> Table:
+    """The three lags, one line each, in the order in which rows go through them."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    for _ in range(3):
+        grid.add_column(justify="right")
+    grid.add_column()
+    now = status.taken_at
+    flush, compact = status.unflushed, status.uncompacted
+    grid.add_row(
+        "WAL → SSTables",
+        figures.plural(flush.count, "entry", "entries"),
+        "",
+        _bytes(flush),
+        _age(flush, now),
+        style=_dim_when(not flush.count),
+    )
+    grid.add_row(
+        "SSTables → base",
+        figures.plural(compact.count, "SSTable"),
+        "" if compact.rows is None else figures.plural(compact.rows, "row"),
+        _bytes(compact),
+        _age(compact, now),
+        style=_dim_when(not compact.count),
+    )
+    for place, index in enumerate(_behind(status.indexes)):
+        grid.add_row(
+            "base → indexes" if place == 0 else "",
+            index.name,
+            figures.plural(index.rows_behind, "row"),
+            "",
+            "not indexed" if index.rows_behind else "up to date",
+            style=_dim_when(not index.rows_behind),
+        )
+    return grid
+
+
+def _behind(indexes: tuple[IndexState, ...]) -> list[IndexState]:
+    """Those that lag, or one that stands for all when none does."""
+    lagging = sorted((index for index in indexes if index.rows_behind), key=lambda index: -index.rows_behind)
+    return lagging[:3] or list(indexes[:1])
+
+
+def _writes(history: History, width: int) -> Text:
+    now = history.totals[-1] if history.totals else 0.0
+    bars = figures.sparkline(list(history.totals)[-max(width - 40, 10) :])
+    return Text.assemble(("WAL growth       ", "dim"), f"{figures.rate(now)} ", (bars, "cyan"))
+
+
+def _shards(status: TableStatus, width: int, room: int | None, history: History | None) -> Group:
+    wide = width >= _WIDE
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, header_style="bold", collapse_padding=True)
+    table.add_column("shard", no_wrap=True)
+    if wide:
+        table.add_column("id", no_wrap=True, style="dim")
+    table.add_column("epoch", justify="right")
+    if history is not None:
+        table.add_column("WAL/s", justify="right")
+    for name in ("WAL", "bytes", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("SSTs", justify="right")
+    if wide:
+        table.add_column("generations", no_wrap=True)
+    table.add_column("rows", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    shown = _most_behind(status, room)
+    for shard in shown:
+        table.add_row(*_cells(shard, status.taken_at, wide, history))
+    hidden = len(status.shards) - len(shown)
+    more = [Text(f"… and {figures.plural(hidden, 'shard')} with less to do", style="dim")] if hidden else []
+    if not status.shards:
+        more = [Text("no shards yet: the first row of each makes it", style="dim")]
+    return Group(table, *more)
+
+
+def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None) -> list[Text]:
+    flush, compact = shard.unflushed, shard.uncompacted
+    cells = [Text(_name(shard))]
+    if wide:
+        cells.append(Text(str(shard.shard_id)))
+    cells.append(Text(str(shard.epoch)))
+    if history is not None:
+        rate = history.rates.get(shard.shard_id, 0.0)
+        cells.append(_quiet(figures.rate(rate).removesuffix("/s"), rate == 0))
+    cells += [
+        _quiet(figures.count(flush.count), not flush.count),
+        _quiet(_bytes(flush), not flush.count),
+        _quiet(figures.duration(flush.seconds(now)), not flush.count),
+        _quiet(figures.count(compact.count), not compact.count),
+    ]
+    if wide:
+        cells.append(Text(_generations(shard)))
+    cells.append(_quiet("?" if compact.rows is None else figures.count(compact.rows), not compact.count))
+    if wide:
+        cells.append(_quiet(_bytes(compact), not compact.count))
+    cells.append(_quiet(figures.duration(compact.seconds(now)), not compact.count))
+    state = shard.status.name.lower()
+    cells.append(Text(state, style="yellow" if state == "sealed" else ""))
+    return cells
+
+
+def _name(shard: ShardState) -> str:
+    values = list(shard.values.values())
+    return ", ".join(map(str, values)) if values else str(shard.shard_id)[:8]
+
+
+def _generations(shard: ShardState) -> str:
+    """Which generations wait, and up to which the base holds them."""
+    held = shard.compacted_generation
+    waiting = [number for number in shard.generations if number > held]
+    if not waiting:
+        return f"base has {held}" if held else "none yet"
+    span = f"{waiting[0]}" if len(waiting) == 1 else f"{waiting[0]} to {waiting[-1]}"
+    return f"{span}, base has {held}"
+
+
+def _most_behind(status: TableStatus, room: int | None) -> list[ShardState]:
+    if room is None or len(status.shards) <= room:
+        return list(status.shards)
+    by_lag = sorted(
+        status.shards, key=lambda shard: (-shard.unflushed.num_bytes - shard.uncompacted.num_bytes, _name(shard))
+    )
+    chosen = {shard.shard_id for shard in by_lag[:room]}
+    return [shard for shard in status.shards if shard.shard_id in chosen]
+
+
+def _bytes(lag: Lag) -> str:
+    return ("≈" if lag.estimated else "") + figures.size(lag.num_bytes)
+
+
+def _age(lag: Lag, now: datetime) -> str:
+    return f"oldest {figures.duration(lag.seconds(now))}" if lag.count else "nothing waits"
+
+
+def _quiet(text: str, quiet: bool) -> Text:
+    return Text(text, style="dim" if quiet else "")
+
+
+def _dim_when(quiet: bool) -> str | None:
+    return "dim" if quiet else None

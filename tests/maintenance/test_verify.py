@@ -1,0 +1,305 @@
+"""Verification finds every breach that it names, and nothing in a healthy table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lancewal import layout
+from lancewal.errors import InvalidInputError
+from lancewal.format.schema import TOMBSTONE_FIELD
+from lancewal.format.shard_manifest import ShardManifest, encode_manifest
+from lancewal.maintenance import Kind, Severity, execute_shard, plan_compaction, points, repair
+from lancewal.maintenance.commits import commit_marker
+from lancewal.manifest import ShardManifestStore
+from lancewal.sstable import SsTable
+from lancewal.wal import WalAppender
+from tests.faults import FaultyStore
+from tests.maintenance.support import Site, named
+from tests.tables import APPEND_ONLY, rows
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """One compacted generation, two flushed ones, and rows that are in the WAL alone."""
+    site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5)]))
+    site.flush(rows(3, 5, prefix="one"))
+    site.compact()
+    site.flush(rows(10, 5, prefix="two"), [3])
+    site.flush(rows(12, 5, prefix="three"))
+    appender = WalAppender.open(site.store, site.shard_id)
+    for start in (20, 21, 22):
+        appender.append([stored(site, rows(start, 1))])
+    return site
+
+
+def stored(site: Site, batch: pa.RecordBatch) -> pa.RecordBatch:
+    tombstones = pa.array([False] * batch.num_rows)
+    return pa.RecordBatch.from_arrays([*batch.columns, tombstones], schema=site.base.schema.stored)
+
+
+def newest_sstable(site: Site) -> str:
+    return layout.sstable_dir(site.shard_id, site.manifest.sstables[-1].path)
+
+
+def rewrite_manifest(site: Site, change: Callable[[ShardManifest], ShardManifest]) -> None:
+    """Replace the newest manifest by force, as no writer does."""
+    newest = site.manifest
+    site.store.put(layout.manifest_file(site.shard_id, newest.version), encode_manifest(change(newest)))
+
+
+def kinds(site: Site, **how: Any) -> list[tuple[Kind, Severity]]:
+    return sorted({(finding.kind, finding.severity) for finding in site.verify(**how).findings})
+
+
+class TestHealthy:
+    def test_a_healthy_table_has_no_findings(self, site: Site) -> None:
+        report = site.verify()
+        assert (report.findings, report.ok, report.exit_code) == ([], True, 0)
+        assert report.checked["shards"] == 1
+        assert report.checked["SSTables"] == 3
+        assert report.checked["base rows"] == 8
+        assert report.checked["rows"] == 5 + 6 + 5
+
+    def test_so_has_one_that_lance_wrote(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table")
+        for start in (0, 3):
+            with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True) as writer:
+                writer.put(rows(start, 5))
+                writer.put(rows(start, 2))
+                writer.delete(pa.table({"id": [start]}))
+        assert site.verify().findings == []
+
+    def test_so_has_one_after_collection_without_a_key_or_after_schema_changes(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", APPEND_ONLY)
+        site.flush(rows(0, 5, schema=APPEND_ONLY))
+        site.flush(rows(0, 5, schema=APPEND_ONLY))
+        site.compact()
+        site.collect()
+        site.flush(rows(0, 5, schema=APPEND_ONLY))
+        site.dataset.alter_columns({"path": "name", "name": "title"})
+        site.dataset.add_columns(pa.schema([pa.field("later", pa.int32())]))
+        assert site.verify().findings == []
+
+    def test_the_report_is_json(self, site: Site) -> None:
+        site.store.delete(layout.wal_entry(site.shard_id, site.manifest.replay_after_wal_entry_position + 2))
+        report = json.loads(site.verify().to_json())
+        assert (report["ok"], report["exit_code"]) == (False, 2)
+        (finding,) = report["findings"]
+        assert (finding["kind"], finding["shard_id"]) == ("wal_gap", str(site.shard_id))
+
+    def test_an_unknown_shard_is_refused(self, site: Site) -> None:
+        with pytest.raises(InvalidInputError):
+            site.verify(shards=[uuid4()])
+
+    def test_what_changes_meanwhile_is_looked_at_again(self, site: Site) -> None:
+        slow = FaultyStore(site.store)
+        site.store = slow
+        # Between the manifest and the directories it names: compaction and collection.
+        slow.faults.before("list_directories", lambda: (site.compact(), site.collect()), nth=2)
+        assert site.verify().findings == []
+
+
+class TestWal:
+    def test_a_gap(self, site: Site) -> None:
+        covered = site.manifest.replay_after_wal_entry_position
+        site.store.delete(layout.wal_entry(site.shard_id, covered + 2))
+        (finding,) = site.verify().findings
+        assert (finding.kind, finding.severity) == (Kind.WAL_GAP, Severity.ERROR)
+        assert f"entry {covered + 2} is missing" in finding.text
+
+    @pytest.mark.parametrize(
+        "damage", [lambda d: d[:-100], lambda d: d[:-90] + b"x" + d[-89:], lambda d: b""]
+    )
+    def test_an_entry_that_is_cut_or_altered(self, site: Site, damage: Callable[[bytes], bytes]) -> None:
+        path = layout.wal_entry(site.shard_id, site.manifest.replay_after_wal_entry_position + 1)
+        site.store.put(path, damage(bytes(site.store.get(path))))
+        assert (Kind.WAL_UNREADABLE, Severity.ERROR) in kinds(site)
+
+    def test_a_covered_entry_is_read_only_in_depth(self, site: Site) -> None:
+        site.store.put(layout.wal_entry(site.shard_id, 1), b"garbage")
+        assert kinds(site) == [(Kind.WAL_UNREADABLE, Severity.WARNING)]
+        assert kinds(site, deep=False) == []
+
+    def test_an_epoch_that_nobody_has_claimed(self, site: Site) -> None:
+        rewrite_manifest(site, lambda m: replace(m, writer_epoch=2))
+        assert (Kind.WAL_EPOCH_AHEAD, Severity.ERROR) in kinds(site)
+
+    def test_wrong_field_ids(self, site: Site) -> None:
+        fields = [pa.field("id", pa.int64(), metadata={"lance:field_id": "9"}), pa.field("name", pa.string())]
+        schema = pa.schema([*fields, TOMBSTONE_FIELD])
+        batch = pa.record_batch([pa.array([1]), pa.array(["x"]), pa.array([False])], schema=schema)
+        WalAppender.open(site.store, site.shard_id).append([batch])
+        assert (Kind.FIELD_ID_MISMATCH, Severity.ERROR) in kinds(site)
+
+    def test_what_a_stalled_writer_dropped_below(self, site: Site) -> None:
+        site.store.delete(layout.wal_entry(site.shard_id, 2))
+        report = site.verify()
+        assert [(f.kind, f.severity) for f in report.findings] == [(Kind.WAL_STRAY, Severity.INFO)]
+        assert report.ok
+
+
+class TestManifests:
+    def test_a_missing_version(self, site: Site) -> None:
+        site.store.delete(layout.manifest_file(site.shard_id, 3))
+        assert kinds(site) == [(Kind.MANIFEST_GAP, Severity.ERROR)]
+
+    def test_an_unreadable_newest_version(self, site: Site) -> None:
+        site.store.put(layout.manifest_file(site.shard_id, site.manifest.version), b"\xff\xff")
+        assert (Kind.MANIFEST_UNREADABLE, Severity.ERROR) in kinds(site)
+
+    def test_an_unreadable_old_version(self, site: Site) -> None:
+        site.store.put(layout.manifest_file(site.shard_id, 2), b"\xff\xff")
+        assert kinds(site) == [(Kind.MANIFEST_UNREADABLE, Severity.WARNING)]
+
+    def test_a_version_that_takes_something_back(self, site: Site) -> None:
+        rewrite_manifest(site, lambda m: replace(m, replay_after_wal_entry_position=1))
+        assert (Kind.MANIFEST_REGRESSION, Severity.ERROR) in kinds(site)
+
+    @pytest.mark.parametrize("hint", [b"", b"{}", b'{"version":1}', b'{"version":999}'])
+    def test_a_wrong_hint(self, site: Site, hint: bytes) -> None:
+        site.store.put(layout.version_hint(site.shard_id), hint)
+        assert kinds(site) == [(Kind.HINT_WRONG, Severity.WARNING)]
+
+    def test_a_shard_without_a_manifest(self, site: Site) -> None:
+        site.store.delete_prefix(layout.manifest_dir(site.shard_id))
+        assert (Kind.MANIFEST_MISSING, Severity.ERROR) in kinds(site)
+
+    def test_a_generation_that_is_not_listed(self, site: Site) -> None:
+        rewrite_manifest(site, lambda m: replace(m, sstables=(m.sstables[0], m.sstables[2])))
+        assert (Kind.GENERATION_GAP, Severity.ERROR) in kinds(site)
+
+    def test_a_marker_above_the_manifest(self, site: Site) -> None:
+        commit_marker(site.dataset, site.shard_id, 9)
+        assert kinds(site) == [(Kind.MARKER_ABOVE_MANIFEST, Severity.ERROR)]
+
+    def test_a_marker_of_no_shard(self, site: Site) -> None:
+        commit_marker(site.dataset, uuid4(), 1)
+        assert kinds(site) == [(Kind.MARKER_WITHOUT_SHARD, Severity.WARNING)]
+
+    def test_directories_of_others(self, site: Site) -> None:
+        site.store.put(f"{layout.MEM_WAL_DIR}/notes/readme.txt", b"?")
+        site.store.put(f"{layout.shard_dir(site.shard_id)}/backup/x", b"?")
+        assert kinds(site) == [(Kind.UNKNOWN_DIRECTORY, Severity.WARNING)]
+        assert len(site.verify().findings) == 2
+
+
+class TestSsTables:
+    def test_a_path_that_leads_nowhere(self, site: Site) -> None:
+        site.store.delete_prefix(newest_sstable(site))
+        assert kinds(site) == [(Kind.DANGLING_PATH, Severity.ERROR)]
+
+    def test_one_that_the_base_holds_already_matters_less(self, site: Site) -> None:
+        entry = site.manifest.sstables[0]
+        site.store.delete_prefix(layout.sstable_dir(site.shard_id, entry.path))
+        assert kinds(site) == [(Kind.DANGLING_PATH, Severity.INFO)]
+
+    def test_an_unreadable_one(self, site: Site) -> None:
+        site.store.delete_prefix(f"{newest_sstable(site)}/data")
+        assert (Kind.SSTABLE_UNREADABLE, Severity.ERROR) in kinds(site)
+
+    @pytest.mark.parametrize(
+        "name", [layout.BLOOM_FILTER_NAME, layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME]
+    )
+    def test_a_missing_sidecar(self, site: Site, name: str) -> None:
+        site.store.delete(f"{newest_sstable(site)}/{name}")
+        assert (Kind.SIDECAR_MISSING, Severity.ERROR) in kinds(site)
+
+    def test_a_bloom_filter_that_denies_keys(self, site: Site) -> None:
+        site.store.put(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768))
+        assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
+        assert kinds(site, deep=False) == []
+
+    def test_a_row_count_that_does_not_fit(self, site: Site) -> None:
+        last = site.manifest.sstables[-1]
+        rewrite_manifest(
+            site, lambda m: replace(m, sstables=(*m.sstables[:-1], replace(last, physical_rows=99)))
+        )
+        assert kinds(site) == [(Kind.ROW_COUNT_WRONG, Severity.ERROR)]
+
+    def test_a_key_more_than_once(self, site: Site) -> None:
+        uri = layout.child_uri(site.store.uri, newest_sstable(site))
+        dataset = lance.dataset(uri)
+        dataset.insert(dataset.to_table().slice(0, 2), mode="append")
+        found = kinds(site)
+        assert (Kind.DUPLICATE_KEYS, Severity.ERROR) in found
+
+    def test_field_ids_that_are_not_the_tables(self, site: Site) -> None:
+        directory = newest_sstable(site)
+        site.store.delete_prefix(directory)
+        fields = [pa.field("name", pa.string()), pa.field("id", pa.int64()), TOMBSTONE_FIELD]
+        content = [pa.array(["x"] * 5), pa.array(range(5)), pa.array([False] * 5)]
+        lance.write_dataset(
+            pa.table(content, schema=pa.schema(fields)), layout.child_uri(site.store.uri, directory)
+        )
+        assert (Kind.FIELD_ID_MISMATCH, Severity.WARNING) in kinds(site)
+
+    def test_leftovers_are_told_but_no_error(self, site: Site) -> None:
+        site.store.put(f"{layout.sstable_dir(site.shard_id, '0123abcd_gen_1')}/x", b"dead")
+        report = site.verify()
+        assert [f.kind for f in report.findings] == [Kind.ORPHANED_SSTABLE]
+        assert report.ok
+
+
+def test_a_key_more_than_once_in_the_base(site: Site) -> None:
+    lance.write_dataset(rows(4, 1), site.store.uri, mode="append")
+    assert kinds(site) == [(Kind.DUPLICATE_KEYS, Severity.ERROR)]
+
+
+class TestRepair:
+    def test_the_hint(self, site: Site) -> None:
+        site.store.put(layout.version_hint(site.shard_id), b"garbage")
+        report = repair(site.base, site.store)
+        assert [f.kind for f in report.repaired] == [Kind.HINT_WRONG]
+        assert ShardManifestStore(site.store, site.shard_id).read_hint() == site.manifest.version
+        assert site.verify().findings == []
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda site: site.store.delete(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}"),
+            lambda site: site.store.delete_prefix(f"{newest_sstable(site)}/{layout.PK_INDEX_DIR}"),
+            lambda site: site.store.put(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768)),
+        ],
+    )
+    def test_sidecars(self, site: Site, damage: Callable[[Site], object]) -> None:
+        expected = site.merged()
+        damage(site)
+        SsTable.open(site.store, site.shard_id, site.manifest.sstables[-1]).forget()
+        assert not site.verify().ok
+        report = repair(site.base, site.store)
+        assert (bool(report.repaired), report.left, report.failed) == (True, [], [])
+        assert (site.verify().findings, site.merged()) == ([], expected)
+
+    def test_an_append_without_its_marker(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table", APPEND_ONLY)
+        site.flush(rows(0, 3, schema=APPEND_ONLY))
+
+        def stop(point: str) -> None:
+            if point == "append: rows and tag are committed":
+                raise KeyboardInterrupt
+
+        points.on_reached(stop)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                execute_shard(plan_compaction(site.base, site.store).shards[0], store=site.store)
+        finally:
+            points.on_reached(None)
+        assert kinds(site) == [(Kind.APPEND_UNFINISHED, Severity.INFO)]
+        repair(site.base, site.store)
+        assert (site.verify().findings, site.marker) == ([], 1)
+        assert site.plain() == named(range(3), "name")
+
+    def test_what_needs_a_decision_is_left(self, site: Site) -> None:
+        site.store.delete_prefix(newest_sstable(site))
+        report = repair(site.base, site.store)
+        assert ([f.kind for f in report.left], report.repaired) == ([Kind.DANGLING_PATH], [])
+        assert report.to_dict()["left"][0]["kind"] == "dangling_path"
