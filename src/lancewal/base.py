@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import lance
 
 from lancewal import layout
+from lancewal.column_history import ColumnHistory
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import (
     BaseManifest,
@@ -22,6 +24,9 @@ from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 
 _VERSIONS_DIR = "_versions"
+
+#: Versions never change; asked for only where a column's name has.
+_known_columns: WeakKeyDictionary[ObjectStore, dict[int, Mapping[int, str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,16 @@ class BaseTable:
             version = uri.version if version is None else version
             uri = uri.uri
         options = dict(storage_options or {})
+        store = store or ObjectStore.from_uri(uri, options)
         dataset = _open_dataset(uri, options, version)
-        manifest = _read_manifest(store or ObjectStore.from_uri(uri, options), dataset.version)
+        manifest = read_manifest(store, dataset.version)
         if manifest.mem_wal is None:
             raise NotInitializedError(
                 f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
             )
-        return cls(uri, dataset, table_schema(dataset), manifest, manifest.mem_wal, options)
+        history = ColumnHistory(dataset.version, partial(_column_names, store))
+        schema = table_schema(dataset, history.was_called)
+        return cls(uri, dataset, schema, manifest, manifest.mem_wal, options)
 
     @property
     def version(self) -> int:
@@ -75,12 +83,14 @@ class BaseTable:
         return appended_generations(self)
 
 
-def table_schema(dataset: lance.LanceDataset) -> TableSchema:
+def table_schema(
+    dataset: lance.LanceDataset, was_called: Callable[[int, str], bool] | None = None
+) -> TableSchema:
     """The columns of a Lance dataset with their field ids and its primary key in key order."""
     lance_schema = dataset.lance_schema
     keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
     keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
-    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys])
+    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys], was_called)
 
 
 def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
@@ -101,7 +111,7 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
         raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
 
 
-def _read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
     inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
     for path in (inverted, f"{_VERSIONS_DIR}/{version}.manifest"):
@@ -114,3 +124,14 @@ def _read_manifest(store: ObjectStore, version: int) -> BaseManifest:
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
         f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
     )
+
+
+def _column_names(store: ObjectStore, version: int) -> Mapping[int, str] | None:
+    """The columns of a version by field id; ``None`` when it was cleaned up."""
+    known = _known_columns.setdefault(store, {})
+    if version not in known:
+        try:
+            known[version] = read_manifest(store, version).columns
+        except StorageError:
+            return None
+    return known[version]

@@ -20,5 +20,9 @@ Clock = Callable[[], float]
 
 
 def boot_time() -> float:
-    """Seconds since boot, time in suspend included (a monotonic clock would stand still)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    """Seconds since boot, time in suspend included (``time.monotonic`` stands still then).
+
+    A virtual machine that is paused from outside cannot tell: resume none after hours.
+    """
+    # Without CLOCK_BOOTTIME this is macOS, whose CLOCK_MONOTONIC goes on while it sleeps.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

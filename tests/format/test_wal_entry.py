@@ -149,6 +149,7 @@ def test_any_batches_survive_a_round_trip(
 
 
 @given(st.integers(1, 2**64 - 1), st.dictionaries(texts, texts, max_size=4))
+@settings(deadline=None)
 def test_any_sentinel_survives_a_round_trip(epoch: int, tags: dict[str, str]) -> None:
     data = bytes(encode_sentinel(epoch, tags))
     entry = decoded(data)

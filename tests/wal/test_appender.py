@@ -306,7 +306,7 @@ def test_positions_taken_under_the_same_epoch_are_passed(memory_store: ObjectSto
     assert values(quiet_tailer(memory_store)) == [*range(others + 1), -1]
 
 
-def test_endless_conflicts_are_given_up(memory_store: ObjectStore) -> None:
+def test_endless_conflicts_are_given_up(local_store: ObjectStore) -> None:
     class Contested(FaultyStore):
         contested = False
 
@@ -316,16 +316,16 @@ def test_endless_conflicts_are_given_up(memory_store: ObjectStore) -> None:
             self.faults.run("put_if_absent", path, lambda: None)
             return PutOutcome.EXISTS
 
-    store = Contested(memory_store)
+    store = Contested(local_store)
     appender = successor(store, 1)
     store.contested = True
-    before = contents(memory_store)
+    before = contents(local_store)
     store.faults.clear()
     with pytest.raises(ConflictError, match=f"shard {SHARD}.*under the same epoch"):
         appender.append([batch(2)])
     assert store.faults.count("put_if_absent") == MAX_CONFLICTS
     assert store.faults.count("head", WAL) >= MAX_CONFLICTS // REFRESH_EVERY - 1
-    assert contents(memory_store) == before
+    assert contents(local_store) == before
 
 
 def test_the_first_writer_has_nobody_to_fence(memory_store: ObjectStore) -> None:

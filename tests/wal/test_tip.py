@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal import layout
@@ -42,6 +42,7 @@ _names = iter(range(1_000_000))
 
 
 @given(length=SOME, cursor=SOME, collected=SOME, hint=st.integers(0, 80) | st.integers(0, 2**64 - 1))
+@settings(deadline=None)
 def test_the_tip_is_found_whatever_the_hint_says(length: int, cursor: int, collected: int, hint: int) -> None:
     cursor, collected = min(cursor, length), min(collected, cursor, length)
     store = fresh()

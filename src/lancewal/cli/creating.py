@@ -117,8 +117,8 @@ def set_key(uri: str, options: Mapping[str, str], key: Sequence[str]) -> None:
             raise InvalidInputError(f"the table has no column {name} that could be its key")
         if dataset.schema.field(name).nullable:
             raise InvalidInputError(
-                f"column {name} may hold nulls by its type, which a key must not, and Lance cannot change that; "
-                "write the table anew with a column that is not nullable"
+                f"column {name} is nullable, which a key column must not be and Lance cannot change; write "
+                "the table anew with a column that is not"
             )
     dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
 
@@ -144,8 +144,8 @@ def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str
         type_ = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
         if pa.types.is_null(type_):
             raise InvalidInputError(
-                f"column {each.name} holds nothing but nulls in the first rows, so its type is unknown; create the "
-                "table with lance.write_dataset"
+                f"column {each.name} holds nothing but nulls in the first rows, so its type is unknown; "
+                "create the table with lance.write_dataset"
             )
         if each.name in dimensions:
             type_ = pa.list_(pa.float32(), dimensions[each.name])

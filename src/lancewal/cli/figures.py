@@ -66,7 +66,7 @@ def rate(per_second: float) -> str:
 def sparkline(values: Sequence[float]) -> str:
     """
     >>> sparkline([0, 1, 2, 4])
-    '▁▂▄█'
+    '▁▃▅█'
     """
     highest = max(values, default=0)
     if highest <= 0:

@@ -17,11 +17,16 @@ def init(
     bucket: options.Bucket = None,
     identity: options.Identity = None,
     unsharded: options.Unsharded = False,
-    by_hand: Annotated[bool, typer.Option("--by-hand", help="No sharding: writers name their shard.")] = False,
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="No sharding: writers name their shard.")
+    ] = False,
     like: Annotated[
         str | None,
         typer.Option(
-            "--like", metavar="FILE", help="Create the table, empty, with the columns of this file.", show_default=False
+            "--like",
+            metavar="FILE",
+            help="Create the table, empty, with the columns of this file.",
+            show_default=False,
         ),
     ] = None,
     key: options.Key = None,
@@ -64,7 +69,8 @@ def init(
         _create_like(table, storage, like, key_columns, vector_column)
     elif options.is_missing(table) and "://" not in table:
         raise CommandError(
-            f"there is no Lance table at {table}; write one with Lance, or create it here with --like FILE", NOT_FOUND
+            f"there is no Lance table at {table}; write one with Lance, or create it here with --like FILE",
+            NOT_FOUND,
         )
     elif key_columns is not None:
         set_key(table, storage, key_columns)
@@ -75,7 +81,9 @@ def init(
         return
     keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
     out = console.out()
-    out.print(f"[green]✓[/] {made.uri} has a write path: {keyed}, {status.sharding}, {len(status.shards)} shards")
+    out.print(
+        f"[green]✓[/] {made.uri} has a write path: {keyed}, {status.sharding}, {len(status.shards)} shards"
+    )
     out.print(f"  next: [bold]lancewal ingest {table} FILE…[/], or lancewal.open({table!r}).writer()")
 
 

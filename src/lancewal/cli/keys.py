@@ -19,7 +19,7 @@ Keys = Annotated[
     list[str],
     typer.Argument(
         metavar="KEY…",
-        help="Keys. Where a key has several columns, each as JSON: '{\"tenant\": 3, \"id\": 17}'.",
+        help='Keys. Where a key has several columns, each as JSON: \'{"tenant": 3, "id": 17}\'.',
         show_default=False,
     ),
 ]
@@ -58,7 +58,9 @@ def delete(
     ] = None,
     filter: Annotated[
         str | None,
-        typer.Option("--filter", "-f", metavar="SQL", help="Delete all rows that match instead.", show_default=False),
+        typer.Option(
+            "--filter", "-f", metavar="SQL", help="Delete all rows that match instead.", show_default=False
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     option: options.StorageOptions = None,
@@ -135,5 +137,7 @@ def _composite(fields: list[pa.Field], text: str) -> dict[str, Any]:
         value = dict(zip(names, value, strict=True))
     if not isinstance(value, dict) or set(value) != set(names):
         example = jsonlib.dumps(dict.fromkeys(names, "…"), ensure_ascii=False)
-        raise typer.BadParameter(f"{text!r} is no key; the key has several columns, pass {example}", param_hint="KEY")
+        raise typer.BadParameter(
+            f"{text!r} is no key; the key has several columns, pass {example}", param_hint="KEY"
+        )
     return value

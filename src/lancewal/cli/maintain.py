@@ -12,18 +12,17 @@ from lancewal.cli.durations import parse_duration
 from lancewal.cli.exits import PROBLEMS, guarded
 
 if TYPE_CHECKING:
-    from lancewal.maintenance import CompactionReport, GcReport, VerifyReport
+    from lancewal.base import BaseTable
+    from lancewal.maintenance import CompactionReport, GcReport, Progress, VerifyReport
+    from lancewal.table import Table
 
 _SHOWN_FINDINGS = 50
 
-Shards = Annotated[
-    list[str] | None,
-    typer.Option("--shard", metavar="ID", help="Only this shard; repeat for more.", show_default=False),
-]
-
 
 @guarded
-def flush(table: options.TableArgument, option: options.StorageOptions = None, json: options.Json = False) -> None:
+def flush(
+    table: options.TableArgument, option: options.StorageOptions = None, json: options.Json = False
+) -> None:
     """Move rows from the WALs to SSTables.
 
     Shards that have such rows are taken over for a moment: a writer that another process has
@@ -36,7 +35,9 @@ def flush(table: options.TableArgument, option: options.StorageOptions = None, j
         opened.flush()
     after = opened.status()
     if json:
-        console.print_json({"entries": before.count, "bytes": before.num_bytes, "left": after.unflushed.count})
+        console.print_json(
+            {"entries": before.count, "bytes": before.num_bytes, "left": after.unflushed.count}
+        )
     elif before.count:
         console.out().print(
             f"[green]✓[/] {figures.plural(before.count, 'WAL entry', 'WAL entries')} "
@@ -50,7 +51,9 @@ def flush(table: options.TableArgument, option: options.StorageOptions = None, j
 @guarded
 def compact(
     table: options.TableArgument,
-    flush: Annotated[bool, typer.Option("--flush", help="Flush first (fences writers, see lancewal flush).")] = False,
+    flush: Annotated[
+        bool, typer.Option("--flush", help="Flush first (fences writers, see lancewal flush).")
+    ] = False,
     indexes: Annotated[
         bool, typer.Option("--indexes/--no-indexes", help="Then bring the base table's indexes up to date.")
     ] = True,
@@ -65,6 +68,8 @@ def compact(
     Fences nobody and may run beside writers, readers and other compactions. It may be stopped
     at any time and run again.
     """
+    from lancewal.maintenance import compact as compact_table
+
     opened = options.open_table(table, option)
     if flush:
         opened.flush()
@@ -73,12 +78,14 @@ def compact(
         task = shown.add_task("compacting", total=waiting.rows, note="")
         done: dict[object, int] = {}
 
-        def step(progress: object) -> None:
-            done[progress.shard_id] = progress.rows  # type: ignore[attr-defined]
-            shown.update(task, completed=sum(done.values()), note=str(progress.step))  # type: ignore[attr-defined]
+        def step(progress: Progress) -> None:
+            done[progress.shard_id] = progress.rows
+            shown.update(task, completed=sum(done.values()), note=progress.step)
 
         try:
-            report = opened.compact(optimize_indexes=indexes, compact_files=files, progress=step)
+            report = compact_table(
+                _base(opened, option), optimize_indexes=indexes, compact_files=files, progress=step
+            )
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(
                 "interrupted; every commit so far is whole, run the same command again to go on"
@@ -92,9 +99,10 @@ def compact(
 def _compacted(report: CompactionReport) -> str:
     if not report.generations:
         return "[green]✓[/] nothing to compact"
+    what = f"{figures.plural(report.generations, 'SSTable')} with {figures.plural(report.rows_in, 'row')}"
     text = (
-        f"[green]✓[/] {figures.plural(report.generations, 'SSTable')} with {figures.plural(report.rows_in, 'row')} "
-        f"compacted in {figures.duration(report.seconds)}: {figures.count(report.rows_upserted)} upserted, "
+        f"[green]✓[/] {what} compacted in {figures.duration(report.seconds)}: "
+        f"{figures.count(report.rows_upserted)} upserted, "
         f"{figures.count(report.rows_deleted)} deleted, {figures.plural(report.commits, 'commit')}"
     )
     return text + ("; indexes are up to date" if report.indexes_optimized else "")
@@ -103,14 +111,16 @@ def _compacted(report: CompactionReport) -> str:
 @guarded
 def gc(
     table: options.TableArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, delete nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be deleted, delete nothing.")
+    ] = False,
     min_age: Annotated[
         str | None,
         typer.Option(
             "--min-age",
             metavar="AGE",
-            help="Keep what is younger, such as 30min, 12h, 7d. At least ten minutes count wherever a stalled writer "
-            "might lose rows otherwise; one day by default.",
+            help="Keep what is younger, such as 30min, 12h, 7d; one day by default. Where a stalled writer "
+            "might lose rows otherwise, at least ten minutes count.",
             show_default=False,
         ),
     ] = None,
@@ -118,12 +128,14 @@ def gc(
     json: options.Json = False,
 ) -> None:
     """Delete what neither a writer, a reader nor a retained version needs any more."""
+    from lancewal.maintenance import collect_garbage
+
     age: timedelta | None = None if min_age is None else parse_duration(min_age, "--min-age")
     opened = options.open_table(table, option)
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("collecting", total=None, note="")
         try:
-            report = opened.gc(dry_run=dry_run, min_age=age)
+            report = collect_garbage(_base(opened, option), dry_run=dry_run, min_age=age)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(
                 "interrupted; the table is whole, run the same command again to go on"
@@ -137,7 +149,9 @@ def gc(
 def _show_collected(report: GcReport) -> None:
     verb = "would delete" if report.dry_run else "deleted"
     counts = [
-        f"{figures.count(number)} {name.replace('_', ' ')}" for name, number in report.counts().items() if number
+        f"{figures.count(number)} {name.replace('_', ' ')}"
+        for name, number in report.counts().items()
+        if number
     ]
     out = console.out()
     out.print(f"[green]✓[/] {verb} {', '.join(counts) or 'nothing'}, {figures.size(report.num_bytes)}")
@@ -161,12 +175,15 @@ def verify(
 
     Ends with code 3 when something is wrong.
     """
-    opened = options.open_table(table, option)
+    from lancewal.maintenance import repair as repair_table
+    from lancewal.maintenance import verify as verify_table
+
+    base = _base(options.open_table(table, option), option)
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("verifying", total=None, note="")
         if repair:
-            opened.repair()
-        report = opened.verify()
+            repair_table(base)
+        report = verify_table(base)
     if json:
         console.print_json(report.to_dict())
     else:
@@ -184,7 +201,8 @@ def _show_findings(report: VerifyReport) -> None:
     colours = {"error": "red", "warning": "yellow", "info": "dim"}
     for finding in report.findings[:_SHOWN_FINDINGS]:
         out.print(
-            f"  [{colours[str(finding.severity)]}]{finding.severity}[/] {str(finding.kind).replace('_', ' ')}: ", end=""
+            f"  [{colours[str(finding.severity)]}]{finding.severity}[/] {finding.kind.replace('_', ' ')}: ",
+            end="",
         )
         out.print(finding.text, markup=False, soft_wrap=True)
     hidden = len(report.findings) - _SHOWN_FINDINGS
@@ -194,3 +212,7 @@ def _show_findings(report: VerifyReport) -> None:
         out.print("  some of it can be rebuilt: lancewal verify --repair")
 
 
+def _base(table: Table, option: list[str] | None) -> BaseTable:
+    from lancewal.base import BaseTable
+
+    return BaseTable.open(table.uri, options.storage_options(option))

@@ -45,7 +45,9 @@ StorageOptions = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Columns = Annotated[
     str | None,
-    typer.Option("--columns", "-c", metavar="A,B", help="Columns to show, all by default.", show_default=False),
+    typer.Option(
+        "--columns", "-c", metavar="A,B", help="Columns to show, all by default.", show_default=False
+    ),
 ]
 Bucket = Annotated[
     str | None,
@@ -58,7 +60,9 @@ Bucket = Annotated[
 ]
 Identity = Annotated[
     str | None,
-    typer.Option("--identity", metavar="COLUMN", help="One shard for each value of a key column.", show_default=False),
+    typer.Option(
+        "--identity", metavar="COLUMN", help="One shard for each value of a key column.", show_default=False
+    ),
 ]
 Unsharded = Annotated[bool, typer.Option("--unsharded", help="One shard for all rows.")]
 Key = Annotated[
@@ -132,7 +136,8 @@ def open_table(uri: str, options: list[str] | None) -> Table:
         return lancewal.open(uri, storage_options(options))
     except NotInitializedError:
         raise CommandError(
-            f"the Lance table at {uri} has no write path yet; give it one with: lancewal init {uri}", NOT_FOUND
+            f"the Lance table at {uri} has no write path yet; give it one with: lancewal init {uri}",
+            NOT_FOUND,
         ) from None
     except InvalidInputError as error:
         if is_missing(uri):

@@ -28,7 +28,9 @@ def query(
     table: options.TableArgument,
     filter: Annotated[
         str | None,
-        typer.Option("--filter", "-f", metavar="SQL", help="Condition, as Lance takes it.", show_default=False),
+        typer.Option(
+            "--filter", "-f", metavar="SQL", help="Condition, as Lance takes it.", show_default=False
+        ),
     ] = None,
     columns: options.Columns = None,
     limit: Annotated[
@@ -52,15 +54,20 @@ def query(
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="l2, cosine or dot; of the index by default.", show_default=False)
+        str | None,
+        typer.Option("--metric", help="l2, cosine or dot; of the index by default.", show_default=False),
     ] = None,
     words: Annotated[
         str | None,
-        typer.Option("--words", metavar="COLUMN=TEXT", help="Rows that match words best.", show_default=False),
+        typer.Option(
+            "--words", metavar="COLUMN=TEXT", help="Rows that match words best.", show_default=False
+        ),
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Print only how many rows there are.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print what would be read instead.")] = False,
-    source: Annotated[bool, typer.Option("--source", help="Add the level and the shard of each row.")] = False,
+    source: Annotated[
+        bool, typer.Option("--source", help="Add the level and the shard of each row.")
+    ] = False,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -126,7 +133,9 @@ def _search(
         column, text = _column_and_rest(words, "--words", "COLUMN=TEXT")
         return table.full_text_search(column, text, k, filter=filter, columns=columns)
     column, text = _column_and_rest(str(vector), "--vector", "COLUMN=VECTOR")
-    return table.vector_search(column, _vector(table, column, text), k, filter=filter, columns=columns, metric=metric)
+    return table.vector_search(
+        column, _vector(table, column, text), k, filter=filter, columns=columns, metric=metric
+    )
 
 
 def _column_and_rest(text: str, option: str, form: str) -> tuple[str, str]:

@@ -21,7 +21,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and look again and again.")] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 2.0,
     times: Annotated[
-        int | None, typer.Option("--times", min=1, help="Looks until --watch ends by itself.", show_default=False)
+        int | None,
+        typer.Option("--times", min=1, help="Looks until --watch ends by itself.", show_default=False),
     ] = None,
     option: options.StorageOptions = None,
     json: options.Json = False,

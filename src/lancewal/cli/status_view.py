@@ -206,7 +206,8 @@ def _most_behind(status: TableStatus, room: int | None) -> list[ShardState]:
     if room is None or len(status.shards) <= room:
         return list(status.shards)
     by_lag = sorted(
-        status.shards, key=lambda shard: (-shard.unflushed.num_bytes - shard.uncompacted.num_bytes, _name(shard))
+        status.shards,
+        key=lambda shard: (-shard.unflushed.num_bytes - shard.uncompacted.num_bytes, _name(shard)),
     )
     chosen = {shard.shard_id for shard in by_lag[:room]}
     return [shard for shard in status.shards if shard.shard_id in chosen]

@@ -29,7 +29,9 @@ def tail(
     limit: Annotated[
         int, typer.Option("--lines", "-n", min=0, help="Begin with the last N changes of each shard.")
     ] = 10,
-    all_changes: Annotated[bool, typer.Option("--all", help="Begin with everything that is retained.")] = False,
+    all_changes: Annotated[
+        bool, typer.Option("--all", help="Begin with everything that is retained.")
+    ] = False,
     columns: options.Columns = None,
     option: options.StorageOptions = None,
     json: options.Json = False,

@@ -3,7 +3,8 @@
 Columns are matched by field id, nested ones included: a renamed column keeps its id,
 one that was added later is missing in older rows and reads as nulls, and a name that was
 dropped and used again has another id. Lance hands the id of a dropped column out again
-in some cases, so a field of the same id but another type is another field.
+in some cases, so a field of the same id but another type is another field, and so is a
+column whose stored name the table's one never had.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def column_sources(stored: pa.Schema, schema: TableSchema) -> Mapping[str, Colum
         by_name = {field.name: field for field in columns}
         return {wanted.name: _named(by_name.get(wanted.name), wanted) for wanted in schema.columns}
     by_id = {field_id(field): field for field in columns}
-    return {wanted.name: _numbered(by_id.get(field_id(wanted)), wanted) for wanted in schema.columns}
+    return {wanted.name: _numbered(by_id.get(field_id(wanted)), wanted, schema) for wanted in schema.columns}
 
 
 def align(batch: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
@@ -94,10 +95,16 @@ def _named(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
     return ColumnSource(wanted, stored.name, None)
 
 
-def _numbered(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
-    if stored is None or not _is_same_field(stored, wanted):
+def _numbered(stored: pa.Field | None, wanted: pa.Field, schema: TableSchema) -> ColumnSource:
+    if stored is None or not _is_same_field(stored, wanted) or not _may_be_renamed(stored, wanted, schema):
         return ColumnSource(wanted, None, None)
     return ColumnSource(wanted, stored.name, _conversion(stored, wanted))
+
+
+def _may_be_renamed(stored: pa.Field, wanted: pa.Field, schema: TableSchema) -> bool:
+    if stored.name == wanted.name or schema.was_called is None:
+        return True
+    return schema.was_called(field_id(wanted), stored.name)
 
 
 def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:

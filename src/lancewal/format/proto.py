@@ -78,7 +78,9 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
     ),
     "IndexSection": ("repeated IndexMetadata indices = 1",),
     "DataFragment": ("uint64 id = 1",),
+    "Field": ("string name = 2", "int32 id = 3", "int32 parent_id = 4"),
     "TableManifest": (
+        "repeated Field fields = 1",
         "repeated DataFragment fragments = 2",
         "uint64 version = 3",
         "optional uint64 index_section = 6",

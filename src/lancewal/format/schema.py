@@ -6,8 +6,8 @@ renamed column keeps its id, and a new column that reuses a name has another one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -34,17 +34,25 @@ class TableSchema:
 
     ``columns`` carries ``lance:field_id`` in every field's metadata, nested ones
     included, next to what the table itself keeps there.
+
+    ``was_called`` tells whether the column of a field id, one of these, once had some other
+    name. Without it (``None``) any former name is believed.
     """
 
     columns: pa.Schema
     primary_key: tuple[str, ...]
+    was_called: Callable[[int, str], bool] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_lance(
-        cls, arrow: pa.Schema, lance_fields: Sequence[LanceField], primary_key: Sequence[str]
+        cls,
+        arrow: pa.Schema,
+        lance_fields: Sequence[LanceField],
+        primary_key: Sequence[str],
+        was_called: Callable[[int, str], bool] | None = None,
     ) -> TableSchema:
         annotated = [_with_field_ids(arrow.field(f.name()), f) for f in lance_fields]
-        return cls(pa.schema(annotated), tuple(primary_key))
+        return cls(pa.schema(annotated), tuple(primary_key), was_called)
 
     @cached_property
     def stored(self) -> pa.Schema:

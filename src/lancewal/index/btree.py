@@ -6,6 +6,8 @@ into a run, and neighbouring runs are merged so that their sizes grow geometrica
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,9 +75,7 @@ class BTreeIndex:
 
     def lookup(self, value: Any, bound: int) -> RowPositions:
         """Rows below ``bound`` whose value equals ``value``, in order."""
-        bound = checked_bound(bound, self._rows)
-        wanted = values_array([value], self.type)
-        return _visible([] if wanted.null_count else self._runs.equal_to(wanted), bound)
+        return self.lookup_many([value], bound)
 
     def lookup_many(self, values: Any, bound: int) -> RowPositions:
         """Rows below ``bound`` whose value equals one of ``values``, each once, in order.
@@ -83,8 +83,7 @@ class BTreeIndex:
         NULL equals nothing: ask :meth:`is_null`.
         """
         bound = checked_bound(bound, self._rows)
-        wanted = values_array(values, self.type).drop_null().unique()
-        return _visible(self._runs.equal_to(wanted) if len(wanted) else [], bound)
+        return self.equal_to(values).below(bound)
 
     def range(
         self,
@@ -97,30 +96,51 @@ class BTreeIndex:
     ) -> RowPositions:
         """Rows below ``bound`` with a value between ``low`` and ``high``; None leaves a side open."""
         bound = checked_bound(bound, self._rows)
-        between = Range(
-            None if low is None else values_array([low], self.type),
-            None if high is None else values_array([high], self.type),
-            low_inclusive,
-            high_inclusive,
-        )
-        return _visible(self._runs.between(between), bound)
+        return self.between(low, high, low_inclusive, high_inclusive).below(bound)
 
     def is_null(self, bound: int) -> RowPositions:
         """Rows below ``bound`` without a value, in order."""
         bound = checked_bound(bound, self._rows)
+        return self.nulls().below(bound)
+
+    def equal_to(self, values: Any) -> Matches:
+        """All rows with one of ``values``, NULL excepted."""
+        wanted = values_array(values, self.type).drop_null().unique()
+        return Matches(self._runs.equal_to(wanted) if len(wanted) else [])
+
+    def between(
+        self, low: Any = None, high: Any = None, low_inclusive: bool = True, high_inclusive: bool = True
+    ) -> Matches:
+        """All rows with a value between ``low`` and ``high``; None leaves a side open."""
+        least = None if low is None else values_array([low], self.type)
+        greatest = None if high is None else values_array([high], self.type)
+        return Matches(self._runs.between(Range(least, greatest, low_inclusive, high_inclusive)))
+
+    def nulls(self) -> Matches:
+        """All rows without a value."""
         # The count first: the array that is read after it holds at least as many.
         count = self._null_count
-        return _visible([self._nulls[:count]], bound)
+        return Matches([self._nulls[:count]])
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Rows that were found, as they lie in the index: their number costs nothing, their order does."""
+
+    parts: Sequence[npt.NDArray[np.int32]]
+
+    def __len__(self) -> int:
+        """How many there are, those at or above any bound included."""
+        return sum(map(len, self.parts))
+
+    def below(self, bound: int) -> RowPositions:
+        """Those below ``bound``, in order."""
+        if not self.parts:
+            return np.empty(0, np.int64)
+        rows = self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+        return np.sort(rows[rows < bound]).astype(np.int64)
 
 
 def is_supported(type_: pa.DataType) -> bool:
     """Can a BTree index hold values of this type?"""
     return is_number_like(type_) or is_bytes_like(type_)
-
-
-def _visible(parts: list[npt.NDArray[np.int32]], bound: int) -> RowPositions:
-    if not parts:
-        return np.empty(0, np.int64)
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    visible = np.sort(rows[rows < bound])
-    return visible.astype(np.int64)

@@ -95,6 +95,17 @@ def find_files(
     return list(found.values())
 
 
+def directories_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The directories at ``paths``, and those of the files there, which need not exist any more."""
+    found = []
+    for path in paths:
+        filesystem, root, prefix = _filesystem(os.fspath(path))
+        is_directory = _info(filesystem, root, root).type == pafs.FileType.Directory
+        directory = root if is_directory and not _is_lance(filesystem, root) else root.rpartition("/")[0]
+        found.append(prefix + directory)
+    return list(dict.fromkeys(found))
+
+
 def format_of(name: str) -> Format | None:
     """What a file's name says that it holds.
 

@@ -40,18 +40,22 @@ _NAME = re.compile(r"(\d{20})\.(part|all)\.json")
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` up to ``stop`` of a file; ``last`` when there are no more."""
+    """Rows ``start`` up to ``stop`` (``None``: all) of a file; ``last`` when there are no more."""
 
     name: str
     size: int
     modified: int
     start: int
-    stop: int
+    stop: int | None
     last: bool
 
     @classmethod
-    def of(cls, file: SourceFile, start: int, stop: int, *, last: bool) -> Part:
+    def of(cls, file: SourceFile, start: int, stop: int | None, *, last: bool) -> Part:
         return cls(file.name, file.size, file.modified, start, stop, last)
+
+    def __str__(self) -> str:
+        end = "the end" if self.stop is None else str(self.stop)
+        return f"rows {self.start} to {end} of {self.name}"
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """What the journal says. ``newest`` is the part with the number ``version``, if it is still there."""
+    """What the journal says. ``version`` is that of the newest part.
+
+    ``unfinished`` is that part while it is not known to be in all its shards; ``files`` does not
+    count it then.
+    """
 
     version: int = -1
     files: Mapping[str, Progress] = field(default_factory=dict)
-    newest: Part | None = None
+    unfinished: Part | None = None
 
     def rows_of(self, file: SourceFile) -> int:
         """How many rows of this very file are written."""
@@ -81,9 +89,10 @@ class State:
         known = self.files.get(file.name)
         return known is not None and known.finished and (known.size, known.modified) == file.identity
 
-    def after(self, part: Part) -> State:
-        taken = Progress(part.size, part.modified, part.stop, part.last)
-        return State(self.version + 1, {**self.files, part.name: taken}, part)
+    def with_part(self, version: int, part: Part) -> State:
+        """The state once ``part`` is written."""
+        taken = Progress(part.size, part.modified, part.stop or 0, part.last)
+        return State(version, {**self.files, part.name: taken})
 
 
 class Journal:
@@ -154,7 +163,9 @@ class Journal:
             elif kind == "part" and number > summed:
                 content = self._get(path)
                 part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
-                state = State(number - 1, state.files).after(part)
+                if number == names[-1][0] and not self.is_written(number):
+                    return State(number, state.files, part)
+                state = state.with_part(number, part)
         return state
 
     def _get(self, path: str) -> dict[str, Any]:

@@ -166,12 +166,22 @@ def _chunks(
     chunk: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if chunk and size + batch.nbytes > limit:
-            yield pa.Table.from_batches(chunk, schema), False
-            chunk, size = [], 0
-        chunk.append(batch)
-        size += batch.nbytes
+        for piece in _pieces(batch, limit):
+            if chunk and size + piece.nbytes > limit:
+                yield pa.Table.from_batches(chunk, schema), False
+                chunk, size = [], 0
+            chunk.append(piece)
+            size += piece.nbytes
     yield pa.Table.from_batches(chunk, schema), True
+
+
+def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= limit:
+        yield batch
+        return
+    rows = max(1, limit * batch.num_rows // batch.nbytes)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _index_pays(base: BaseTable, source: pa.Table) -> bool:

@@ -27,6 +27,9 @@ from lancewal.sstable import SsTable
 Mask = npt.NDArray[np.bool_]
 
 _REMOTE_READERS = 4
+#: Rows are read in batches of about this size, so that wide ones do not come thousands at a time.
+_BATCH_BYTES = 16 << 20
+_MOST_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def all_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Every row of ``entries`` (ascending), for tables without a key."""
     for entry in entries:
-        yield from SsTable.open(store, shard_id, entry).scan(schema, schema.names)
+        table = SsTable.open(store, shard_id, entry)
+        yield from table.scan(schema, schema.names, batch_size=_batch_rows(entry))
 
 
 def _read_keys(table: SsTable, schema: TableSchema) -> _Keys:
@@ -120,7 +124,8 @@ def _read_keys(table: SsTable, schema: TableSchema) -> _Keys:
 
 def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.RecordBatch]:
     start = 0
-    for batch in table.scan(schema, schema.names, with_tombstone=True):
+    scan = table.scan(schema, schema.names, with_tombstone=True, batch_size=_batch_rows(table.entry))
+    for batch in scan:
         mask = kept[start : start + batch.num_rows]
         start += batch.num_rows
         rows = batch.drop_columns([TOMBSTONE])
@@ -128,3 +133,10 @@ def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.Record
             rows = rows.filter(pa.array(mask))
         if rows.num_rows:
             yield rows
+
+
+def _batch_rows(entry: SsTableEntry) -> int:
+    if not entry.in_memory_bytes or not entry.physical_rows:
+        return _MOST_ROWS
+    row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
+    return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)

@@ -149,7 +149,12 @@ class MemTable:
         """What is visible now, fixed."""
         visible = self._visible_batches
         return MemTableView(
-            self.shard_id, self.generation, self.schema, self._batches[:visible], self.indexes
+            self.shard_id,
+            self.generation,
+            self.schema,
+            self._batches[:visible],
+            self.indexes,
+            self._first_rows[visible],
         )
 
     def _batch_at(self, row: int) -> int:

@@ -24,8 +24,9 @@ Mask = npt.NDArray[np.bool_]
 #: than a kernel call per chunk, here and in whatever the caller does next.
 _SMALL_CHUNK_ROWS = 256
 _FEW = 0.05
-#: So few rows are cut out of their batches; more are taken from all of them at once.
-_FEW_ROWS = 16
+#: So few rows are cut out of their batches. More are taken from all of them at once, which
+#: joins the batches first: milliseconds for thousands of batches with vectors.
+FEW_ROWS = 256
 
 #: By MemTable; a MemTable only grows, so what one reader found out serves the next.
 _first_rows: weakref.WeakKeyDictionary[IndexStore, list[int]] = weakref.WeakKeyDictionary()
@@ -73,7 +74,7 @@ def _looked_up(
 
 def rows_at(view: MemTableView, positions: npt.NDArray[np.int64]) -> pa.Table:
     """Rows by position, in the order asked, with the tombstone column."""
-    if len(positions) > _FEW_ROWS:
+    if len(positions) > FEW_ROWS:
         return view.stored.take(pa.array(positions))
     starts = _starts(view)
     pieces = []

@@ -9,10 +9,10 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.format.schema import TableSchema
 from lancewal.index.store import IndexStore
+from lancewal.memtable.growth import deletes_of, rows_of
 
 
 class MemTableView:
@@ -29,26 +29,28 @@ class MemTableView:
         schema: TableSchema,
         batches: Sequence[pa.RecordBatch],
         indexes: IndexStore,
+        row_count: int | None = None,
     ) -> None:
+        """``row_count``, if it is known, is that of ``batches``."""
         self.shard_id = shard_id
         self.generation = generation
         self.schema = schema
         self.batches = batches
         self.indexes = indexes
-        self.row_count = sum(batch.num_rows for batch in batches)
+        self.row_count = sum(batch.num_rows for batch in batches) if row_count is None else row_count
 
     @cached_property
     def stored(self) -> pa.Table:
         """Every row, in insert order, with the tombstone column; chunks are the batches."""
-        return pa.Table.from_batches(self.batches, self.schema.stored)
+        return rows_of(self.indexes, self.batches, self.schema.stored, self.row_count)
 
     @cached_property
     def tombstones(self) -> npt.NDArray[np.bool_]:
         """Which rows are deletes."""
-        column = self.stored.column(TOMBSTONE)
-        if self.row_count == 0 or not pc.any(column).as_py():
-            return np.zeros(self.row_count, dtype=np.bool_)
-        return np.asarray(column.to_numpy(), dtype=np.bool_)
+        deletes = deletes_of(self.indexes, self.batches, self.schema.stored)
+        mask = np.zeros(self.row_count, dtype=np.bool_)
+        mask[deletes[: deletes.searchsorted(self.row_count)]] = True
+        return mask
 
     @cached_property
     def newest_mask(self) -> npt.NDArray[np.bool_]:

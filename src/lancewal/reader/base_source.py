@@ -17,6 +17,7 @@ from lancewal.format.spans import numbers, one_array
 from lancewal.predicate import Predicate
 from lancewal.reader.base_overlap import KEYS_AT_A_TIME, Addresses, BaseOverlap, positions_of
 from lancewal.reader.key_set import KeySet
+from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import Request, Rows
 from lancewal.sstable.lance_errors import lance_errors
 
@@ -40,12 +41,13 @@ class BaseSource:
         self._dataset = base.dataset
         self._key_names = list(base.schema.primary_key)
         self._overlap = BaseOverlap(base)
+        self.pruner = ShardPruner(base.details, base.schema)
 
     def batches(self, request: Request, newer: Sequence[KeySet]) -> Iterator[pa.RecordBatch]:
         """The rows that the request is about, without the keys of ``newer`` levels."""
         superseded = self._superseded(newer)
         read = list(request.columns)
-        if isinstance(superseded, KeySet):
+        if isinstance(superseded, KeySet) and len(superseded):
             read += [name for name in self._key_names if name not in read]
         limit = None if request.limit is None else request.limit + len(superseded)
         by_address = isinstance(superseded, np.ndarray)

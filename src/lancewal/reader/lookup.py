@@ -49,6 +49,13 @@ def lookup(
     """
     names = checked_columns(columns, snapshot.schema)
     shown = shown_schema(snapshot.schema, names, row_source)
+    return lookup_shown(snapshot, keys, names, shown, row_source=row_source)
+
+
+def lookup_shown(
+    snapshot: Snapshot, keys: Sequence[pa.Array], names: Sequence[str], shown: pa.Schema, *, row_source: bool
+) -> LookupResult:
+    """As :func:`lookup`, for columns that were checked and the schema to show them with."""
     if len(keys[0]) == 1:
         return _one(snapshot, KeyProbe(keys), names, shown, row_source)
     distinct, number_of = _distinct(keys)

@@ -15,9 +15,10 @@ from lancewal.format.keys import key_values
 from lancewal.format.schema import TableSchema
 from lancewal.index.store import IndexStore
 from lancewal.memtable import MemTableView
-from lancewal.memtable.scan import deleted_rows, rows_at, selected
+from lancewal.memtable.scan import FEW_ROWS, deleted_rows, rows_at, selected
 from lancewal.predicate import Predicate
 from lancewal.reader.key_set import KeySet
+from lancewal.reader.narrowing import Narrowed, narrowed
 from lancewal.reader.source import Mask, Request, Rows
 from lancewal.sstable import KeyProbe
 
@@ -67,19 +68,46 @@ class MemorySource:
         return grown
 
     def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
-        names = set(request.columns).union(request.predicate.columns if request.predicate else ())
+        predicate = request.predicate
+        found = None if predicate is None else self._found(predicate, newer)
+        if found is not None:
+            yield from self._rows_at(found, request.columns).to_batches()
+            return
+        names = set(request.columns).union(predicate.columns if predicate else ())
         rows = self._rows([name for name in self._schema.names if name in names])
-        yield from selected(rows, self._live(newer), request.columns, request.predicate).to_batches()
+        yield from selected(rows, self._live(newer), request.columns, predicate).to_batches()
 
     def count(self, predicate: Predicate | None, newer: KeySet) -> int:
         return int(np.count_nonzero(self.matching(predicate, newer)))
 
     def matching(self, predicate: Predicate | None, newer: KeySet) -> Mask:
         """By row position, which rows are live, not superseded by ``newer``, and match."""
-        live = self._live(newer)
         if predicate is None:
-            return live
-        return live & predicate.mask(self._rows(sorted(predicate.columns) or self._schema.names[:1]))
+            return self._live(newer)
+        found = self._found(predicate, newer)
+        if found is not None:
+            mask = np.zeros(self.row_count, np.bool_)
+            mask[found] = True
+            return mask
+        rows = self._rows(sorted(predicate.columns) or self._schema.names[:1])
+        return self._live(newer) & predicate.mask(rows)
+
+    def narrowed(self, predicate: Predicate) -> Narrowed | None:
+        """The rows that a BTree leaves to ask; ``None`` where all are asked."""
+        return narrowed(predicate, self._view.indexes, self.written_name, self.row_count)
+
+    def _found(self, predicate: Predicate, newer: KeySet) -> Rows | None:
+        """The positions that :meth:`matching` marks, where a BTree leaves few to ask."""
+        left = self.narrowed(predicate)
+        if left is None:
+            return None
+        rows = left.rows[self._view.live_mask[left.rows]]
+        names = list(self._schema.primary_key) if len(newer) else []
+        asked = self._rows_at(rows, list(dict.fromkeys([*sorted(predicate.columns), *names])))
+        kept = predicate.mask(asked)
+        if names:
+            kept &= ~newer.contains(key_values([asked.column(name) for name in names]))
+        return rows[kept]
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of all rows, by row position."""
@@ -107,6 +135,11 @@ class MemorySource:
 
     def _rows(self, columns: Sequence[str]) -> pa.Table:
         return self._aligned(self._view.stored, columns)
+
+    def _rows_at(self, positions: Rows, columns: Sequence[str]) -> pa.Table:
+        if len(positions) <= FEW_ROWS:
+            return self._aligned(rows_at(self._view, positions), columns)
+        return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
         sources = self._column_sources

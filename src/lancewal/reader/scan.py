@@ -19,7 +19,7 @@ from lancewal.memtable.scan import checked_columns
 from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
 from lancewal.reader.explain import explained
-from lancewal.reader.lookup import lookup
+from lancewal.reader.lookup import lookup, lookup_shown
 from lancewal.reader.row_source import labelled, shown_schema
 from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import Request, Source
@@ -158,7 +158,9 @@ class Scan:
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"
         if self.predicate.only_names_values_of(self.snapshot.schema.primary_key):
-            return lookup(self.snapshot, keys, self._columns, row_source=self._row_source).table
+            return lookup_shown(
+                self.snapshot, keys, self._columns, self.schema, row_source=self._row_source
+            ).table
         extra = [name for name in sorted(self.predicate.columns) if name not in self._columns]
         found = lookup(self.snapshot, keys, [*self._columns, *extra], row_source=self._row_source).table
         matching = self.predicate.mask(found)

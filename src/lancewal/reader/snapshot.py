@@ -85,9 +85,9 @@ class Snapshot:
     def schema(self) -> TableSchema:
         return self.base.schema
 
-    @cached_property
+    @property
     def pruner(self) -> ShardPruner:
-        return ShardPruner(self.base.details, self.schema)
+        return self.base_source.pruner
 
     def identity_of(self, shard_id: UUID) -> ShardIdentity:
         return self._identities[shard_id]

@@ -44,14 +44,15 @@ class TableReader:
         self._live_writers = live_writers
         self._shards: dict[str, ShardReader] = {}
         self._base: BaseSource | None = None
+        self._intake: Intake | None = None
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
         return self._newest_base().base
 
-    def _known_base(self) -> BaseTable:
+    def _known_base(self) -> BaseSource:
         """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
-        return (self._base or self._newest_base()).base
+        return self._base or self._newest_base()
 
     def _newest_base(self) -> BaseSource:
         known = self._base
@@ -82,10 +83,10 @@ class TableReader:
     ) -> Scan:
         """A scan of the state that the table has now."""
         while True:
-            base = self._known_base()
+            source = self._known_base()
+            base = source.base
             predicate = Predicate.parse(filter, base.schema.plain) if filter is not None else None
-            pruner = ShardPruner(base.details, base.schema)
-            wants = None if predicate is None else _matching(pruner, predicate)
+            wants = None if predicate is None else _matching(source.pruner, predicate)
             snapshot = self.snapshot(wants)
             if predicate is None or _same_columns(snapshot.schema, base.schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
@@ -93,16 +94,23 @@ class TableReader:
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
         while True:
-            base = self._known_base()
+            source = self._known_base()
+            base = source.base
             if not base.schema.primary_key:
                 raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
-            asked = _key_columns(keys, base.schema)
+            asked = _key_columns(keys, base.schema, self._intake_of(base.schema))
             if not len(asked[0]):
                 return lookup(self.snapshot(lambda _: False), asked, columns)
-            locator = ShardPruner(base.details, base.schema).locate(base.schema, asked)
+            locator = source.pruner.locate(base.schema, asked)
             snapshot = self.snapshot(_holding(locator))
             if _same_columns(snapshot.schema, base.schema):
                 return lookup(snapshot, asked, columns)
+
+    def _intake_of(self, schema: TableSchema) -> Intake:
+        intake = self._intake
+        if intake is None or intake.schema is not schema:
+            intake = self._intake = Intake(schema)
+        return intake
 
     def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
         pruned: list[UUID] = []
@@ -162,7 +170,7 @@ def _same_columns(first: TableSchema, second: TableSchema) -> bool:
     )
 
 
-def _key_columns(keys: Any, schema: TableSchema) -> list[pa.Array]:
+def _key_columns(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]:
     """What a caller passed as keys, as key columns in key order."""
     if isinstance(keys, dict):
         keys = [keys]
@@ -170,7 +178,7 @@ def _key_columns(keys: Any, schema: TableSchema) -> list[pa.Array]:
         keys = _from_records(keys, schema)
     elif isinstance(keys, tuple) and len(schema.primary_key) > 1:
         keys = _from_records([keys], schema)
-    batches = Intake(schema).key_batches(keys)
+    batches = intake.key_batches(keys)
     names = schema.primary_key
     if not batches:
         return [pa.array([], schema.plain.field(name).type) for name in names]

@@ -163,7 +163,10 @@ def parse_positions(stored: object, what: str) -> dict[UUID, int]:
         is_number = isinstance(position, int) and not isinstance(position, bool)
         if not is_number or position < layout.FIRST_WAL_POSITION:
             raise InvalidInputError(f"{what} has position {position!r} for shard {shard}; they count from 1")
-        positions[layout.parse_shard_id(shard)] = position
+        try:
+            positions[layout.parse_shard_id(shard)] = position
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{what}: {error}") from None
     return positions
 
 

@@ -115,9 +115,9 @@ class FlushQueue:
                     raise ClosedError("the writer was closed before its MemTables were flushed")
                 self._changed.wait()
 
-    def stop(self) -> None:
-        """End the background thread after the flush that is under way."""
-        self._worker.stop()
+    def stop(self, timeout: float | None = None) -> None:
+        """End the background thread after the flush that is under way; wait for it up to ``timeout``."""
+        self._worker.stop(timeout)
         with self._changed:
             self._changed.notify_all()
 

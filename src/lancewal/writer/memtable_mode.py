@@ -212,9 +212,10 @@ class MemTableMode:
             raise self._state.latched()
 
     def stop(self) -> None:
-        self._wal_flusher.stop()
-        self._indexer.stop()
-        self._flushes.stop()
+        patience = self._state.patience()
+        self._wal_flusher.stop(patience)
+        self._indexer.stop(patience)
+        self._flushes.stop(patience)
 
     def _insert_indexed(self, active: MemTable, rows: Rows) -> range:
         before = active.index_seconds

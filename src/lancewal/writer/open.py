@@ -154,6 +154,7 @@ def _open_memtable_mode(
     try:
         _replay(base, config, store, appender, mode, stats)
     except BaseException:
+        state.close()
         mode.stop()
         raise
     return mode

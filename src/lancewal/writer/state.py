@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from uuid import UUID
 
 from lancewal.errors import ClosedError, LanceWalError
+
+#: How long the garbage collector waits for a thread of a writer that was dropped.
+DROPPED_PATIENCE_SECONDS = 1.0
 
 
 def fresh_copy(error: LanceWalError) -> LanceWalError:
@@ -73,6 +77,17 @@ class WriterState:
             raise self.latched()
         if self.closed:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; read through Table.scan")
+
+    def patience(self) -> float | None:
+        """How many seconds to wait for a background thread to end; ``None``: until it has ended.
+
+        A writer that was dropped is stopped by the garbage collector, which runs in any
+        thread and under any lock, also one that the background thread needs to get on. At
+        exit all must have ended, or the interpreter would go away under them.
+        """
+        if self.closed or not threading.main_thread().is_alive():
+            return None
+        return DROPPED_PATIENCE_SECONDS
 
     def latched(self) -> LanceWalError:
         """The terminal error, to be raised."""

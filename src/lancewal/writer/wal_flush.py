@@ -34,8 +34,8 @@ class WalFlushWorker:
             self._waiting_since = time.monotonic()
             self._worker.kick()
 
-    def stop(self) -> None:
-        self._worker.stop()
+    def stop(self, timeout: float | None = None) -> None:
+        self._worker.stop(timeout)
 
     def _step(self) -> float | None:
         if self._state.failure is not None:

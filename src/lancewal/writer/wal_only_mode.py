@@ -56,7 +56,7 @@ class WalOnlyMode:
         """Nothing beyond the log, which the writer commits itself."""
 
     def stop(self) -> None:
-        self._flusher.stop()
+        self._flusher.stop(self._state.patience())
 
     def views(self) -> list[MemTableView]:
         self._refuse("scan")

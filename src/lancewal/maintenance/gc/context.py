@@ -16,7 +16,7 @@ from lancewal.maintenance.gc.retention import Resource, Retention
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectInfo, ObjectStore
 
-_CLOCK_PATH = f"{layout.OWN_DIR}/clock"
+_CLOCK_DIR = f"{layout.OWN_DIR}/clock"
 
 
 def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
@@ -26,9 +26,10 @@ def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
     """
     if store.is_local or dry_run:
         return datetime.now(UTC)
-    store.put(_CLOCK_PATH, b"", durable=False)
-    stamped = store.head(_CLOCK_PATH)
-    return stamped.modified if stamped is not None else datetime.now(UTC)
+    store.put(f"{_CLOCK_DIR}/now", b"", durable=False)
+    # By a listing, like all other times: those of single objects may be rounded differently.
+    stamps = [info.modified for info in store.list(_CLOCK_DIR)]
+    return max(stamps, default=datetime.now(UTC))
 
 
 @dataclass

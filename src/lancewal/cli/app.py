@@ -1,0 +1,90 @@
+"""The commands of ``lancewal`` and what they have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from lancewal.cli import console, extras, ingest, init, keys, maintain, query, status, tail
+
+_ENDING = (
+    "Exit codes: 0 done, 1 failed, 2 wrong usage or refused input, 3 verify found problems, "
+    "4 no such table or row, 5 another process has taken over, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="lancewal",
+    help="A streaming write path for Lance tables.",
+    epilog=_ENDING,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PASS_ON = {"ignore_unknown_options": True}
+
+app.command(rich_help_panel="Write")(init.init)
+app.command(rich_help_panel="Write")(ingest.ingest)
+app.command(rich_help_panel="Write")(keys.delete)
+app.command(rich_help_panel="Read")(query.query)
+app.command(rich_help_panel="Read")(keys.get)
+app.command(rich_help_panel="Read")(tail.tail)
+app.command(rich_help_panel="Operate")(status.status)
+app.command(rich_help_panel="Operate")(maintain.flush)
+app.command(rich_help_panel="Operate")(maintain.compact)
+app.command(rich_help_panel="Operate")(maintain.gc)
+app.command(rich_help_panel="Operate")(maintain.verify)
+app.command(rich_help_panel="Try", context_settings=_PASS_ON)(extras.demo)
+app.command(rich_help_panel="Try", context_settings=_PASS_ON)(extras.bench)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import lancewal
+
+        typer.echo(f"lancewal {lancewal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error arose; allowed anywhere.")
+    ] = False,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for all.")] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A streaming write path for Lance tables."""
+    console.settings.debug = debug
+    console.set_up_logging(verbose)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(args=debug_first(given), prog_name="lancewal")
+    except BrokenPipeError:
+        # Whoever read our output, such as `head`, has seen enough. The interpreter would complain
+        # once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(0)
+
+
+def debug_first(arguments: list[str]) -> list[str]:
+    """``--debug`` belongs before the command; people remember it last.
+
+    >>> debug_first(["status", "t", "--debug"])
+    ['--debug', 'status', 't']
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--debug" not in arguments[:end]:
+        return arguments
+    return ["--debug", *(a for a in arguments[:end] if a != "--debug"), *arguments[end:]]

@@ -1,0 +1,62 @@
+"""``lancewal demo`` and ``lancewal bench``: programs of their own, started from here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lancewal.cli.exits import CommandError, guarded
+
+Rest = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT…]", show_default=False)]
+
+
+@guarded
+def demo(arguments: Rest = None) -> None:
+    """Show on real rows what works.
+
+    Leaves the table and a report in ./demo-output, or in the directory that is named.
+    """
+    _run([sys.executable, "-m", "lancewal.demo", *(arguments or [])], None)
+
+
+@guarded
+def bench(arguments: Rest = None) -> None:
+    """Measure lancewal against its peers.
+
+    Needs a source checkout: the benchmarks and the peers are not part of the package. Arguments after
+    -- go to the benchmark runner, as in: lancewal bench -- --list
+    """
+    root = checkout()
+    if root is None:
+        raise CommandError(
+            "the benchmarks are not part of the installed package; run make bench in a clone of the "
+            "repository"
+        )
+    _run([sys.executable, "-m", "bench", *(arguments or [])], root)
+
+
+def checkout() -> Path | None:
+    """The source checkout that this package is imported from, if it is one."""
+    root = Path(__file__).resolve().parents[3]
+    return (
+        root if (root / "bench" / "__main__.py").is_file() and (root / "pyproject.toml").is_file() else None
+    )
+
+
+def _run(command: list[str], directory: Path | None) -> None:
+    environment = dict(os.environ)
+    if directory is not None:
+        # The package may be imported from the checkout without being installed.
+        paths = [str(directory), str(directory / "src"), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    try:
+        done = subprocess.run(command, env=environment, check=False)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if done.returncode:
+        raise typer.Exit(done.returncode if done.returncode > 0 else 128 - done.returncode)

@@ -1,0 +1,303 @@
+"""``lancewal ingest``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress
+
+from lancewal.cli import console, figures, options
+from lancewal.cli.creating import WritePath, open_or_create
+from lancewal.cli.exits import FAILED, REFUSED, CommandError, guarded
+
+if TYPE_CHECKING:
+    from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
+
+
+class Engine(enum.StrEnum):
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+@guarded
+def ingest(
+    table: options.TableArgument,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="Files or directories: Parquet, CSV, JSON lines, Arrow, Lance.",
+            autocompletion=options.complete_path,
+            show_default=False,
+        ),
+    ],
+    stream: Annotated[bool, typer.Option("--stream", help="Stay, and take new files as they come.")] = False,
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between two looks of --stream.")
+    ] = 2.0,
+    looks: Annotated[
+        int | None,
+        typer.Option("--looks", min=1, help="Looks until --stream ends by itself.", show_default=False),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option("--engine", help="local: this process; spark: a Spark session, for much data.")
+    ] = Engine.LOCAL,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="parquet, csv, tsv, jsonl, arrow or lance; told by the ending by default.",
+        ),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the table, or its write path, when it is missing.")
+    ] = False,
+    key: options.Key = None,
+    bucket: options.Bucket = None,
+    identity: options.Identity = None,
+    unsharded: options.Unsharded = False,
+    vector_column: options.Vectors = None,
+    settings: options.Settings = None,
+    drop_unknown: Annotated[
+        bool, typer.Option("--drop-unknown", help="Leave out columns that the table does not have.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Take files that were taken before.")] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source-name",
+            metavar="NAME",
+            help="Under which name files are remembered; by default that of their directory. Set it when "
+            "the same directory has different paths on different machines.",
+            show_default=False,
+        ),
+    ] = None,
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up", help="Forget a part that an earlier run left unfinished and whose file is gone."
+        ),
+    ] = False,
+    flush: Annotated[
+        bool, typer.Option("--flush/--no-flush", help="In the end move what went to the WAL to SSTables.")
+    ] = True,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", metavar="PORT", help="Serve Prometheus metrics meanwhile.", show_default=False
+        ),
+    ] = None,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Take files into the table, each row exactly once.
+
+    The table remembers which files it has: a run that was interrupted goes on where it was, and
+    files that were taken before are skipped. Shards that rows go to are taken over: a writer that
+    another process has open on them is fenced.
+    """
+    from lancewal.ingest import find_files
+
+    options.check_sharding(bucket, identity, unsharded)
+    storage = options.storage_options(option)
+    files = find_files(sources, format)
+    if create:
+        path = WritePath(
+            options.bucket(bucket), identity, unsharded, settings=options.pairs(settings, "--set")
+        )
+        _ensure(table, storage, files, options.names(key), vector_column, path)
+    elif key or bucket or identity or unsharded or vector_column or settings:
+        raise typer.BadParameter("--key, --vector-column, --set and the sharding are for --create")
+    opened = options.open_table(table, option)
+    if metrics_port is not None:
+        from lancewal import metrics
+
+        metrics.serve(metrics_port)
+    parts = None
+    if engine is Engine.SPARK:
+        from lancewal.cli.spark_ingest import SparkParts
+
+        parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
+    request = _Request(table, storage, source, drop_unknown, again, parts)
+    if give_up:
+        _give_up(request, files, sources)
+    if stream:
+        _watch(request, sources, format, every, looks, json=json, flush=flush)
+    else:
+        _once(request, files, json=json, flush=flush)
+
+
+@dataclass(frozen=True)
+class _Request:
+    table: str
+    storage: dict[str, str]
+    source: str | None
+    drop_unknown: bool
+    again: bool
+    parts: Parts | None
+
+    def job(
+        self,
+        progress: Callable[[Step], object] | None = None,
+        taken: Callable[[SourceFile, int], object] | None = None,
+    ) -> Ingestion:
+        from lancewal.ingest import Ingestion
+
+        return Ingestion(
+            self.table,
+            self.storage,
+            source=self.source,
+            drop_unknown=self.drop_unknown,
+            again=self.again,
+            progress=progress,
+            taken=taken,
+            parts=self.parts,
+        )
+
+
+def _ensure(
+    table: str,
+    storage: dict[str, str],
+    files: list[SourceFile],
+    key: list[str] | None,
+    vectors: list[str] | None,
+    path: WritePath,
+) -> None:
+    if not files:
+        raise CommandError("there is no file yet whose columns a new table could have", REFUSED)
+    opened, made = open_or_create(table, storage, files[0], key, vectors, path)
+    if made:
+        status = opened.status()
+        keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
+        console.note(f"[dim]created {table}: {keyed}, {status.sharding}[/]")
+
+
+def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> None:
+    from lancewal.ingest.files import directories_of
+
+    job = request.job()
+    for source in dict.fromkeys([*directories_of(sources), *(file.source for file in files)]):
+        part = job.give_up(source)
+        if part is not None:
+            console.note(f"gave up on {part}")
+
+
+def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool) -> None:
+    if not files:
+        raise CommandError(
+            "there is no file to ingest there; see --format for the endings that are known", REFUSED
+        )
+    with console.progress(json=json, counted=False) as shown:
+        meter = _Meter(shown)
+        job = request.job(meter.step)
+        pending = job.pending(files)
+        meter.start(pending)
+        try:
+            job.run(files)
+            if flush:
+                meter.flushing()
+                job.flush()
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(_resume_text(job.report, len(pending))) from error
+    _print_report(job.report, json=json)
+
+
+def _watch(
+    request: _Request,
+    sources: list[str],
+    format: str | None,
+    every: float,
+    looks: int | None,
+    *,
+    json: bool,
+    flush: bool,
+) -> None:
+    from lancewal.ingest import watch
+
+    job = request.job(taken=partial(_print_taken, json=json))
+    done = 0
+
+    def enough() -> bool:
+        return looks is not None and done >= looks
+
+    if not json:
+        console.note(f"[dim]watching {', '.join(sources)} every {figures.duration(every)}; Ctrl-C ends[/]")
+    told: set[str] = set()
+    try:
+        for files in watch(sources, stop=enough, format=format, poll_interval=every):
+            done += 1
+            job.run([file for file in job.pending(files) if str(file) not in told], skip_refused=True)
+            for name in job.report.refused.keys() - told:
+                told.add(name)
+                console.error(job.report.refused[name], "left out")
+    except KeyboardInterrupt as error:
+        _print_report(job.report, json=json)
+        raise KeyboardInterrupt(_resume_text(job.report, None)) from error
+    if flush:
+        job.flush()
+    _print_report(job.report, json=json)
+    if job.report.refused:
+        raise typer.Exit(FAILED)
+
+
+def _resume_text(report: IngestReport, files: int | None) -> str:
+    of = "" if files is None else f" of {files}"
+    taken = f"{report.files}{of} files and {figures.plural(report.rows, 'row')} are in the table"
+    return f"interrupted; {taken}, none of it twice. Run the same command again to go on"
+
+
+def _print_taken(file: SourceFile, rows: int, *, json: bool) -> None:
+    if json:
+        console.print_json({"file": str(file), "rows": rows}, indent=None)
+    else:
+        console.out().print(f"[green]✓[/] {file.name}  [dim]{figures.plural(rows, 'row')}[/]")
+
+
+def _print_report(report: IngestReport, *, json: bool) -> None:
+    if json:
+        document = {
+            "files": report.files,
+            "rows": report.rows,
+            "skipped": report.skipped,
+            "refused": report.refused,
+        }
+        console.print_json(document, indent=None)
+        return
+    skipped = f"; {figures.plural(report.skipped, 'file')} skipped, taken before (--again takes them)"
+    console.out().print(
+        f"[green]✓[/] {figures.plural(report.rows, 'row')} from {figures.plural(report.files, 'file')}"
+        + (skipped if report.skipped else "")
+    )
+
+
+class _Meter:
+    """A bar over the bytes of all files, filled as they are read."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._task = shown.add_task("ingesting", total=None, note="")
+        self._before: dict[str, float] = {}
+        self._rows: dict[str, int] = {}
+
+    def start(self, files: list[SourceFile]) -> None:
+        done = 0.0
+        for file in files:
+            self._before[str(file)] = done
+            done += file.size or 1
+        self._shown.update(self._task, total=done or 1)
+
+    def step(self, step: Step) -> None:
+        name = str(step.file)
+        self._rows[name] = step.rows
+        done = self._before.get(name, 0.0) + step.fraction * (step.file.size or 1)
+        rows = figures.plural(sum(self._rows.values()), "row")
+        self._shown.update(self._task, completed=done, description=step.file.name, note=rows)
+
+    def flushing(self) -> None:
+        self._shown.update(self._task, description="flushing")

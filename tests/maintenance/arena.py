@@ -1,0 +1,253 @@
+"""A live writer, a reader that checks every read against the model, and processes to kill beside them."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import UUID, uuid4
+
+import lance
+import pyarrow as pa
+
+from lancewal.base import BaseTable
+from lancewal.errors import StorageError
+from lancewal.maintenance import compact, verify
+from lancewal.objects import ObjectStore
+from lancewal.reader.table_reader import TableReader
+from lancewal.writer import ShardWriter, open_shard_writer
+from tests.tables import KEY, fast
+
+ROOT = Path(__file__).parents[2]
+
+VALUE = pa.field("v", pa.int64())
+KEYED = pa.schema([pa.field("id", pa.int64(), False, KEY), VALUE])
+APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), False), VALUE])
+
+KEYS = 400
+#: Ages short enough for a test. Nothing in it stands still for as long as they are.
+AGES = {"sstables": 2.0, "orphans": 2.0, "wal_entries": 1.0, "manifest_versions": 4.0, "staging_files": 2.0}
+
+
+class Model:
+    """What was written, and in which order: every operation has a number."""
+
+    def __init__(self, keyed: bool) -> None:
+        self.keyed = keyed
+        self.started = 0
+        self.acknowledged = 0
+        #: For each key the operations that changed it, and the value that each left (``None``: deleted).
+        self._changes: dict[int, tuple[list[int], list[int | None]]] = {}
+
+    def change(self, number: int, keys: Sequence[int], value: int | None) -> None:
+        for key in keys:
+            numbers, values = self._changes.setdefault(key, ([], []))
+            numbers.append(number)
+            values.append(value)
+
+    def check(self, found: pa.Table, since: int, until: int) -> None:
+        """``found`` was read after operation ``since`` was acknowledged, and before ``until`` + 1 began."""
+        pairs = list(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+        seen = dict(pairs)
+        assert len(seen) == len(pairs), f"{len(pairs) - len(seen)} rows are doubled"
+        for key, (numbers, values) in list(self._changes.items()):
+            before = bisect.bisect_right(numbers, since)
+            after = bisect.bisect_right(numbers, until)
+            possible = {values[before - 1] if before else None, *values[before:after]}
+            assert seen.pop(key, None) in possible, f"key {key} is not one of {possible}"
+        assert not seen, f"rows that nobody wrote: {list(seen.items())[:5]}"
+
+    def final(self) -> dict[int, int]:
+        last = {key: values[-1] for key, (_, values) in self._changes.items()}
+        return {key: value for key, value in last.items() if value is not None}
+
+
+class Arena:
+    """Use as a context manager: while it is open the writer writes and the reader checks."""
+
+    def __init__(self, where: Path, *, keyed: bool, shards: int = 2, seed: int = 0) -> None:
+        self.where = where
+        self.keyed = keyed
+        schema = KEYED if keyed else APPEND_ONLY
+        lance.write_dataset(schema.empty_table(), str(where)).initialize_mem_wal(unsharded=True)
+        self.schema = schema
+        self.store = ObjectStore.from_uri(where, fsync=False)
+        self.model = Model(keyed)
+        self.checks = 0
+        self._random = random.Random(seed)
+        self._shards = [uuid4() for _ in range(shards)]
+        self._writers: dict[UUID, ShardWriter] = {}
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._threads = [threading.Thread(target=self._guard, args=(f,)) for f in (self._write, self._read)]
+
+    def __enter__(self) -> Arena:
+        for shard_id in self._shards:
+            self._writers[shard_id] = open_shard_writer(
+                self.base(), shard_id, fast(durable_write=True), store=self.store, indexes=()
+            )
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        for writer in self._writers.values():
+            writer.close()
+        if error is None and self._failure is not None:
+            raise self._failure
+
+    def base(self) -> BaseTable:
+        return BaseTable.open(self.store.uri, store=self.store)
+
+    def healthy(self) -> None:
+        """Raise what the reader or the writer found wrong so far."""
+        if self._failure is not None:
+            raise self._failure
+
+    def settle(self) -> None:
+        """After the arena is closed: everything into the base, and plain Lance reads the model."""
+        compact(self.base(), self.store)
+        found = lance.dataset(self.store.uri).to_table()
+        pairs = zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)
+        assert sorted(pairs) == sorted(self.model.final().items())
+        assert found.num_rows == lance.dataset(self.store.uri).count_rows()
+        report = verify(self.base(), self.store)
+        assert report.ok, str(report)
+
+    def _guard(self, work: Any) -> None:
+        try:
+            while not self._stop.is_set():
+                work()
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._stop.set()
+
+    def _write(self) -> None:
+        model, number = self.model, self.model.started + 1
+        deletes = self.keyed and self._random.random() < 0.25
+        if self.keyed:
+            keys = self._random.sample(range(KEYS), self._random.randint(1, 20))
+        else:
+            keys = list(range(number * 100, number * 100 + self._random.randint(1, 20)))
+        model.change(number, keys, None if deletes else number)
+        model.started = number
+        # A key has one shard.
+        for place, shard_id in enumerate(self._shards):
+            mine = [key for key in keys if (key // 100 + key) % len(self._shards) == place]
+            writer = self._writers[shard_id]
+            if mine and deletes:
+                writer.delete(mine)
+            elif mine:
+                writer.put(pa.table({"id": mine, "v": [number] * len(mine)}, self.schema))
+            if number % 12 == 0:
+                writer.force_seal_active()
+        model.acknowledged = number
+        time.sleep(0.002)
+
+    def _read(self) -> None:
+        since = self.model.acknowledged
+        try:
+            found = TableReader(self.store).scan().to_table()
+        except StorageError:
+            # With ages as short as these a slow read may lose its SSTables; its caller reads again.
+            return
+        self.model.check(found, since, self.model.started)
+        self.checks += 1
+
+
+@dataclass
+class Child:
+    """A process that compacts and collects until it is killed."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(
+        cls,
+        arena: Arena,
+        jobs: Sequence[str],
+        *,
+        die_at: str | None = None,
+        reached: Path | None = None,
+        max_commit_bytes: int = 1 << 28,
+        waits: bool = False,
+    ) -> Child:
+        settings = {
+            "uri": str(arena.where),
+            "jobs": list(jobs),
+            "die_at": die_at,
+            "reached": str(reached) if reached else None,
+            "ages": AGES,
+            "max_commit_bytes": max_commit_bytes,
+            "waits": waits,
+        }
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.maintenance.child", json.dumps(settings)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return cls(process)
+
+    def go(self) -> None:
+        """Let a child that waits begin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def until_ready(self) -> None:
+        """Wait until everything is imported."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", "the child did not start"
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.end()
+
+    def end(self, timeout: float = 60.0) -> int:
+        """Its return code; a child that does not end is a failure."""
+        try:
+            code = self.process.wait(timeout)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            for stream in (self.process.stdin, self.process.stdout):
+                if stream is not None:
+                    stream.close()
+        return code
+
+
+@contextmanager
+def children(started: Sequence[Child]) -> Iterator[Sequence[Child]]:
+    """Ends what is still running when the block is left."""
+    try:
+        yield started
+    finally:
+        for child in started:
+            child.process.kill()
+            child.end()
+
+
+def ages(settings: dict[str, float]) -> dict[str, timedelta]:
+    return {name: timedelta(seconds=seconds) for name, seconds in settings.items()}

@@ -1,0 +1,55 @@
+"""What the children of :mod:`tests.maintenance.arena` do: maintenance without end, or until a point."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lancewal.base import BaseTable
+from lancewal.errors import ConflictError, PartialWriteError
+from lancewal.maintenance import Retention, collect_garbage, compact, points
+from lancewal.objects import ObjectStore
+from tests.maintenance.arena import ages
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    store = ObjectStore.from_uri(settings["uri"], fsync=False)
+    retention = Retention(**ages(settings["ages"]), allow_unsafe=True)
+    if settings["die_at"] is not None:
+        points.on_reached(lambda point: _die(point, settings["die_at"], settings["reached"]))
+    print("ready", flush=True)
+    if settings["waits"]:
+        sys.stdin.readline()
+    while True:
+        base = BaseTable.open(store.uri, store=store)
+        for job in settings["jobs"]:
+            if job == "compact":
+                _compact(base, store, settings["max_commit_bytes"])
+            else:
+                collect_garbage(base, store, retention=retention)
+        # Leaves the other processes of the test some of the machine.
+        time.sleep(0.02)
+
+
+def _compact(base: BaseTable, store: ObjectStore, max_commit_bytes: int) -> None:
+    try:
+        compact(base, store, max_commit_bytes=max_commit_bytes)
+    except PartialWriteError as error:
+        # Losing every race is allowed where others compact the same table all the time.
+        if not all(isinstance(each, ConflictError) for each in error.failed.values()):
+            raise
+
+
+def _die(point: str, at: str, reached: str) -> None:
+    if point == at:
+        Path(reached).write_text(point)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The merged read's plan and tasks, without a session; the reader of plain Python is the oracle."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from pyspark.sql import datasource as ds
+
+import lancewal
+from lancewal import layout
+from lancewal.errors import StorageError
+from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.publish import publish
+from lancewal.spark.access import OpenTable
+from lancewal.spark.columns import spark_schema
+from lancewal.spark.merged import BasePartition, MergedReader, ShardPartition
+from lancewal.spark.snapshot import read_state
+from tests.faults import FaultyStore
+from tests.spark.tables import content, named, new_table, options_of, schema_of
+from tests.tables import APPEND_ONLY, KEYED, rows
+from tests.test_feed import staged
+
+
+def reader_of(table: lancewal.Table, **given: Any) -> MergedReader:
+    options = options_of(table, **given)
+    return MergedReader(options, spark_schema(OpenTable.open(options).base.schema.plain))
+
+
+def read(reader: MergedReader) -> list[tuple[Any, ...]]:
+    """As Spark does it: the reader and each partition go to a task by themselves."""
+    partitions = reader.partitions()
+    task = pickle.loads(pickle.dumps(reader))
+    found = []
+    for partition in partitions:
+        for batch in task.read(pickle.loads(pickle.dumps(partition))):
+            found += [tuple(row.values()) for row in batch.to_pylist()]
+    return sorted(found)
+
+
+def fill_all_levels(table: lancewal.Table, schema: pa.Schema) -> None:
+    """Rows in the base, in SSTables and in the WAL, and later versions of some in each."""
+    with table.writer() as writer:
+        writer.put(rows(0, 40, schema=schema, prefix="base"))
+    table.flush()
+    table.compact()
+    with table.writer() as writer:
+        writer.put(rows(20, 40, schema=schema, prefix="flushed"))
+    with table.writer() as writer:
+        writer.put(rows(30, 10, schema=schema, prefix="again"))
+        if schema is KEYED:
+            writer.delete([1, 21, 31])
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(35, 30, schema=schema, prefix="logged"))
+        if schema is KEYED:
+            writer.delete([2, 22, 36])
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+@pytest.mark.parametrize("how", [{"bucket": ("id", 3)}, {"unsharded": True}], ids=["buckets", "unsharded"])
+def test_all_levels_are_merged_as_the_plain_reader_does(tmp_path: Path, keyed: bool, how: dict[str, Any]) -> None:
+    table = new_table(tmp_path / "table", schema_of(keyed), **how)
+    fill_all_levels(table, schema_of(keyed))
+    expected = content(table)
+    assert len(expected) == (62 if keyed else 120)
+    assert read(reader_of(table)) == expected
+
+
+def test_shards_made_by_hand_that_share_keys_are_read_by_one_task(tmp_path: Path) -> None:
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
+    table = lancewal.initialize(str(tmp_path / "table"))
+    for number in (1, 2):
+        with table.shard_writer(f"00000000-0000-0000-0000-00000000000{number}") as writer:
+            writer.put(rows(0, 5, prefix=f"shard{number}"))
+    reader = reader_of(table)
+    assert [p for p in reader.partitions() if isinstance(p, ShardPartition)] == [ShardPartition((0, 1))]
+    assert read(reader) == content(table)
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_filters_are_asked_after_newer_versions_have_hidden_older_ones(tmp_path: Path, keyed: bool) -> None:
+    table = new_table(tmp_path / "table", schema_of(keyed))
+    fill_all_levels(table, schema_of(keyed))
+    for condition in (
+        ds.StringStartsWith(("name",), "base"),
+        ds.StringStartsWith(("name",), "flushed"),
+        ds.GreaterThan(("id",), 33),
+        ds.In(("id",), (1, 5, 22, 36, 37)),
+    ):
+        reader = reader_of(table)
+        left = reader.pushFilters([condition])
+        assert left == []
+        sql = reader._merged.sql
+        expected = sorted(
+            tuple(row.values()) for row in lancewal.open(table.uri).scan(filter=sql).to_table().to_pylist()
+        )
+        assert read(reader) == expected
+        assert expected
+
+
+def test_a_filter_on_the_key_rules_out_shards(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    reader = reader_of(table)
+    reader.pushFilters([ds.EqualTo(("id",), 40)])
+    assert sum(isinstance(p, ShardPartition) for p in reader.partitions()) == 1
+    assert read(reader) == [(40, "logged_40")]
+
+
+def test_an_empty_table_has_a_partition_without_rows(tmp_path: Path) -> None:
+    reader = reader_of(new_table(tmp_path / "table"))
+    assert reader.partitions() == [BasePartition(())]
+    assert read(reader) == []
+
+
+def test_all_tasks_see_one_state_whatever_happens_after_the_plan(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    before = content(table)
+    reader = reader_of(table)
+    reader.partitions()
+    with table.writer() as writer:
+        writer.put(rows(0, 100, prefix="later"))
+    table.flush()
+    table.compact()
+    assert read(reader) == before
+    assert read(reader_of(table)) == sorted((i, f"later_{i}") for i in range(100))
+
+
+def test_the_plan_reads_no_rows(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 100))
+    store = FaultyStore(ObjectStore.from_uri(table.uri))
+    read_state(store)
+    assert store.faults.count("get", where=layout.WAL_SUFFIX) == 0
+
+
+def test_rows_published_while_the_state_is_read_are_in_it_or_nothing_after_them_is(tmp_path: Path) -> None:
+    """A batch of a job, and then a row of a writer that knows of the batch."""
+    table = new_table(tmp_path / "table", unsharded=True)
+    plain = ObjectStore.from_uri(table.uri)
+    store = FaultyStore(plain)
+
+    def publish_and_put() -> None:
+        base = OpenTable.open(options_of(table)).base
+        publish(base, plain, staged(plain, rows(10, 2)))
+        with table.writer(enable_memtable=False) as writer:
+            writer.put(rows(1, 1))
+
+    store.faults.before("head", publish_and_put, where="/wal/")
+    state = read_state(store)
+    reader = reader_of(table)
+    reader._merged.state = state
+    assert read(reader) == sorted([*named(1, 1), *named(10, 2)])
+
+
+def test_a_state_whose_log_was_collected_says_so(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY, unsharded=True)
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+    reader = reader_of(table)
+    table.flush()
+    store = ObjectStore.from_uri(table.uri)
+    shard = table.shard_for()
+    covered = ShardManifestStore(store, shard).require_latest().replay_after_wal_entry_position
+    for position in range(1, covered + 1):
+        store.delete(layout.wal_entry(shard, position))
+    with pytest.raises(StorageError, match="run the query again"):
+        read(reader)
