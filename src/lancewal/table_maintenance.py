@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from lancewal import activity
 from lancewal.maintenance import (
     CompactionPlan,
     CompactionReport,
@@ -52,15 +53,18 @@ class TableMaintenance:
         :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
         up to date, ``compact_files`` joins its small files.
         """
-        return compact(
-            self._reader.base(),
-            self._store,
-            shards,
-            plan=plan,
-            optimize_indexes=optimize_indexes,
-            compact_files=compact_files,
-            progress=progress,
-        )
+        with activity.compaction(self._store.uri) as record:
+            return record(
+                compact(
+                    self._reader.base(),
+                    self._store,
+                    shards,
+                    plan=plan,
+                    optimize_indexes=optimize_indexes,
+                    compact_files=compact_files,
+                    progress=progress,
+                )
+            )
 
     def gc(
         self,
@@ -77,15 +81,18 @@ class TableMaintenance:
         be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
         ``retention`` sets it kind by kind.
         """
-        return collect_garbage(
-            self._reader.base(),
-            self._store,
-            retention=retention,
-            min_age=min_age,
-            resources=resources,
-            shards=shards,
-            dry_run=dry_run,
-        )
+        with activity.collection(self._store.uri) as record:
+            return record(
+                collect_garbage(
+                    self._reader.base(),
+                    self._store,
+                    retention=retention,
+                    min_age=min_age,
+                    resources=resources,
+                    shards=shards,
+                    dry_run=dry_run,
+                )
+            )
 
     def verify(
         self,

@@ -51,19 +51,24 @@ class Model:
         self.acknowledged = 0
         #: For each key the operations that changed it, and the value that each left (``None``: deleted).
         self._changes: dict[int, tuple[list[int], list[int | None]]] = {}
+        self._lock = threading.Lock()
 
     def change(self, number: int, keys: Sequence[int], value: int | None) -> None:
-        for key in keys:
-            numbers, values = self._changes.setdefault(key, ([], []))
-            numbers.append(number)
-            values.append(value)
+        with self._lock:
+            for key in keys:
+                numbers, values = self._changes.setdefault(key, ([], []))
+                numbers.append(number)
+                values.append(value)
+            self.started = number
 
     def check(self, found: pa.Table, since: int, until: int) -> None:
         """``found`` was read after operation ``since`` was acknowledged, and before ``until`` + 1 began."""
         pairs = list(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
         seen = dict(pairs)
         assert len(seen) == len(pairs), f"{len(pairs) - len(seen)} rows are doubled"
-        for key, (numbers, values) in list(self._changes.items()):
+        with self._lock:
+            changes = list(self._changes.items())
+        for key, (numbers, values) in changes:
             before = bisect.bisect_right(numbers, since)
             after = bisect.bisect_right(numbers, until)
             possible = {values[before - 1] if before else None, *values[before:after]}
@@ -148,7 +153,6 @@ class Arena:
         else:
             keys = list(range(number * 100, number * 100 + self._random.randint(1, 20)))
         model.change(number, keys, None if deletes else number)
-        model.started = number
         # A key has one shard.
         for place, shard_id in enumerate(self._shards):
             mine = [key for key in keys if (key // 100 + key) % len(self._shards) == place]
@@ -157,10 +161,10 @@ class Arena:
                 writer.delete(mine)
             elif mine:
                 writer.put(pa.table({"id": mine, "v": [number] * len(mine)}, self.schema))
-            if number % 12 == 0:
+            if number % 40 == 0:
                 writer.force_seal_active()
         model.acknowledged = number
-        time.sleep(0.002)
+        time.sleep(0.004)
 
     def _read(self) -> None:
         since = self.model.acknowledged

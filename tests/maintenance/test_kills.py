@@ -13,6 +13,8 @@ from lancewal.maintenance.points import APPEND_POINTS, COLLECT_POINTS, MERGE_POI
 from tests.maintenance.arena import Arena, Child, children
 
 _TOGETHER = 3
+#: Bytes per commit: several commits a generation, and several generations a commit.
+SMALL, LARGE = 1000, 1 << 28
 _TABLES = pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
 
 
@@ -22,7 +24,9 @@ def kill_at(arena: Arena, points: list[str], directory: Path) -> None:
         some = points[start : start + _TOGETHER]
         files = [directory / f"{start + place}.reached" for place in range(len(some))]
         started = [
-            Child.start(arena, ["compact", "collect"], die_at=point, reached=file, max_commit_bytes=200)
+            Child.start(
+                arena, ["compact", "collect"], die_at=point, reached=file, max_commit_bytes=_commit_bytes(point)
+            )
             for point, file in zip(some, files, strict=True)
         ]
         with children(started):
@@ -32,13 +36,17 @@ def kill_at(arena: Arena, points: list[str], directory: Path) -> None:
         arena.healthy()
 
 
+def _commit_bytes(point: str) -> int:
+    return SMALL if "a part of" in point else LARGE
+
+
 def kill_at_random(arena: Arena, times: int, seed: int) -> None:
     """A child at a time, killed at some moment; the next one is warm by then."""
     moments = random.Random(seed)
 
     def next_child() -> Child:
         return Child.start(
-            arena, ["compact", "collect"], max_commit_bytes=moments.choice([200, 1 << 28]), waits=True
+            arena, ["compact", "collect"], max_commit_bytes=moments.choice([SMALL, LARGE]), waits=True
         )
 
     coming = next_child()
@@ -58,7 +66,7 @@ def run_together(arena: Arena, seconds: float) -> None:
     """Two compactors and a collector."""
     started = [
         Child.start(arena, ["compact"]),
-        Child.start(arena, ["compact"], max_commit_bytes=200),
+        Child.start(arena, ["compact"], max_commit_bytes=SMALL),
         Child.start(arena, ["collect"]),
     ]
     with children(started):
@@ -88,14 +96,14 @@ class TestNamedPoints:
 @_TABLES
 def test_random_moments(tmp_path: Path, keyed: bool) -> None:
     with Arena(tmp_path / "table", keyed=keyed) as arena:
-        kill_at_random(arena, 4, seed=1)
+        kill_at_random(arena, 3, seed=1)
     arena.settle()
 
 
 @_TABLES
 def test_two_compactors_and_a_collector(tmp_path: Path, keyed: bool) -> None:
     with Arena(tmp_path / "table", keyed=keyed) as arena:
-        run_together(arena, 3.0)
+        run_together(arena, 2.0)
     arena.settle()
 
 

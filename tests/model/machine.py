@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,17 +19,18 @@ from uuid import UUID
 
 import lance
 import pyarrow as pa
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import lancewal
 from lancewal.errors import FencedError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance import Resource, collect_garbage, compact, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import Scan, TableReader
 from lancewal.sharding import discover_manifests
-from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter
 from tests.model.compaction import append_by_hand, merge_by_hand
 from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, Row, TableModel, as_bag
@@ -62,6 +64,10 @@ class OpenWriter:
     settings: str
 
 
+class _DeadError(BaseException):
+    """What a killed compactor leaves behind is what this interrupts."""
+
+
 class TableMachine(RuleBasedStateMachine):
     """Writers, flushes, compactions and schema changes in any order. Subclasses give the keys."""
 
@@ -74,13 +80,17 @@ class TableMachine(RuleBasedStateMachine):
         self.uri = str(self.directory / "t")
         self.model = TableModel(self.keys, append_only=self.append_only)
         self.writers: list[OpenWriter] = []
+        self.dropped = self.model.columns[0]
         self.steps = 0
 
-    @initialize(base=st.lists(cells, max_size=6))
-    def make_table(self, base: list[tuple[int, int]]) -> None:
+    @initialize(base=st.lists(cells, max_size=6), indexed=st.sampled_from([None, "id", "name"]))
+    def make_table(self, base: list[tuple[int, int]], indexed: str | None) -> None:
         if not self.append_only:
             base = list(dict(base).items())
-        lance.write_dataset(self._table(base, self.model.columns), self.uri, schema=self.model.schema)
+        rows = self._table(base, self.model.columns)
+        dataset = lance.write_dataset(rows, self.uri, schema=self.model.schema)
+        if indexed is not None:
+            dataset.create_scalar_index(indexed, "BTREE")
         self._upsert(base, self.model.columns)
         self.table = lancewal.initialize(
             self.uri, bucket=(self.keys.shard_column, BUCKETS), writer_defaults=DEFAULTS
@@ -196,10 +206,35 @@ class TableMachine(RuleBasedStateMachine):
 
             ShardManifestStore(self.store, manifest.shard_id).commit_update(None, pruned)
 
-    @precondition(lambda self: hasattr(Table, "compact"))
+    @rule(files=st.booleans(), indexes=st.booleans())
+    def compact(self, files: bool, indexes: bool) -> None:
+        compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
+
+    @rule(point=st.sampled_from([*points.MERGE_POINTS, *points.APPEND_POINTS]), passed=st.integers(0, 2))
+    def compact_and_die(self, point: str, passed: int) -> None:
+        """The compactor is gone when it comes to ``point`` once more than ``passed`` times."""
+        left = [passed]
+
+        def die(reached: str) -> None:
+            left[0] -= reached == point
+            if left[0] < 0:
+                raise _DeadError
+
+        points.on_reached(die)
+        try:
+            compact(self.other.base(), self.store, max_workers=1)
+        except _DeadError:
+            event(f"died at {point}")
+        finally:
+            points.on_reached(None)
+
+    @precondition(lambda self: not any(map(self._lost_shards, self.writers)))
     @rule()
-    def compact(self) -> None:
-        self.table.compact()  # type: ignore[attr-defined]
+    def collect_garbage(self) -> None:
+        """As if all were old. Writers that lost a shard know it after such a time, so there are none."""
+        later = datetime.now(UTC) + timedelta(days=365)
+        old = [Resource.MANIFEST_ENTRIES, Resource.WAL_ENTRIES, Resource.SSTABLES, Resource.MANIFEST_VERSIONS]
+        collect_garbage(self.other.base(), self.store, resources=old, now=later)
 
     # --- columns ------------------------------------------------------------------------
 
@@ -211,7 +246,14 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.columns) > 1)
     @rule(place=places)
     def drop_column(self, place: int) -> None:
-        lance.dataset(self.uri).drop_columns([self.model.drop_column(place).name])
+        self.dropped = self.model.drop_column(place)
+        lance.dataset(self.uri).drop_columns([self.dropped.name])
+
+    @rule(place=places)
+    def replace_column(self, place: int) -> None:
+        """Another column of the same type: Lance may give it the field id of the one that went."""
+        self.drop_column(place)
+        self.add_column(self.dropped.type)
 
     @rule(place=places)
     def rename_column(self, place: int) -> None:

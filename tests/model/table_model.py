@@ -78,12 +78,25 @@ _PAIR_FILTERS: tuple[tuple[str, Callable[[Row], bool | None]], ...] = (
     ("tenant IS NOT NULL", lambda r: True),
 )
 
+_WORDS = ("key", "it's")
+_WORD_FILTERS: tuple[tuple[str, Callable[[Row], bool | None]], ...] = (
+    ("word = 'key 3'", lambda r: r["word"] == "key 3"),
+    ("word IN ('key 1', 'key 1', 'it''s 5')", lambda r: r["word"] in ("key 1", "it's 5")),
+    ("word LIKE 'key%' AND word > 'key 2'", lambda r: r["word"].startswith("key") and r["word"] > "key 2"),
+)
+
 NUMBER_KEYS = Keys((_key_field("id", pa.int64(), 1),), "id", lambda i: {"id": i}, _NUMBER_FILTERS)
 PAIR_KEYS = Keys(
     (_key_field("tenant", pa.string(), 1), _key_field("id", pa.int32(), 2)),
     "tenant",
     lambda i: {"tenant": ("a", "b's", "", "c")[i % 4], "id": i // 4},
     _PAIR_FILTERS,
+)
+WORD_KEYS = Keys(
+    (_key_field("word", pa.string(), 1),),
+    "word",
+    lambda i: {"word": f"{_WORDS[i % 2]} {i}"},
+    _WORD_FILTERS,
 )
 NO_KEYS = Keys((pa.field("id", pa.int64()),), "id", lambda i: {"id": i}, _NUMBER_FILTERS)
 
@@ -147,6 +160,9 @@ class TableModel:
         numbers = [column.name for column in self.columns if column.type == NUMBER]
         for text, number in zip(texts, numbers, strict=False):
             found += _mixed_filters(text, number)
+        if "id" in self.keys.names:
+            for column in self.columns:
+                found += _key_and_value_filters(column.name)
         return found
 
     def _shown(self, key: Key, values: Mapping[int, Any]) -> Row:
@@ -181,8 +197,13 @@ def _mixed_filters(text: str, number: str) -> list[tuple[str, Callable[[Row], bo
     return [
         (f"{text} = 'v1' AND {number} IS NULL", lambda r: r[text] == "v1" and r[number] is None),
         (f"{text} IS NULL OR {number} = 2", lambda r: r[text] is None or r[number] == 2),
-        (f"id IN (1, 2, 2, 0) AND {text} IS NOT NULL", lambda r: r["id"] in (0, 1, 2) and r[text] is not None),
-        (f"id = 1 AND {number} = 1", lambda r: r["id"] == 1 and r[number] == 1),
+    ]
+
+
+def _key_and_value_filters(c: str) -> list[tuple[str, Callable[[Row], bool | None]]]:
+    return [
+        (f"id IN (1, 2, 2, 0) AND {c} IS NOT NULL", lambda r: r["id"] in (0, 1, 2) and r[c] is not None),
+        (f"id = 1 AND {c} IS NULL", lambda r: r["id"] == 1 and r[c] is None),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader
 from tests.reader.support import TableUnderTest, named
 from tests.tables import KEY
@@ -66,6 +67,17 @@ def test_an_added_column_reads_as_null_in_older_rows(table: TableUnderTest) -> N
             assert [each["id"] for each in shown(reader, filter="note = 'filled'")] == [0]
             assert reader.scan(filter="note IS NULL AND name = 'flushed'").count_rows() == 1
             assert reader.lookup([1], ["note", "id"]).table.to_pylist() == [{"note": None, "id": 1}]
+
+
+def test_the_first_filter_on_a_new_column_is_understood(table: TableUnderTest) -> None:
+    assert [len(shown(reader)) for reader in table.readers] == [3, 3]
+    table.dataset.add_columns(pa.field("note", pa.string()))
+    for reader in table.readers:
+        assert reader.scan(filter="note IS NULL").count_rows() == 3
+    table.dataset.alter_columns({"path": "note", "name": "remark"})
+    for reader in table.readers:
+        with pytest.raises(InvalidInputError, match="note"):
+            reader.scan(filter="note IS NULL").count_rows()
 
 
 def test_a_renamed_column_is_found_in_older_rows_under_its_new_name(table: TableUnderTest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from lancewal.errors import InvalidInputError
 from lancewal.objects import ObjectStore
-from lancewal.reader import TableReader
+from lancewal.reader import TableReader, base_source
 from lancewal.reader.base_source import without_rows
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named, names
 from tests.tables import APPEND_ONLY, KEY, new_table, open_writer, rows
@@ -109,6 +110,7 @@ def test_pages_by_limit_and_offset_are_the_whole_each_row_once(table: TableUnder
 
 def test_in_with_a_repeated_key_returns_it_once(table: TableUnderTest) -> None:
     assert everywhere(table, filter="id IN (1, 1, 5, 0, 0)") == {1: "one b", 5: "five", 0: "base 0"}
+    assert everywhere(table, filter="id = 1 AND id = 5") == {}
     many = ", ".join(str(i % 7) for i in range(3000))
     assert everywhere(table, filter=f"id IN ({many})") == everywhere(table, filter="id < 7")
 
@@ -128,7 +130,7 @@ def test_counting_reads_no_data_columns(table: TableUnderTest, monkeypatch: pyte
     scanner = lance.LanceDataset.scanner
 
     def watched(self: lance.LanceDataset, columns: list[str] | None = None, **options: object) -> object:
-        read.append(list(columns or ["everything"]))
+        read.append(["everything"] if columns is None else list(columns))
         return scanner(self, columns=columns, **options)
 
     monkeypatch.setattr(lance.LanceDataset, "scanner", watched)
@@ -189,6 +191,27 @@ def test_batches_stream_and_stop_when_nobody_reads_on(table: TableUnderTest) -> 
     assert pa.table(table.live.scan()).num_rows == 6
 
 
+def test_the_base_is_read_no_further_than_the_stream_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_source, "_MAX_BATCH_ROWS", 1024)
+    table = TableUnderTest(tmp_path / "t", data=named({i: f"base {i}" for i in range(20_000)}))
+    table.flushed({5: "five"})
+    pulled: list[int] = []
+    scan = base_source.BaseSource._scan
+
+    def watched(self: base_source.BaseSource, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+        for batch in scan(self, *args, **options):
+            pulled.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(base_source.BaseSource, "_scan", watched)
+    stream = table.live.scan().to_batches()
+    assert [stream.read_next_batch().num_rows for _ in range(3)] == [1, 1023, 1024]
+    assert len(pulled) == 2
+    assert sum(batch.num_rows for batch in stream) == 20_000 - 2048
+
+
 def test_columns_and_their_order_are_as_asked(table: TableUnderTest) -> None:
     found = table.live.scan(["name", "id"], filter="id = 5 OR name = 'six'").to_table()
     assert found.schema.names == ["name", "id"]
@@ -221,6 +244,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(
 def test_a_filter_that_only_lance_refuses_is_our_refusal_too(table: TableUnderTest, filter: str) -> None:
     with pytest.raises(InvalidInputError, match="filter"):
         table.live.scan(filter=filter).to_table()
+    with pytest.raises(InvalidInputError, match="filter"):
+        table.live.scan(filter=filter).to_batches().read_all()
     with pytest.raises(InvalidInputError, match="filter"):
         table.live.scan(filter=filter).count_rows()
 

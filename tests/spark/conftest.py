@@ -29,10 +29,16 @@ TEST_CONF = {
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(faults: None) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = WORKER_PATH
-    started = session("local[2]", app_name="lancewal tests", conf=TEST_CONF)
+    started = session("local[2,4]", app_name="lancewal tests", conf=TEST_CONF)
     started.sparkContext.setLogLevel("OFF")
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def faults(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where tests put out tickets for faults; workers inherit the variable, so it comes first."""
+    os.environ["LANCEWAL_TEST_FAULTS"] = str(tmp_path_factory.mktemp("faults"))

@@ -67,7 +67,7 @@ def test_all_levels_are_merged_as_the_plain_reader_does(tmp_path: Path, keyed: b
     table = new_table(tmp_path / "table", schema_of(keyed), **how)
     fill_all_levels(table, schema_of(keyed))
     expected = content(table)
-    assert len(expected) == (62 if keyed else 120)
+    assert len(expected) == (59 if keyed else 120)
     assert read(reader_of(table)) == expected
 
 

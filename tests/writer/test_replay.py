@@ -236,8 +236,11 @@ def test_an_entry_of_an_older_generation_than_the_one_before_it_is_refused(appen
     """Generation 1 must not be published: the next open would then pass over the last entry."""
     shard = make_wal(append_only, [1, 2, 1])
     for _ in range(2):
+        store = FaultyStore(store_of(append_only))
+        # Time enough for a flush that should not have begun.
+        store.faults.before("get", lambda: time.sleep(0.2), where=layout.wal_entry(shard, 3))
         with pytest.raises(WalCorruptError, match="generation 1 comes after generation 2") as caught:
-            open_writer(append_only, shard)
+            open_writer(append_only, shard, store=store)
         assert caught.value.position == 3
         manifest = manifest_of(append_only, shard)
         assert (manifest.sstables, manifest.current_generation) == ((), 1)

@@ -20,6 +20,7 @@ import pytest
 import lancewal
 import lancewal.writer.commit_log
 import lancewal.writer.flush
+from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import ClosedError, LanceWalError, StorageError
 from lancewal.format.shard_manifest import SsTableEntry
@@ -30,7 +31,7 @@ from lancewal.writer import ShardWriter, WriteStats
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.worker import Worker
 from tests.faults import FaultyStore, Pause
-from tests.shards import settled_rows, store_of
+from tests.shards import manifest_of, settled_rows, store_of
 from tests.tables import APPEND_ONLY, abandon, new_table, open_writer, rows
 
 PATIENCE = 30.0
@@ -363,12 +364,14 @@ def test_a_writer_that_is_collected_during_a_flush_blocks_nobody(base: BaseTable
 EXIT_WITHOUT_CLOSE = """
 import sys
 import pyarrow as pa
+from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.writer import ShardWriterConfig, open_shard_writer
 uri, shard = sys.argv[1:]
 writer = open_shard_writer(BaseTable.open(uri), shard, ShardWriterConfig(max_memtable_rows=50), indexes=())
 for i in range(20):
-    writer.put(pa.record_batch([pa.array(range(i * 20, i * 20 + 20)), pa.array(["x"] * 20)], names=["id", "name"]))
+    ids = pa.array(range(i * 20, i * 20 + 20))
+    writer.put(pa.record_batch([ids, pa.array(["x"] * 20)], names=["id", "name"]))
 """
 
 
@@ -384,3 +387,21 @@ def test_a_process_that_exits_without_close_exits_cleanly_and_loses_nothing(base
     )
     assert done.returncode == 0, done.stderr
     assert sorted(reopened_ids(base, shard)) == list(range(400))
+
+
+def test_an_outage_of_the_manifest_leaves_no_heap_of_copies(base: BaseTable) -> None:
+    """Every retry of the commit wrote the whole SSTable anew, until the disk was full."""
+    store = FaultyStore(store_of(base))
+    writer = open_writer(base, shard := uuid.uuid4(), store=store)
+    writer.put(rows(0, 3, schema=APPEND_ONLY))
+    store.faults.fail("put_if_absent", times=8, where="/manifest/")
+    writer.force_seal_active()
+    deadline = time.monotonic() + PATIENCE
+    while writer.memtable_stats().frozen_count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert writer.stats().memtable_flush_failures == 8
+    writer.put(rows(3, 3, schema=APPEND_ONLY))
+    writer.close()
+    written = [name for name in store.list_directories(layout.shard_dir(shard)) if "_gen_" in name]
+    assert sorted(written) == sorted(entry.path for entry in manifest_of(base, shard).sstables)
+    assert sorted(reopened_ids(base, shard)) == list(range(6))

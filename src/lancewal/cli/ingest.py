@@ -17,6 +17,7 @@ from lancewal.cli.exits import FAILED, REFUSED, CommandError, guarded
 
 if TYPE_CHECKING:
     from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
+    from lancewal.table import Table
 
 
 class Engine(enum.StrEnum):
@@ -87,10 +88,10 @@ def ingest(
     flush: Annotated[
         bool, typer.Option("--flush/--no-flush", help="In the end move what went to the WAL to SSTables.")
     ] = True,
-    metrics_port: Annotated[
-        int | None,
+    metrics: Annotated[
+        str | None,
         typer.Option(
-            "--metrics-port", metavar="PORT", help="Serve Prometheus metrics meanwhile.", show_default=False
+            "--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics meanwhile.", show_default=False
         ),
     ] = None,
     option: options.StorageOptions = None,
@@ -115,10 +116,8 @@ def ingest(
     elif key or bucket or identity or unsharded or vector_column or settings:
         raise typer.BadParameter("--key, --vector-column, --set and the sharding are for --create")
     opened = options.open_table(table, option)
-    if metrics_port is not None:
-        from lancewal import metrics
-
-        metrics.serve(metrics_port)
+    if metrics is not None:
+        _serve_metrics(metrics, opened)
     parts = None
     if engine is Engine.SPARK:
         from lancewal.cli.spark_ingest import SparkParts
@@ -159,6 +158,17 @@ class _Request:
             taken=taken,
             parts=self.parts,
         )
+
+
+def _serve_metrics(place: str, table: Table) -> None:
+    host, _, port = place.rpartition(":")
+    if not port.isdigit():
+        raise typer.BadParameter(f"{place!r} is not [HOST:]PORT, such as 9464", param_hint="--metrics")
+    try:
+        from lancewal.metrics import serve
+    except ImportError as error:
+        raise CommandError(str(error)) from error
+    serve(int(port), host or "127.0.0.1", [table])
 
 
 def _ensure(

@@ -12,9 +12,7 @@ from lancewal.cli.durations import parse_duration
 from lancewal.cli.exits import PROBLEMS, guarded
 
 if TYPE_CHECKING:
-    from lancewal.base import BaseTable
     from lancewal.maintenance import CompactionReport, GcReport, Progress, VerifyReport
-    from lancewal.table import Table
 
 _SHOWN_FINDINGS = 50
 
@@ -68,8 +66,6 @@ def compact(
     Fences nobody and may run beside writers, readers and other compactions. It may be stopped
     at any time and run again.
     """
-    from lancewal.maintenance import compact as compact_table
-
     opened = options.open_table(table, option)
     if flush:
         opened.flush()
@@ -83,9 +79,7 @@ def compact(
             shown.update(task, completed=sum(done.values()), note=progress.step)
 
         try:
-            report = compact_table(
-                _base(opened, option), optimize_indexes=indexes, compact_files=files, progress=step
-            )
+            report = opened.compact(optimize_indexes=indexes, compact_files=files, progress=step)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(
                 "interrupted; every commit so far is whole, run the same command again to go on"
@@ -128,14 +122,12 @@ def gc(
     json: options.Json = False,
 ) -> None:
     """Delete what neither a writer, a reader nor a retained version needs any more."""
-    from lancewal.maintenance import collect_garbage
-
     age: timedelta | None = None if min_age is None else parse_duration(min_age, "--min-age")
     opened = options.open_table(table, option)
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("collecting", total=None, note="")
         try:
-            report = collect_garbage(_base(opened, option), dry_run=dry_run, min_age=age)
+            report = opened.gc(dry_run=dry_run, min_age=age)
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(
                 "interrupted; the table is whole, run the same command again to go on"
@@ -168,6 +160,9 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Rebuild what can be rebuilt without a guess, then verify again.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
+    ] = False,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -175,15 +170,12 @@ def verify(
 
     Ends with code 3 when something is wrong.
     """
-    from lancewal.maintenance import repair as repair_table
-    from lancewal.maintenance import verify as verify_table
-
-    base = _base(options.open_table(table, option), option)
-    with console.progress(json=json, counted=False) as shown:
-        shown.add_task("verifying", total=None, note="")
+    opened = options.open_table(table, option)
+    with console.progress(json=json) as shown:
+        task = shown.add_task("verifying", total=len(opened.shards()), note="")
         if repair:
-            repair_table(base)
-        report = verify_table(base)
+            opened.repair()
+        report = opened.verify(deep=not quick, progress=lambda shard: shown.advance(task))
     if json:
         console.print_json(report.to_dict())
     else:
@@ -210,9 +202,3 @@ def _show_findings(report: VerifyReport) -> None:
         out.print(f"  … and {figures.count(hidden)} more, see --json")
     if any(finding.repairable for finding in report.findings):
         out.print("  some of it can be rebuilt: lancewal verify --repair")
-
-
-def _base(table: Table, option: list[str] | None) -> BaseTable:
-    from lancewal.base import BaseTable
-
-    return BaseTable.open(table.uri, options.storage_options(option))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAX_CELL = 60
-_SHOWN_ELEMENTS = 4
+_MIN_TEXT = 12
+_SHOWN_ELEMENTS = 3
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
@@ -42,15 +43,23 @@ def json_value(value: Any) -> Any:
 
 
 def table_of(rows: pa.Table) -> Table:
-    """Rows as a table on the terminal; long values are cut."""
+    """Rows as a table on the terminal; long values are cut, numbers never."""
     import pyarrow as pa
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for field in rows.schema:
+    columns = [[cell(value) for value in column.to_pylist()] for column in rows.columns]
+    for field, cells in zip(rows.schema, columns, strict=True):
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        shown.add_column(field.name, justify="right" if number else "left", overflow="ellipsis", no_wrap=True)
-    for row in rows.to_pylist():
-        shown.add_row(*(cell(value) for value in row.values()))
+        widest = max((text.cell_len for text in cells), default=0)
+        shown.add_column(
+            field.name,
+            justify="right" if number else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+            min_width=max(widest, len(field.name)) if number else min(widest, _MIN_TEXT),
+        )
+    for row in zip(*columns, strict=True):
+        shown.add_row(*row)
     return shown
 
 
@@ -73,7 +82,10 @@ def _short(value: Any) -> str:
 
 
 def _list(values: Sequence[Any]) -> str:
-    first = ", ".join(_short(value) for value in values[:_SHOWN_ELEMENTS])
+    parts = [
+        f"{value:.3g}" if isinstance(value, float) else _short(value) for value in values[:_SHOWN_ELEMENTS]
+    ]
+    first = ", ".join(parts)
     return f"[{first}, … {len(values)}]" if len(values) > _SHOWN_ELEMENTS else f"[{first}]"
 
 

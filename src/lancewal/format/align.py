@@ -9,7 +9,7 @@ column whose stored name the table's one never had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,26 +146,23 @@ def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _struct_conversion(stored: pa.DataType, wanted: pa.DataType) -> _Convert:
     places = {field_id(child): place for place, child in enumerate(_children(stored))}
-    fields = list(_children(wanted))
-    plan: list[tuple[int, _Convert | None] | None] = []
-    for field in fields:
-        place = places.get(field_id(field))
-        known = place is not None and _is_same_field(stored.field(place), field)
-        plan.append((place, _conversion(stored.field(place), field)) if known and place is not None else None)
+    fields = _children(wanted)
+    found = [_child(stored, places.get(field_id(field)), field) for field in fields]
 
     def convert(array: pa.Array) -> pa.Array:
-        children = []
-        for field, source in zip(fields, plan, strict=True):
-            if source is None:
-                children.append(pa.nulls(len(array), field.type))
-                continue
-            place, change = source
-            # ``field`` applies the array's window, but not its nulls: those go into the mask.
-            child = array.field(place)
-            children.append(child if change is None else change(child))
+        children = [child(array) for child in found]
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
 
     return convert
+
+
+def _child(stored: pa.DataType, place: int | None, wanted: pa.Field) -> _Convert:
+    """From arrays of a struct to those of one wanted field, which is at ``place`` if anywhere."""
+    if place is None or not _is_same_field(stored.field(place), wanted):
+        return lambda array: pa.nulls(len(array), wanted.type)
+    change = _conversion(stored.field(place), wanted)
+    # ``field`` minds the array's window, but not its nulls: those go into the new struct's mask.
+    return lambda array: _changed(array.field(place), change)
 
 
 def _with_items(array: pa.Array, type_: pa.DataType, change: _Convert | None) -> pa.Array:
@@ -185,5 +182,5 @@ def _changed(items: pa.Array, change: _Convert | None) -> pa.Array:
     return items if change is None else change(items)
 
 
-def _children(type_: pa.DataType) -> Sequence[pa.Field] | Iterator[pa.Field]:
+def _children(type_: pa.DataType) -> list[pa.Field]:
     return [type_.field(i) for i in range(type_.num_fields)]

@@ -139,8 +139,8 @@ class Ingestion:
         if not same:
             raise InvalidInputError(
                 f"another run has begun to write {part} in {journal.source} and has not finished, and that "
-                "file is not among these or has changed since; put it back and include it, or give up on these "
-                "rows (--give-up)"
+                "file is not among these or has changed since; put it back and include it, or give up on "
+                "these rows (--give-up)"
             )
         logger.info("finishing %s", part)
         rows = self._parts.prepare_again(same[0], part).write(journal.transaction(state.version))

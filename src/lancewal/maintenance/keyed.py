@@ -15,6 +15,7 @@ was deleted in between; run one kind only.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from uuid import UUID
 
@@ -92,6 +93,7 @@ class KeyedCompaction:
         fence = fence_id(shard_id)
         raised = base.details.compacted.get(fence, 0)
         report = self._report
+        changed: Counter[str] = Counter()
         for source, is_last in _chunks(rows.batches(), base.schema.plain, self._plan.max_commit_bytes):
             raised += 1
             markers = {fence: raised}
@@ -100,10 +102,7 @@ class KeyedCompaction:
                 markers[shard_id] = through
                 dead = rows.dead
             points.reached("merge: rows are read")
-            stats = self._commit(base, source, dead, markers)
-            report.rows_inserted += stats["num_inserted_rows"]
-            report.rows_updated += stats["num_updated_rows"]
-            report.rows_deleted += stats["num_deleted_rows"]
+            changed.update(self._commit(base, source, dead, markers))
             report.num_bytes += source.nbytes
             report.commits += 1
             if not is_last:
@@ -111,6 +110,9 @@ class KeyedCompaction:
         points.reached("merge: rows and marker are committed")
         report.generations += [entry.generation for entry in entries]
         report.rows_in += rows.rows_in
+        report.rows_inserted += changed["num_inserted_rows"]
+        report.rows_updated += changed["num_updated_rows"]
+        report.rows_deleted += changed["num_deleted_rows"]
         logger.info(
             "compacted generations %d to %d: %d rows, %d keys deleted",
             entries[0].generation,

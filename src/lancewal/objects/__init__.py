@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from lancewal.objects.backend import ObjectInfo
-from lancewal.objects.store import ObjectStore, Observer, PutOutcome
+from lancewal.objects.store import ObjectStore, Observer, PutOutcome, observe_all
 
-__all__ = ["ObjectInfo", "ObjectStore", "Observer", "PutOutcome"]
+__all__ = ["ObjectInfo", "ObjectStore", "Observer", "PutOutcome", "observe_all"]

@@ -33,6 +33,9 @@ T = TypeVar("T")
 #: Called after each operation with its name, the seconds it took, and its error or ``None``.
 Observer: TypeAlias = Callable[[str, float, BaseException | None], None]
 
+#: Sees the calls of all stores of this process, besides a store's own observer.
+_shared_observer: Observer | None = None
+
 _ATTEMPTS = 4
 _FIRST_DELAY_SECONDS = 0.1
 
@@ -44,6 +47,12 @@ class PutOutcome(enum.Enum):
     EXISTS = "exists"
 
 
+def observe_all(observer: Observer | None) -> None:
+    """Have ``observer`` see the calls of all stores of this process, those that exist already too."""
+    global _shared_observer
+    _shared_observer = observer
+
+
 def _observed(
     method: Callable[Concatenate[ObjectStore, P], T],
 ) -> Callable[Concatenate[ObjectStore, P], T]:
@@ -51,26 +60,18 @@ def _observed(
 
     @functools.wraps(method)
     def observed(self: ObjectStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self.observer is None:
+        if self.observer is None and _shared_observer is None:
             return method(self, *args, **kwargs)
         start = time.perf_counter()
         try:
             result = method(self, *args, **kwargs)
         except BaseException as error:
-            _notify(self.observer, kind, start, error)
+            self._notify(kind, start, error)
             raise
-        _notify(self.observer, kind, start, None)
+        self._notify(kind, start, None)
         return result
 
     return observed
-
-
-def _notify(observer: Observer, kind: str, start: float, error: BaseException | None) -> None:
-    try:
-        observer(kind, time.perf_counter() - start, error)
-    except Exception:
-        # A broken metric must not turn a durable write into a failed one.
-        logger.exception("the storage observer failed")
 
 
 class ObjectStore:
@@ -234,6 +235,17 @@ class ObjectStore:
         if not directory:
             raise InvalidInputError("deleting everything below the table's root is refused; name a directory")
         return self._persist(lambda: self._backend.delete_prefix(directory))
+
+    def _notify(self, kind: str, start: float, error: BaseException | None) -> None:
+        seconds = time.perf_counter() - start
+        for observer in (self.observer, _shared_observer):
+            if observer is None:
+                continue
+            try:
+                observer(kind, seconds, error)
+            except Exception:
+                # A broken metric must not turn a durable write into a failed one.
+                logger.exception("the storage observer failed")
 
     def _create(self, path: str, data: memoryview) -> PutOutcome:
         if self._backend.create(path, data):

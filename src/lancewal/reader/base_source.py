@@ -51,9 +51,16 @@ class BaseSource:
             read += [name for name in self._key_names if name not in read]
         limit = None if request.limit is None else request.limit + len(superseded)
         by_address = isinstance(superseded, np.ndarray)
+        scanned = kept = 0
         for batch in self._scan(read, request.sql, limit, with_row_address=by_address):
             dead = self._dead_rows(batch, superseded)
+            scanned, kept = scanned + batch.num_rows, kept + batch.num_rows - len(dead)
             yield from without_rows(batch.select(list(request.columns)), dead)
+        if request.limit is not None and scanned == limit and kept < request.limit:
+            # Nobody enforces keys: the base had one of them more than once.
+            for batch in self._scan(read, request.sql, None, with_row_address=by_address, offset=scanned):
+                dead = self._dead_rows(batch, superseded)
+                yield from without_rows(batch.select(list(request.columns)), dead)
 
     def count(self, predicate: Predicate | None, newer: Sequence[KeySet]) -> int:
         sql = None if predicate is None else predicate.sql
@@ -122,12 +129,19 @@ class BaseSource:
         return rows.select(list(columns)), numbers(found).astype(np.int64)
 
     def _scan(
-        self, columns: Sequence[str], sql: str | None, limit: int | None, *, with_row_address: bool
+        self,
+        columns: Sequence[str],
+        sql: str | None,
+        limit: int | None,
+        *,
+        with_row_address: bool,
+        offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         scanner = self._dataset.scanner(
             columns=list(columns),
             filter=sql,
             limit=limit,
+            offset=offset,
             batch_size=self._batch_rows(columns),
             with_row_address=with_row_address,
         )

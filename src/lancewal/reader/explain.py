@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lancewal.predicate import Predicate
+from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.snapshot import ShardSnapshot, Snapshot
 
 if TYPE_CHECKING:
@@ -51,9 +53,18 @@ def _shard_lines(scan: Scan, shard: ShardSnapshot) -> list[str]:
     where = "MemTables of the writer in this process" if shard.is_live else "WAL tail"
     lines = [f"  shard {shard.shard_id}: generation {shard.manifest.current_generation}, {where}"]
     for source in shard.sources:
-        how = ", filtered in memory" if source.in_memory and scan.predicate else _pushed(scan)
+        how = _filtered(source, scan.predicate) if isinstance(source, MemorySource) else _pushed(scan)
         lines.append(f"    {source.name}{'' if scan.pinned_keys() is not None else how}")
     return lines
+
+
+def _filtered(source: MemorySource, predicate: Predicate | None) -> str:
+    if predicate is None:
+        return ""
+    left = source.narrowed(predicate)
+    if left is None:
+        return ", filtered in memory"
+    return f", filtered in memory: BTree on {left.column} leaves {len(left.rows)} of {source.row_count} rows"
 
 
 def _pushed(scan: Scan) -> str:

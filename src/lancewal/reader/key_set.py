@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +44,6 @@ class KeySet:
         self._type = type_
         self._words = words
         self._values = values
-        self._finder: _Finder = _finder(words, values is None) if len(words) else _Nothing()
 
     @classmethod
     def empty(cls) -> KeySet:
@@ -83,6 +83,10 @@ class KeySet:
     def __or__(self, other: KeySet) -> KeySet:
         return KeySet.union([self, other])
 
+    @cached_property
+    def _finder(self) -> _Finder:
+        return _finder(self._words, self._values is None)
+
     def to_array(self) -> pa.Array:
         """The keys; one may be there more than once."""
         if self._values is not None or not len(self):
@@ -121,7 +125,6 @@ class KeySet:
             found[unsure] = again.to_numpy(zero_copy_only=False)
         return found
 
-
     def _is_outside(self, keys: pa.Array) -> bool:
         """Whether all keys are numbers below the least or above the greatest in the set."""
         if self._values is not None:
@@ -135,12 +138,6 @@ class _Finder(Protocol):
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which of ``words`` are there, and where; a bitmap does not know the second."""
-
-
-class _Nothing:
-    def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing
 
 
 @dataclass(frozen=True)

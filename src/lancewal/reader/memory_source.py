@@ -138,7 +138,7 @@ class MemorySource:
 
     def _rows_at(self, positions: Rows, columns: Sequence[str]) -> pa.Table:
         if len(positions) <= FEW_ROWS:
-            return self._aligned(rows_at(self._view, positions), columns)
+            return self._aligned(rows_at(self._view, positions), columns).combine_chunks()
         return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -27,7 +27,6 @@ from lancewal.reader.source import Request, Source
 #: A filter that names at most so many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
 
-
 _MAX_LEVELS_AHEAD = 4
 
 _Level = tuple[Source | None, Callable[[], Iterator[pa.RecordBatch]]]

@@ -84,11 +84,17 @@ class TableReader:
         """A scan of the state that the table has now."""
         while True:
             source = self._known_base()
-            base = source.base
-            predicate = Predicate.parse(filter, base.schema.plain) if filter is not None else None
+            schema = source.base.schema
+            try:
+                predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
+            except InvalidInputError:
+                if self._newest_base() is source:
+                    raise
+                # It may be about a column that the newest version has.
+                continue
             wants = None if predicate is None else _matching(source.pruner, predicate)
             snapshot = self.snapshot(wants)
-            if predicate is None or _same_columns(snapshot.schema, base.schema):
+            if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:

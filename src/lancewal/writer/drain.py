@@ -17,12 +17,12 @@ from lancewal.writer.registry import live_writer
 def drain_shard(base: BaseTable, manifest: ShardManifest, store: ObjectStore) -> None:
     """Move the shard's rows from MemTables and WAL to SSTables; ``manifest`` is its newest.
 
-    Goes through the shard's writer in this process where there is one. Otherwise, where the
-    WAL has rows, the shard is claimed for the time of the flush: **a writer that another
-    process has on it is fenced**, and so is one in WAL-only mode.
+    Goes through the shard's writer in this process where there is one that still holds the
+    shard. Otherwise, where the WAL has rows, the shard is claimed for the time of the flush: **a
+    writer that another process has on it is fenced**, and so is one in WAL-only mode.
     """
     writer = live_writer(base.uri, manifest.shard_id)
-    if writer is not None:
+    if writer is not None and writer.epoch >= manifest.writer_epoch:
         writer.force_seal_active()
         writer.wait_for_flush_drain()
     elif has_unflushed_rows(manifest, store):

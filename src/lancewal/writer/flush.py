@@ -62,6 +62,10 @@ class FlushQueue:
         self._failures_in_a_row = 0
         self._last_error: LanceWalError | None = None
         self._fenced: FencedError | None = None
+        # An SSTable that is complete, but not published yet: while the manifest cannot be
+        # written, every retry would leave another copy behind. Garbage collection keeps
+        # directories of a generation that is still to come.
+        self._written: SsTableEntry | None = None
         self._worker = Worker(f"lancewal-flush-{manifests.shard_id}", self._step)
 
     @property
@@ -140,8 +144,9 @@ class FlushQueue:
 
     def _flush(self, memtable: MemTable) -> None:
         started = time.perf_counter()
-        entry = self._write_beside_log(memtable)
-        self._publish(memtable, entry)
+        if self._written is None or self._written.generation != memtable.generation:
+            self._written = self._write_beside_log(memtable)
+        self._publish(memtable, self._written)
         with self._changed:
             self._frozen.popleft()
             self._last_error = None

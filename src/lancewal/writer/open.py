@@ -27,7 +27,7 @@ from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.intake import Intake
 from lancewal.writer.memtable_mode import MemTableMode
-from lancewal.writer.registry import register_writer
+from lancewal.writer.registry import count_writer, register_writer
 from lancewal.writer.shard_writer import ShardWriter, WriteMode
 from lancewal.writer.state import WriterState
 from lancewal.writer.stats import WriteStats
@@ -104,6 +104,7 @@ def open_shard_writer(
     )
     if config.enable_memtable:
         register_writer(base.uri, writer)
+    count_writer(base.uri, writer)
     logger.info("opened writer", extra=state.context)
     return writer
 

@@ -101,6 +101,10 @@ class ShardWriter:
         return self._appender.epoch
 
     @property
+    def closed(self) -> bool:
+        return self._state.closed
+
+    @property
     def readable(self) -> bool:
         """Whether reads through this writer are served: open, and memory not ahead of the log."""
         return self.config.enable_memtable and not self._state.closed and not self._state.poisoned

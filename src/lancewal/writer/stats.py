@@ -200,6 +200,19 @@ class StatsLogger:
         snapshot.log_wal_breakdown(self._prefix)
 
 
+def added(one: WriteStatsSnapshot | None, other: WriteStatsSnapshot) -> WriteStatsSnapshot:
+    """Two snapshots as one.
+
+    >>> added(WriteStatsSnapshot(put_count=2), WriteStatsSnapshot(put_count=3)).put_count
+    5
+    """
+    if one is None:
+        return other
+    return WriteStatsSnapshot(
+        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
+    )
+
+
 def _per_second(amount: float, time: timedelta) -> float:
     seconds = time.total_seconds()
     return amount / seconds if seconds > 0 else 0.0

@@ -32,7 +32,11 @@ class WalFlushWorker:
             self._worker.kick()
         elif self._waiting_since is None and self._interval is not None:
             self._waiting_since = time.monotonic()
-            self._worker.kick()
+            try:
+                self._worker.kick()
+            except BaseException:
+                self._waiting_since = None  # or later rows would take this one's kick for granted
+                raise
 
     def stop(self, timeout: float | None = None) -> None:
         self._worker.stop(timeout)

@@ -1,0 +1,152 @@
+"""lancewal's data source with faults: tasks that fail or are killed, commits that die half-way.
+
+Tickets lie as files in the directory that ``LANCEWAL_TEST_FAULTS`` names; whoever takes one suffers
+the fault. Workers import this module by name, so it works on any master.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from lancewal.spark.sink import BatchSink, StagedMessage, StreamSink
+from lancewal.spark.source import DefaultSource
+from lancewal.spark.wal_sink import AppendedMessage, WalSink
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+FORMAT = "faulty_lancewal"
+DIRECTORY = "LANCEWAL_TEST_FAULTS"
+
+
+class InjectedError(RuntimeError):
+    """A fault of the test's making."""
+
+
+def issue(*tickets: str) -> None:
+    """Put tickets out: "before raise", "after kill", "commit 5" (dies at the fifth write)."""
+    for ticket in tickets:
+        (Path(os.environ[DIRECTORY]) / f"{ticket}.{uuid.uuid4().hex}").touch()
+
+
+def left() -> int:
+    return len(os.listdir(os.environ[DIRECTORY]))
+
+
+def withdraw() -> None:
+    for path in Path(os.environ[DIRECTORY]).iterdir():
+        path.unlink(missing_ok=True)
+
+
+def take(kind: str, chance: float = 0.5) -> str | None:
+    """A ticket of some kind, maybe; nobody else gets the same."""
+    if DIRECTORY not in os.environ or random.random() > chance:
+        return None
+    for path in sorted(Path(os.environ[DIRECTORY]).glob(f"{kind} *")):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        return path.name.split(".")[0]
+    return None
+
+
+def suffer(moment: str) -> None:
+    ticket = take(moment)
+    if ticket == f"{moment} kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ticket is not None:
+        raise InjectedError(ticket)
+
+
+@contextmanager
+def dying_commit() -> Iterator[None]:
+    """Takes a "commit" ticket, if there is one: from some write to the storage on all writes fail."""
+    from lancewal.objects import ObjectStore
+
+    ticket = take("commit")
+    if ticket is None:
+        yield
+        return
+    last = int(ticket.split()[1])
+    originals = {name: getattr(ObjectStore, name) for name in ("put", "put_if_absent")}
+    made = 0
+
+    def dying(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made > last:
+                raise InjectedError(ticket)
+            return original(*args, **kwargs)
+
+        return call
+
+    for name, original in originals.items():
+        setattr(ObjectStore, name, dying(original))
+    try:
+        yield
+        raise InjectedError(f"{ticket}: after all writes")
+    finally:
+        for name, original in originals.items():
+            setattr(ObjectStore, name, original)
+
+
+class FaultyBatchSink(BatchSink):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        suffer("before")
+        message = super().write(iterator)
+        suffer("after")
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        with dying_commit():
+            super().commit(messages)
+
+
+class FaultyStreamSink(StreamSink):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        suffer("before")
+        message = super().write(iterator)
+        suffer("after")
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        with dying_commit():
+            super().commit(messages, batchId)
+
+
+class FaultyWalSink(WalSink):
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
+        suffer("before")
+        message = super().append(batches, partition)
+        suffer("after")
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        with dying_commit():
+            super().commit(messages)
+
+
+class FaultySource(DefaultSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        options = self._parsed()
+        transaction = options.text("walTransaction")
+        return FaultyBatchSink(options) if transaction is None else FaultyWalSink(options, transaction)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        return FaultyStreamSink(self._parsed())

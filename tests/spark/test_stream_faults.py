@@ -1,0 +1,101 @@
+"""Streams of changes land exactly once although tasks and commits die again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import lancewal
+from lancewal.feed import ChangeFeed
+from lancewal.spark import low_latency
+from tests.spark import faulty
+from tests.spark.changes import ChangeFiles
+from tests.spark.tables import content, new_table, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FAULTS = ["before raise", "before kill", "after raise", "after kill"]
+NOW = {"availableNow": True}
+
+
+def start(spark: SparkSession, path: str, files: ChangeFiles, uri: str, checkpoint: Path) -> StreamingQuery:
+    change_column = "op" if files.keyed else None
+    df = files.stream(spark)
+    if path == "wal":
+        return low_latency.stream(df, uri, str(checkpoint), trigger=NOW, change_type_column=change_column)
+    writer = df.writeStream.format(faulty.FORMAT).option("checkpointLocation", str(checkpoint))
+    if change_column is not None:
+        writer = writer.option("changeTypeColumn", change_column)
+    return writer.trigger(**NOW).start(uri)  # type: ignore[arg-type]
+
+
+def run_to_the_end(
+    spark: SparkSession, path: str, files: ChangeFiles, uri: str, checkpoint: Path, attempts: int
+) -> int:
+    """Restart the query from its checkpoint until it gets through; how often it had to be."""
+    for attempt in range(attempts):
+        query = start(spark, path, files, uri, checkpoint)
+        try:
+            query.awaitTermination()
+            return attempt
+        except StreamingQueryException as error:
+            assert "InjectedError" in str(error) or "exited unexpectedly" in str(error), str(error)[-2000:]
+    raise AssertionError(f"the stream did not get through in {attempts} attempts")
+
+
+def changes_in(uri: str) -> int:
+    feed = ChangeFeed.open(uri)
+    return sum(batch.num_rows for batch in feed.changes(feed.earliest(), feed.latest()))
+
+
+def check_stream(
+    spark: SparkSession,
+    tmp_path: Path,
+    path: str,
+    keyed: bool,
+    batches: int,
+    faults: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(low_latency, "FORMAT", faulty.FORMAT)
+    spark.dataSource.register(faulty.FaultySource)
+    files = ChangeFiles(tmp_path / "changes", keyed, seed=batches)
+    files.add(batches)
+    table = new_table(tmp_path / "table", schema_of(keyed))
+    commits = [f"commit {number}" for number in range(0, 3 * faults, 3)]
+    faulty.issue(*(FAULTS[i % len(FAULTS)] for i in range(faults)), *commits)
+    try:
+        restarts = run_to_the_end(spark, path, files, table.uri, tmp_path / "checkpoint", 5 + 4 * faults)
+        suffered = 2 * faults - faulty.left()
+    finally:
+        faulty.withdraw()
+    assert restarts > 0
+    assert suffered > 1
+    assert content(table) == files.expected()
+    assert changes_in(table.uri) == files.changes
+    lancewal.open(table.uri).flush()
+    lancewal.open(table.uri).compact()
+    assert content(table) == files.expected()
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+@pytest.mark.parametrize("path", ["sink", "wal"])
+def test_a_stream_lands_exactly_once_while_tasks_and_commits_die(
+    spark: SparkSession, tmp_path: Path, path: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_stream(spark, tmp_path, path, keyed, batches=5, faults=4, monkeypatch=monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+@pytest.mark.parametrize("path", ["sink", "wal"])
+def test_two_hundred_batches_land_exactly_once_while_tasks_and_commits_die(
+    spark: SparkSession, tmp_path: Path, path: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_stream(spark, tmp_path, path, keyed, batches=200, faults=60, monkeypatch=monkeypatch)
