@@ -7,6 +7,7 @@ newest manifests and base version in every read, as ``Table.scan`` does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -116,13 +117,21 @@ def merged_scan(context: Context) -> list[Comparison]:
         rows_each = context.size(full=1_000, quick=20)
         anywhere, shard, _ = _overlapped(context, rows, rows_each)
         recent, _, _ = _overlapped(context, rows, rows_each, recent=True)
+        indexed, _, _ = _overlapped(context, rows, rows_each, recent=True, indexed=True)
         sides = _scans(rows, _reader(anywhere), _reader(recent), lance.dataset(anywhere.uri))
+        sides["indexed"] = partial(_merged_rows, _reader(indexed), rows)
         sides["peer"] = _peer_scan(rows, lance.dataset(anywhere.uri), _snapshots(anywhere, shard))
         laps = context.alternate(context.size(full=5, quick=1), **sides)
         comparisons += [
             _median(f"{rows:,} base rows", laps, 1.0),
             _median(
                 f"{rows:,} base rows, recent ones updated", _pair(laps, "recent", "alone"), None, "base alone"
+            ),
+            _median(
+                f"{rows:,} base rows, recent ones updated, BTree on the key",
+                _pair(laps, "indexed", "alone"),
+                None,
+                "base alone",
             ),
         ]
     return comparisons
@@ -136,6 +145,10 @@ def _scans(
         "recent": lambda _: _expect(recent.scan().to_table().num_rows, rows),
         "alone": lambda _: _expect(alone.to_table().num_rows, rows),
     }
+
+
+def _merged_rows(reader: TableReader, rows: int, _: int) -> None:
+    _expect(reader.scan().to_table().num_rows, rows)
 
 
 def _peer_scan(
@@ -154,15 +167,19 @@ def _median(name: str, laps: dict[str, Laps], target: float | None, peer_name: s
 
 
 def _overlapped(
-    context: Context, base_rows: int, rows_each: int, *, recent: bool = False
+    context: Context, base_rows: int, rows_each: int, *, recent: bool = False, indexed: bool = False
 ) -> tuple[BaseTable, UUID, Any]:
     """A table whose SSTables replace random rows of the base; the keys of the oldest one that are alive.
 
-    ``recent`` takes them from the base's last rows only.
+    ``recent`` takes them from the base's last rows only; ``indexed`` puts a BTree on the key.
     """
     random = np.random.default_rng(5)
-    directory = context.directory(f"base_{base_rows}{'_recent' if recent else ''}")
+    variant = ("_recent" if recent else "") + ("_indexed" if indexed else "")
+    directory = context.directory(f"base_{base_rows}{variant}")
     base = new_table(directory, _ROWS, _some(np.arange(base_rows), "base"))
+    if indexed:
+        base.dataset.create_scalar_index("id", "BTREE")
+        base = BaseTable.open(str(directory))
     candidates = np.arange(base_rows)[-4 * rows_each if recent else 0 :]
     shard = uuid4()
     first: Any = None

@@ -114,7 +114,12 @@ def test_unknown_columns_can_be_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("rows.parquet", b"PAR1 no"), ("rows.jsonl", b'{"id": }\n'), ("rows.arrow", b"ARROW1 no"), ("rows.csv", b"")],
+    [
+        ("rows.parquet", b"PAR1 no"),
+        ("rows.jsonl", b'{"id": }\n'),
+        ("rows.arrow", b"ARROW1 no"),
+        ("rows.csv", b""),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
@@ -201,7 +206,12 @@ def test_files_on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     bucket = s3.uri("x").removeprefix("s3://").partition("/")[0]
     store = S3Store(
         bucket,
-        config={"access_key_id": key, "secret_access_key": secret, "endpoint": endpoint, "region": "us-east-1"},
+        config={
+            "access_key_id": key,
+            "secret_access_key": secret,
+            "endpoint": endpoint,
+            "region": "us-east-1",
+        },
         client_options={"allow_http": True},
     )
     obstore.put(store, "incoming/a.csv", b"id,name\n1,x\n")

@@ -29,7 +29,7 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import Resource, collect_garbage, compact, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
-from lancewal.reader import Scan, TableReader
+from lancewal.reader import Scan, TableReader, base_overlap
 from lancewal.sharding import discover_manifests
 from lancewal.writer.table_writer import TableWriter
 from tests.model.compaction import append_by_hand, merge_by_hand
@@ -81,6 +81,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model = TableModel(self.keys, append_only=self.append_only)
         self.writers: list[OpenWriter] = []
         self.dropped = self.model.columns[0]
+        self.rows_per_search = base_overlap._ROWS_PER_SEARCH
         self.steps = 0
 
     @initialize(base=st.lists(cells, max_size=6), indexed=st.sampled_from([None, "id", "name"]))
@@ -89,6 +90,8 @@ class TableMachine(RuleBasedStateMachine):
             base = list(dict(base).items())
         rows = self._table(base, self.model.columns)
         dataset = lance.write_dataset(rows, self.uri, schema=self.model.schema)
+        # A BTree is asked for overlapping rows only where the base is large: here always, or never.
+        base_overlap._ROWS_PER_SEARCH = 0 if indexed == "id" else self.rows_per_search
         if indexed is not None:
             dataset.create_scalar_index(indexed, "BTREE")
         self._upsert(base, self.model.columns)
@@ -316,6 +319,7 @@ class TableMachine(RuleBasedStateMachine):
         assert one.table.to_pylist() == [row for row in expected[:1] if row is not None]
 
     def teardown(self) -> None:
+        base_overlap._ROWS_PER_SEARCH = self.rows_per_search
         while self.writers:
             _abandon(self.writers.pop())
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -52,7 +52,7 @@ def as_table(rows: Iterable[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
 def random_rows(ids: Iterable[int], seed: int) -> list[Row]:
     """Rows with vectors and words of their own."""
     random = np.random.default_rng(seed)
-    words = "alpha beta gamma delta fox dog running jumps the lazy".split()
+    words = ["alpha", "beta", "gamma", "delta", "fox", "dog", "running", "jumps", "the", "lazy"]
     return [
         row(id_, " ".join(random.choice(words, 4)), random.normal(size=DIMENSION).tolist(), id_ % 5)
         for id_ in ids
@@ -142,9 +142,7 @@ def by_distance(rows: Iterable[Row], query: Sequence[float], metric: str = "l2")
     return sorted(found, key=lambda hit: (hit[1], hit[0]))
 
 
-def _distance(
-    vector: npt.NDArray[np.float64], query: npt.NDArray[np.float64], metric: str
-) -> float | None:
+def _distance(vector: npt.NDArray[np.float64], query: npt.NDArray[np.float64], metric: str) -> float | None:
     if metric == "l2":
         return float(((vector - query) ** 2).sum())
     if metric == "dot":
@@ -153,9 +151,7 @@ def _distance(
     return float(1 - vector @ query / lengths) if lengths else None
 
 
-def by_score(
-    rows: Iterable[Row], query: str, operator: str = "or", **tokenizer: Any
-) -> dict[int, float]:
+def by_score(rows: Iterable[Row], query: str, operator: str = "or", **tokenizer: Any) -> dict[int, float]:
     """Ids and BM25 scores of the rows that match, over these rows as the whole corpus."""
     texts = {each["id"]: _tokens(each["text"], **tokenizer) for each in rows if each["text"]}
     texts = {id_: tokens for id_, tokens in texts.items() if tokens}

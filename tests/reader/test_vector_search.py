@@ -48,7 +48,7 @@ def sstable_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 def check(table: Searched, model: dict[int, Row], query: list[float], k: int, **options: Any) -> None:
     """The hits are those of a brute-force search of the model."""
-    metric = options.get("metric", "l2")
+    metric = options.get("metric", "l2").lower()
     expected = by_distance(model.values(), query, metric)[:k]
     found = table.near(query, k, **options)
     assert ids(found) == [id_ for id_, _ in expected]
@@ -134,7 +134,9 @@ def test_the_result_is_filled_up_to_k_where_the_probed_partitions_have_too_few_r
     table = Searched(
         tmp_path,
         rows,
-        indexes={"v": {"index_type": "IVF_FLAT", "metric": "l2", "num_partitions": 30, "ivf_centroids": None}},
+        indexes={
+            "v": {"index_type": "IVF_FLAT", "metric": "l2", "num_partitions": 30, "ivf_centroids": None}
+        },
     )
     assert len(table.near(QUERY, 500, nprobes=1)) == 500
     rare = [each for each in rows if each["id"] % 60 == 7]
@@ -166,9 +168,10 @@ def test_a_column_without_an_index_is_compared_row_by_row_and_says_so(
     base = random_rows(range(25), 0)
     table = Searched(tmp_path, base, indexes=NO_INDEXES)
     model = {each["id"]: each for each in base}
-    levels(table, model)
+    writer = levels(table, model)
     for _ in range(3):
         check(table, model, QUERY, 12)
+    kill(writer)
     hints = [r for r in caplog.records if "no vector index for l2" in r.message]
     assert len(hints) == 2, "once for each of the two readers"
 
@@ -338,7 +341,7 @@ def test_a_renamed_vector_column_is_searched_on_every_level(tmp_path: Path) -> N
         newer.put(pa.Table.from_pylist([{"id": 500, "v": QUERY}], newer.schema))
         assert ids(table.near(QUERY, 5, "v")) == [500]
         assert 500 not in ids(table.near(QUERY, 1000, "embedding"))
-    del writer
+    kill(writer)
 
 
 @pytest.mark.usefixtures("sstable_size")
@@ -378,7 +381,10 @@ def test_vectors_of_every_float_type(tmp_path: Path, type_: pa.DataType) -> None
             expected = by_distance(model, [5.25, 1.0], metric)
             assert [hit["id"] for hit in found] == [id_ for id_, _ in expected]
             np.testing.assert_allclose(
-                [hit["_distance"] for hit in found], [distance for _, distance in expected], rtol=2e-3, atol=2e-3
+                [hit["_distance"] for hit in found],
+                [distance for _, distance in expected],
+                rtol=2e-3,
+                atol=2e-3,
             )
 
 
@@ -421,23 +427,24 @@ def test_rows_that_wait_for_their_index_are_found(tmp_path: Path) -> None:
         for seed in range(4):
             writer.put(as_table(_changed(model, random_rows(range(seed * 5, seed * 5 + 20), seed))))
             check(table, model, QUERY, 10)
-            (view,) = [each.active_memtable_ref() for each in writer.shard_writers.values()]
+            (shard_writer,) = writer.shard_writers.values()
+            view = shard_writer.active_memtable_ref()
             assert view.indexes.rows_indexed < view.row_count
             if seed == 1:
                 # A part is indexed, the rest is not.
-                list(writer.shard_writers.values())[0]._mode._active.update_indexes()
+                shard_writer._mode._active.update_indexes()
                 check(table, model, QUERY, 10)
 
 
-def test_indexes_are_described_once_per_base_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexes_are_described_once_per_base_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Searched(tmp_path, random_rows(range(10), 0))
     table.near(QUERY, 3)
     calls: list[int] = []
     describe = lance.LanceDataset.describe_indices
     monkeypatch.setattr(
-        lance.LanceDataset, "describe_indices", lambda self: calls.append(1) or describe(self)  # type: ignore[func-returns-value]
+        lance.LanceDataset,
+        "describe_indices",
+        lambda self: calls.append(1) or describe(self),  # type: ignore[func-returns-value]
     )
     table.near(QUERY, 3)
     assert not calls

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_the_bytes_of_indexes_count_for_freezing_and_backpressure(base: BaseTabl
     text = FullTextParams()
     spec = IndexSpec("name_fts", "name", 1, IndexKind.FULL_TEXT, text)
     huge = 1 << 40
-    unlimited = {"max_memtable_size": huge, "max_unflushed_memtable_bytes": huge}
+    unlimited: dict[str, Any] = {"max_memtable_size": huge, "max_unflushed_memtable_bytes": huge}
     with open_writer(base, indexes=[spec], **unlimited) as writer:
         writer.put(rows(0, 500, schema=APPEND_ONLY))
         stats = writer.memtable_stats()
@@ -211,7 +212,7 @@ def test_the_bytes_of_indexes_count_for_freezing_and_backpressure(base: BaseTabl
     assert stats.index_bytes > 0
     assert stats.estimated_size > stats.index_bytes
     limit = stats.estimated_size - stats.index_bytes // 2
-    limited = {"max_memtable_size": limit, "max_unflushed_memtable_bytes": limit}
+    limited: dict[str, Any] = {"max_memtable_size": limit, "max_unflushed_memtable_bytes": limit}
     with open_writer(base, indexes=[spec], **limited) as writer:
         writer.put(rows(0, 500, schema=APPEND_ONLY))
         assert writer.memtable_stats().generation == 2, "the index's bytes did not freeze the MemTable"

@@ -142,8 +142,14 @@ def test_an_interrupted_put_is_there_whole_or_not_at_all(
     def attempt(interrupt: InterruptAtLine) -> None:
         nonlocal usable
         shard = uuid.uuid4()
-        settings = {"enable_memtable": memtable, "durable_write": durable, "max_wal_flush_interval": None}
-        writer = open_writer(base, shard, max_memtable_batches=4, **settings)
+        writer = open_writer(
+            base,
+            shard,
+            enable_memtable=memtable,
+            durable_write=durable,
+            max_wal_flush_interval=None,
+            max_memtable_batches=4,
+        )
         put = Puts(without_flush(writer) if memtable else writer)
         put(0)
         try:

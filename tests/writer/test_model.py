@@ -237,19 +237,19 @@ def examples(count: int) -> settings:
     )
 
 
-class TestKeyedShard(ShardMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestKeyedShard(ShardMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = examples(20)
 
 
-class TestAppendOnlyShard(AppendOnlyMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestAppendOnlyShard(AppendOnlyMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = examples(20)
 
 
 @pytest.mark.soak
-class TestKeyedShardForLong(ShardMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestKeyedShardForLong(ShardMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = examples(500)
 
 
 @pytest.mark.soak
-class TestAppendOnlyShardForLong(AppendOnlyMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestAppendOnlyShardForLong(AppendOnlyMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = examples(500)

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -27,6 +28,7 @@ from lancewal.writer import ShardWriter
 from lancewal.writer.memtable_mode import MemTableMode
 from tests.faults import FaultyStore
 from tests.shards import (
+    Row,
     manifest_of,
     memory_rows,
     newest,
@@ -321,7 +323,7 @@ def test_a_long_wal_only_tail_is_replayed_within_the_memory_limit(
         held.append(mode._unflushed_bytes())
 
     monkeypatch.setattr(MemTableMode, "replay", watched)
-    limits = {"max_memtable_size": 3 * mb, "max_unflushed_memtable_bytes": 4 * mb}
+    limits: dict[str, Any] = {"max_memtable_size": 3 * mb, "max_unflushed_memtable_bytes": 4 * mb}
     with open_writer(append_only, shard, **limits) as again:
         assert len(held) == 12
         assert max(held) < 4 * mb + 2 * mb, "one entry above the limit at most"
@@ -350,9 +352,9 @@ def test_a_replayed_memtable_above_the_backpressure_limit_does_not_deadlock_the_
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_memtable_rows": 1}])
-def test_an_empty_memtable_never_holds_a_put_back(base: BaseTable, settings: dict[str, int]) -> None:
+def test_an_empty_memtable_never_holds_a_put_back(base: BaseTable, settings: dict[str, Any]) -> None:
     """The fixed cost of empty indexes alone was above a small limit, and no flush could lower it."""
-    limits = {"max_memtable_size": 1000, "max_unflushed_memtable_bytes": 1000}
+    limits: dict[str, Any] = {"max_memtable_size": 1000, "max_unflushed_memtable_bytes": 1000}
     writer = open_writer(base, uuid.uuid4(), **limits, **settings)
     thread = threading.Thread(target=lambda: [writer.put(rows(i, 1)) for i in range(3)], daemon=True)
     thread.start()
@@ -416,7 +418,7 @@ def test_replayed_rows_are_indexed_once(append_only: BaseTable, at_once: bool) -
     """Rows that were appended and indexed twice doubled every search result."""
     shard = uuid.uuid4()
     for opened in range(3):
-        settings = {"sync_indexed_write": at_once, "async_index_buffer_rows": 1}
+        settings: dict[str, Any] = {"sync_indexed_write": at_once, "async_index_buffer_rows": 1}
         writer = open_writer(append_only, shard, indexes=INDEXES, **settings)
         writer.put(rows(opened, 1, schema=APPEND_ONLY, prefix="walrus"))
         view = writer.active_memtable_ref()
@@ -434,9 +436,11 @@ def test_replayed_rows_are_indexed_once(append_only: BaseTable, at_once: bool) -
 
 def test_deferred_indexing_happens_in_time_however_few_the_rows(append_only: BaseTable) -> None:
     shard = uuid.uuid4()
-    settings = {"sync_indexed_write": False, "async_index_interval": timedelta(milliseconds=1)}
+    soon = timedelta(milliseconds=1)
     for opened in range(2):
-        writer = open_writer(append_only, shard, indexes=INDEXES, **settings)
+        writer = open_writer(
+            append_only, shard, indexes=INDEXES, sync_indexed_write=False, async_index_interval=soon
+        )
         if not opened:
             writer.put(appended(0))
         view = writer.active_memtable_ref()
@@ -581,11 +585,11 @@ def with_unflushed_row(where: Path) -> tuple[BaseTable, uuid.UUID]:
     return base, shard
 
 
-def reopened(base: BaseTable, shard: uuid.UUID) -> list[dict[str, object]]:
+def reopened(base: BaseTable, shard: uuid.UUID) -> list[Row]:
     """What a writer on the table's newest schema replays, flushes, and replays no more."""
     now = BaseTable.open(base.uri)
     with open_writer(now, shard) as writer:
-        replayed = writer.scan().to_pylist()
+        replayed: list[Row] = writer.scan().to_pylist()
         assert writer.scan().schema.equals(now.schema.plain)
     assert list(newest(sstable_rows(now, shard)).values()) == replayed
     return replayed

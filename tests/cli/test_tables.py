@@ -1,0 +1,409 @@
+"""init, status, flush, compact, gc and verify, as a new user runs them."""
+
+from __future__ import annotations
+
+import errno
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal import layout
+from lancewal.cli import exits
+from lancewal.errors import ConflictError, FencedError, PartialWriteError
+from lancewal.objects import local
+from lancewal.table import Table
+from tests.cli.support import DEFAULTS, new_table, ok, run, spawn
+from tests.tables import APPEND_ONLY, KEYED, rows
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> lancewal.Table:
+    return new_table(tmp_path / "t", 10)
+
+
+@pytest.fixture
+def busy(table: lancewal.Table) -> lancewal.Table:
+    """10 rows in the base, 20 in SSTables, 30 in the WAL."""
+    with table.writer() as writer:
+        writer.put(rows(10, 20))
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(30, 30))
+    return table
+
+
+# --- init ---------------------------------------------------------------------------------
+
+
+def test_init_without_a_choice_hashes_the_first_key_column(tmp_path: Path) -> None:
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    outcome = ok("init", tmp_path / "t")
+    assert "bucket(id, 4)" in outcome.out
+    assert "lancewal ingest" in outcome.out
+    assert len(lancewal.open(tmp_path / "t").shards()) == 4
+
+
+def test_init_without_a_key_makes_one_shard(tmp_path: Path) -> None:
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
+    document = ok("init", tmp_path / "t", "--json").document
+    assert (document["sharding"], document["primary_key"], len(document["shards"])) == ("unsharded", [], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sharding"),
+    [
+        (["--bucket", "id:3"], "bucket(id, 3)"),
+        (["--identity", "id"], "identity(id)"),
+        (["--unsharded"], "unsharded"),
+        (["--by-hand"], "by hand"),
+    ],
+)
+def test_init_shards_as_told(tmp_path: Path, arguments: list[str], sharding: str) -> None:
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    assert ok("init", tmp_path / "t", *arguments, "--json").document["sharding"] == sharding
+
+
+def test_init_keeps_settings_and_indexes(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 3)]), str(tmp_path / "t"))
+    dataset.create_scalar_index("id", "BTREE")
+    outcome = ok(
+        "init", tmp_path / "t", "--set", "durable_write=false", "--set", "max_wal_flush_interval_ms=5",
+        "--index", "id_idx", "--json",
+    )  # fmt: skip
+    document = outcome.document
+    assert document["writer_defaults"] == {"durable_write": "false", "max_wal_flush_interval_ms": "5"}
+    assert document["maintained_indexes"] == ["id_idx"]
+
+
+def test_init_declares_the_key_of_a_table_that_has_none(tmp_path: Path) -> None:
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
+    ok("init", tmp_path / "t", "--key", "id")
+    assert lancewal.open(tmp_path / "t").primary_key == ("id",)
+
+
+def test_init_refuses_a_key_that_may_be_null(tmp_path: Path) -> None:
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
+    outcome = run("init", tmp_path / "t", "--key", "name")
+    assert outcome.code == exits.REFUSED
+    assert "name is nullable" in outcome.error
+
+
+def test_init_creates_a_table_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"tenant": "a", "id": 1, "v": [1, 2, 3]}\n')
+    ok(
+        "init",
+        tmp_path / "t",
+        "--like",
+        tmp_path / "rows.jsonl",
+        "--key",
+        "tenant,id",
+        "--vector-column",
+        "v",
+    )
+    table = lancewal.open(tmp_path / "t")
+    assert table.primary_key == ("tenant", "id")
+    assert table.schema.field("v").type == pa.list_(pa.float32(), 3)
+    again = run("init", tmp_path / "t", "--like", tmp_path / "rows.jsonl")
+    assert again.code == exits.REFUSED
+    assert "already" in again.error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bucket", "id"],
+        ["--bucket", "id:2", "--unsharded"],
+        ["--by-hand", "--unsharded"],
+        ["--set", "durable_write"],
+        ["--index", "a", "--no-indexes"],
+        ["--no-such-option"],
+    ],
+)
+def test_init_explains_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    outcome = run("init", tmp_path / "t", *arguments)
+    assert outcome.code == exits.REFUSED
+    assert "Traceback" not in outcome.err
+
+
+def test_init_twice_says_that_it_is_done(table: lancewal.Table) -> None:
+    outcome = run("init", table.uri)
+    assert outcome.code == exits.REFUSED
+    assert "initialised already" in outcome.error
+
+
+# --- status -------------------------------------------------------------------------------
+
+
+def test_status_shows_what_waits(busy: lancewal.Table) -> None:
+    text = ok("status", busy.uri).out
+    assert "key id, bucket(id, 2), 2 shards" in text
+    assert "10 rows in 1 fragment" in text
+    assert "2 SSTables" in text
+    assert "20 rows" in text
+    assert "2 entries" in text
+
+
+def test_status_as_json_has_every_lag(busy: lancewal.Table) -> None:
+    document = ok("status", busy.uri, "--json").document
+    assert document["base"]["rows"] == 10
+    assert document["unflushed"]["count"] == 2
+    assert document["unflushed"]["bytes"] > 0
+    assert document["uncompacted"]["rows"] == 20
+    assert [shard["values"] for shard in document["shards"]] == [{"bucket": 0}, {"bucket": 1}]
+    assert {shard["status"] for shard in document["shards"]} == {"active"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_status_fits_the_terminal(busy: lancewal.Table, columns: int) -> None:
+    lines = ok("status", busy.uri, columns=columns).out.splitlines()
+    assert max(map(len, lines)) <= columns
+    shards = [line for line in lines if line.rstrip().endswith("active")]
+    assert len(shards) == 2
+
+
+def test_status_watch_looks_again(busy: lancewal.Table) -> None:
+    text = ok("status", busy.uri, "--watch", "--times", "2", "--every", "0.1").out
+    assert "Ctrl-C ends" in text
+    assert len(ok("status", busy.uri, "--watch", "--times", "2", "--every", "0.1", "--json").documents) == 2
+
+
+def test_status_names_indexes_that_lag(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 30)]), str(tmp_path / "t"))
+    dataset.create_scalar_index("id", "BTREE")
+    lance.write_dataset(pa.Table.from_batches([rows(30, 12)]), str(tmp_path / "t"), mode="append")
+    lancewal.initialize(str(tmp_path / "t"), unsharded=True)
+    text = ok("status", tmp_path / "t").out
+    assert "id_idx" in text
+    assert "12 rows" in text
+    (index,) = ok("status", tmp_path / "t", "--json").document["indexes"]
+    assert (index["kind"], index["rows_covered"], index["rows_behind"]) == ("BTree", 30, 12)
+
+
+# --- flush, compact, gc, verify -----------------------------------------------------------
+
+
+def test_flush_then_compact_leaves_nothing_waiting(busy: lancewal.Table) -> None:
+    assert "2 WAL entries" in ok("flush", busy.uri).out
+    assert "nothing to flush" in ok("flush", busy.uri).out
+    document = ok("compact", busy.uri, "--json").document
+    assert (document["rows_upserted"], document["generations"]) == (50, 4)
+    assert "nothing to compact" in ok("compact", busy.uri).out
+    assert lance.dataset(busy.uri).count_rows() == 60
+
+
+def test_compact_flushes_when_told(busy: lancewal.Table) -> None:
+    assert "4 SSTables with 50 rows" in ok("compact", busy.uri, "--flush").out
+
+
+def test_gc_shows_before_it_deletes(busy: lancewal.Table) -> None:
+    ok("compact", busy.uri)
+    dry = ok("gc", busy.uri, "--dry-run", "--min-age", "0s", "--json").document
+    assert dry["dry_run"]
+    assert dry["counts"]["sstables"] == 2
+    assert "would delete" in ok("gc", busy.uri, "--dry-run").out
+    done = ok("gc", busy.uri, "--min-age", "0s", "--json").document
+    assert done["counts"]["sstables"] == 2
+    assert busy.count_rows() == 60
+
+
+def test_gc_refuses_what_is_no_duration(busy: lancewal.Table) -> None:
+    outcome = run("gc", busy.uri, "--min-age", "soon")
+    assert outcome.code == exits.REFUSED
+    assert "30min" in outcome.err
+
+
+def test_verify_passes_a_sound_table(busy: lancewal.Table) -> None:
+    assert "all is well" in ok("verify", busy.uri).out
+    assert ok("verify", busy.uri, "--quick", "--json").document["ok"]
+
+
+def test_verify_finds_damage_and_repairs_what_it_can(busy: lancewal.Table) -> None:
+    shard = next(shard for shard in busy.shards() if shard.generations)
+    (bloom,) = Path(busy.uri, layout.shard_dir(shard.shard_id)).glob(f"*/{layout.BLOOM_FILTER_NAME}")
+    bloom.unlink()
+    outcome = run("verify", busy.uri)
+    assert outcome.code == exits.PROBLEMS
+    assert "sidecar missing" in outcome.out
+    assert "--repair" in outcome.out
+    assert run("verify", busy.uri, "--json").document["ok"] is False
+    assert "all is well" in ok("verify", busy.uri, "--repair").out
+
+
+# --- what goes wrong ----------------------------------------------------------------------
+
+COMMANDS = [
+    ["status"], ["query"], ["get", "1"], ["delete", "1"], ["tail"], ["flush"], ["compact"], ["gc"], ["verify"],
+]  # fmt: skip
+
+
+def with_table(command: list[str], where: Path) -> list[str]:
+    return [command[0], str(where), *command[1:]]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["init"]], ids=lambda command: command[0])
+def test_a_wrong_path_is_said_plainly(tmp_path: Path, command: list[str]) -> None:
+    outcome = run(*with_table(command, tmp_path / "nothing"))
+    assert outcome.code == exits.NOT_FOUND
+    assert "there is no Lance table at" in outcome.error
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_table_without_a_write_path_says_how_to_get_one(tmp_path: Path, command: list[str]) -> None:
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    outcome = run(*with_table(command, tmp_path / "t"))
+    assert outcome.code == exits.NOT_FOUND
+    assert f"lancewal init {tmp_path / 't'}" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EACCES, "permission denied"), (errno.ENOSPC, "the disk is full")]
+)
+def test_a_storage_that_refuses_is_one_sentence(
+    table: lancewal.Table, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    def refuse(self: object, directory: str, target: str, data: memoryview) -> bool:
+        raise OSError(number, "refused", target)
+
+    monkeypatch.setattr(local.LocalBackend, "_create", refuse)
+    outcome = run("delete", table.uri, "1")
+    assert outcome.code == exits.FAILED
+    assert words in outcome.error
+    monkeypatch.undo()
+    assert table.count_rows() == 10
+    assert "1 key deleted" in ok("delete", table.uri, "1").out
+
+
+def test_an_s3_bucket_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = run("status", "nosuch://bucket/t")
+    assert outcome.code == exits.REFUSED
+    assert "nosuch" in outcome.error
+
+
+def test_errors_of_the_library_have_codes(table: lancewal.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = table.shards()[0].shard_id
+    fenced = FencedError(shard, 1, 2)
+    for error, code in [
+        (fenced, exits.TAKEN_OVER),
+        (ConflictError("lost"), exits.TAKEN_OVER),
+        (PartialWriteError("flush", {shard: fenced}, {}), exits.TAKEN_OVER),
+        (PartialWriteError("flush", {shard: fenced, layout.uuid4(): OSError("x")}, {}), exits.FAILED)
+        if hasattr(layout, "uuid4")
+        else (OSError(errno.EIO, "I/O error", "/x"), exits.FAILED),
+    ]:
+
+        def fail(self: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(Table, "flush", fail)
+        outcome = run("flush", table.uri)
+        assert outcome.code == code
+        assert outcome.error
+
+
+def test_a_bug_is_a_sentence_and_debug_shows_where(
+    table: lancewal.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object) -> None:
+        raise RuntimeError("what nobody thought of")
+
+    monkeypatch.setattr(Table, "flush", fail)
+    outcome = run("flush", table.uri)
+    assert outcome.code == exits.FAILED
+    assert "RuntimeError: what nobody thought of (this is a bug; --debug shows where)" in outcome.error
+    assert "Traceback" in run("flush", table.uri, "--debug").err
+
+
+def test_sources_of_lance_are_not_shown() -> None:
+    text = "LanceError(IO): Generic error: no such thing, /home/x/lance/rust/lance-io/src/local.rs:12:34"
+    assert exits.plain_sentence(OSError(text)) == "Generic error: no such thing"
+
+
+def test_ages_in_words() -> None:
+    from lancewal.cli.durations import parse_duration
+
+    assert parse_duration("1.5 h", "--x") == timedelta(minutes=90)
+
+
+# --- as a process -------------------------------------------------------------------------
+
+
+def test_the_command_starts_fast_and_prints_its_version() -> None:
+    outcome = spawn("--version")
+    assert (outcome.code, outcome.out) == (0, f"lancewal {lancewal.__version__}\n")
+
+
+def test_help_needs_no_heavy_library() -> None:
+    import subprocess
+    import sys
+
+    from tests.cli.support import SOURCE
+
+    code = (
+        "import sys; from typer.testing import CliRunner; from lancewal.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(app, ['query', '--help']).exit_code == 0\n"
+        "print([name for name in ('lance', 'pyarrow', 'datafusion', 'pyspark', 'faiss') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SOURCE)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_completion_for_the_shell_is_there() -> None:
+    outcome = spawn("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert "_LANCEWAL_COMPLETE" in outcome.out
+
+
+def test_paths_are_completed(tmp_path: Path) -> None:
+    from lancewal.cli.options import complete_path
+
+    (tmp_path / "table").mkdir()
+    (tmp_path / "tab.csv").write_text("")
+    assert complete_path(f"{tmp_path}/ta") == [f"{tmp_path}/tab.csv", f"{tmp_path}/table/"]
+
+
+def test_output_may_be_cut_off_by_its_reader(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from tests.cli.support import SOURCE
+
+    table = new_table(tmp_path / "t", 20_000)
+    command = f"{sys.executable} -m lancewal.cli query {table.uri} --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(done.stdout)["id"] is not None
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lancewal.cli import extras
+
+    assert extras.checkout() is not None
+    monkeypatch.setattr(extras, "checkout", lambda: None)
+    outcome = run("bench")
+    assert outcome.code == exits.FAILED
+    assert "not part of the installed package" in outcome.error
+
+
+def test_bench_lists_its_workloads() -> None:
+    assert "append" in spawn("bench", "--", "--list").out
+
+
+def test_defaults_reach_the_table(tmp_path: Path) -> None:
+    assert new_table(tmp_path / "t").details.writer_config_defaults == DEFAULTS

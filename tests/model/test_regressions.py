@@ -1,0 +1,226 @@
+"""What went wrong once, or in systems like this one; each test is named after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal.base import BaseTable
+from lancewal.maintenance import compact, points
+from lancewal.objects import ObjectStore
+from lancewal.reader import TableReader
+from lancewal.table import Table
+from tests.reader.support import TableUnderTest, everywhere, looked_up, named
+from tests.tables import APPEND_ONLY, KEYED, abandon, rows
+
+DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
+
+
+def new_table(where: Path, schema: pa.Schema = KEYED, **sharding: Any) -> Table:
+    lance.write_dataset(schema.empty_table(), str(where))
+    return lancewal.initialize(where, writer_defaults=DEFAULTS, **(sharding or {"unsharded": True}))
+
+
+def readers(table: Table) -> list[TableReader]:
+    """Through the writers of this process, from storage alone, and without anything kept."""
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+    return [table._reader, TableReader(store, live_writers=False)]
+
+
+# --- shards -----------------------------------------------------------------------------
+
+
+def test_a_key_in_two_shards_that_name_a_spec_but_no_value_came_twice(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t", bucket_column="id", num_buckets=2, maintained_indexes=[])
+    for number, name in ((1, "first"), (2, "second")):
+        # Lance's writer makes a shard of the spec without saying which bucket it holds.
+        with table.dataset.mem_wal_writer(str(UUID(int=number))) as writer:
+            writer.put(named({7: name, number: name}))
+    shown = everywhere(table)
+    assert shown.keys() == {1, 2, 7}
+    assert looked_up(table, [7]) == [shown[7]]
+    assert everywhere(table, filter="id = 7") == everywhere(table, filter="id > 6") == {7: shown[7]}
+
+
+def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", bucket=("id", 3))
+    with table.writer() as writer:
+        writer.put(rows(0, 12))
+        writer.flush()
+        writer.put(rows(0, 12))
+        assert len(table.scan().snapshot.groups) == 3
+
+
+# --- flushing ---------------------------------------------------------------------------
+
+
+def test_a_flush_failed_because_of_a_writer_here_that_had_been_superseded(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    stale = table.writer()
+    stale.put(rows(0, 2))
+    # A log-only writer is never read through, so the stale one is still the one known here.
+    with table.writer(enable_memtable=False) as successor:
+        successor.put(rows(1, 2, prefix="newer"))
+        table.flush()
+    (shard,) = table.shards()
+    assert shard.generations == (1,)
+    for reader in readers(table):
+        found = reader.scan().to_table().sort_by("id")["name"].to_pylist()
+        assert found == ["name_0", "newer_1", "newer_2"]
+    for writer in stale.shard_writers.values():
+        abandon(writer)
+
+
+# --- limits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_limit_returned_too_few_rows_where_the_base_held_a_dead_key_many_times(
+    tmp_path: Path, limit: int
+) -> None:
+    doubled = pa.concat_tables([*[named({1: "doubled"})] * 6, named({2: "kept", 3: "kept"})])
+    table = TableUnderTest(tmp_path / "t", data=doubled)
+    table.flushed({}, [1])
+    for reader in table.readers:
+        for filter in (None, "name != 'x'"):
+            scan = reader.scan(filter=filter, limit=limit)
+            found = scan.to_table()["id"].to_pylist()
+            assert found == [2, 3][:limit]
+            assert scan.count_rows() == len(found)
+        assert reader.scan(limit=limit, offset=1).to_table()["id"].to_pylist() == [3]
+
+
+# --- compaction without a key -----------------------------------------------------------
+
+
+@pytest.fixture
+def dies_at() -> Iterator[Any]:
+    """Ends compaction at a named point, as a kill would."""
+
+    def install(point: str) -> None:
+        def hook(reached: str) -> None:
+            if reached == point:
+                raise KeyboardInterrupt
+
+        points.on_reached(hook)
+
+    yield install
+    points.on_reached(None)
+
+
+@pytest.mark.parametrize("point", points.APPEND_POINTS)
+def test_rows_came_twice_while_they_were_appended_but_not_marked_yet(
+    tmp_path: Path, dies_at: Any, point: str
+) -> None:
+    table = new_table(tmp_path / "t", APPEND_ONLY)
+    with table.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        writer.flush()
+        writer.put(rows(10, 1, schema=APPEND_ONLY))
+        dies_at(point)
+        with pytest.raises(KeyboardInterrupt):
+            compact(BaseTable.open(table.uri))
+        for reader in readers(table):
+            assert sorted(reader.scan().to_table()["id"].to_pylist()) == [0, 1, 2, 10]
+            assert reader.scan(filter="id < 5").count_rows() == 3
+
+
+# --- field ids that Lance gives out again -----------------------------------------------
+
+
+def replace_column(table: Table, old: str, new: str) -> None:
+    """Drop one column and add another of the same type, which gets the same field id."""
+    number = BaseTable.open(table.uri).schema.field_ids[old]
+    lance.dataset(table.uri).drop_columns([old])
+    lance.dataset(table.uri).add_columns(pa.field(new, pa.string()))
+    assert BaseTable.open(table.uri).schema.field_ids[new] == number, "the case needs Lance to reuse the id"
+
+
+def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    lance.dataset(table.uri).add_columns(pa.field("first", pa.string()))
+    lance.dataset(table.uri).alter_columns({"path": "first", "name": "draft"})
+
+    def check(column: str, expected: str | None) -> None:
+        for reader in readers(table):
+            assert reader.scan().to_table()[column].to_pylist() == [expected]
+            assert reader.scan(filter=f"{column} IS NULL").count_rows() == (expected is None)
+            assert reader.lookup([1], [column]).table[column].to_pylist() == [expected]
+
+    writer = table.writer()
+    writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
+    check("draft", "old value")
+    lance.dataset(table.uri).alter_columns({"path": "draft", "name": "text"})
+    check("text", "old value")
+    replace_column(table, "text", "note")
+    check("note", None)
+    writer.flush()
+    check("note", None)
+    writer.close()
+    compact(BaseTable.open(table.uri))
+    check("note", None)
+
+
+def test_replay_pairs_no_reused_field_id_either(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    dying = table.writer()
+    dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
+    for shard in dying.shard_writers.values():
+        abandon(shard)
+    replace_column(table, "draft", "note")
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [2], "name": ["y"], "note": ["new value"]}))
+        for reader in readers(table):
+            assert reader.lookup([1, 2]).table["note"].to_pylist() == [None, "new value"]
+    for reader in readers(table):
+        assert reader.lookup([1, 2]).table["note"].to_pylist() == [None, "new value"]
+        assert reader.scan(filter="note = 'old value'").count_rows() == 0
+
+
+def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+        lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
+        versions = Path(table.uri) / "_versions"
+        *old, _ = sorted(versions.glob("*.manifest"), reverse=True)
+        for manifest in old:
+            manifest.unlink()
+        for reader in readers(table):
+            assert sorted(reader.scan().to_table()["title"].to_pylist()) == ["name_0", "name_1"]
+
+
+def test_old_versions_are_read_once_however_often_a_renamed_column_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+        lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
+        read: list[str] = []
+        get = ObjectStore.get
+
+        def counted(self: ObjectStore, path: str) -> bytes:
+            if path.endswith(".manifest"):
+                read.append(path)
+            return get(self, path)
+
+        monkeypatch.setattr(ObjectStore, "get", counted)
+        for number in range(3):
+            lance.dataset(table.uri).insert(pa.table({"id": [number + 50], "title": ["x"]}, _titled()))
+            for _ in range(2):
+                assert table.scan(filter="title = 'name_1'").count_rows() == 1
+        # Every version once for itself and, as a column's history, once more.
+        assert max(map(read.count, read)) <= 2
+
+
+def _titled() -> pa.Schema:
+    return pa.schema([KEYED.field("id"), pa.field("title", pa.string())])
