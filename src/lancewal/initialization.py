@@ -18,6 +18,7 @@ from lancewal.format.index_details import MEM_WAL_INDEX_NAME, MemWalDetails, Sha
 from lancewal.format.keys import check_key_types
 from lancewal.format.proto import MemWalIndexDetailsMessage
 from lancewal.format.schema import TableSchema
+from lancewal.index.specs import maintained_specs
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.sharding import (
@@ -223,6 +224,7 @@ def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) 
             f"the table has no index {', '.join(map(repr, unknown))}; "
             f"its indexes are {', '.join(present) or 'none'}"
         )
+    maintained_specs(dataset, wanted, maintain_all=False)  # refuses what cannot be maintained
     return tuple(dict.fromkeys(wanted))
 
 

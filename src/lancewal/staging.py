@@ -89,6 +89,7 @@ class Stager:
             base.details.maintained_indexes,
             base.details.maintain_all_indexes,
             base.details.writer_config_defaults,
+            strict=False,
         )
         self._buffers: dict[UUID, _Buffer] = {}
         self._held = 0

@@ -31,7 +31,11 @@ def new_table(where: Path, schema: pa.Schema = APPEND_ONLY, buckets: int = 2) ->
 
 
 def write_file(path: Path, start: int, count: int) -> Path:
-    pq.write_table(pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)]), path, row_group_size=max(4, count // 8))
+    pq.write_table(
+        pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)]),
+        path,
+        row_group_size=max(4, count // 8),
+    )
     return path
 
 

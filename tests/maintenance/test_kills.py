@@ -25,7 +25,11 @@ def kill_at(arena: Arena, points: list[str], directory: Path) -> None:
         files = [directory / f"{start + place}.reached" for place in range(len(some))]
         started = [
             Child.start(
-                arena, ["compact", "collect"], die_at=point, reached=file, max_commit_bytes=_commit_bytes(point)
+                arena,
+                ["compact", "collect"],
+                die_at=point,
+                reached=file,
+                max_commit_bytes=_commit_bytes(point),
             )
             for point, file in zip(some, files, strict=True)
         ]

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -29,17 +28,17 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import Resource, collect_garbage, compact, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
-from lancewal.reader import Scan, TableReader, base_overlap
+from lancewal.reader import TableReader, base_overlap
 from lancewal.sharding import discover_manifests
-from lancewal.writer.table_writer import TableWriter
+from lancewal.writer.table_writer import TableWriter, TableWriteResult
 from tests.model.compaction import append_by_hand, merge_by_hand
-from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, Row, TableModel, as_bag
+from tests.model.reads import check_lookups, check_scans
+from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, TableModel
 from tests.tables import abandon
 
 BUCKETS = 3
 MAX_COLUMNS = 4
 MAX_WRITERS = 2
-FILTERS_PER_STEP = 3
 DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0", "max_wal_flush_interval_ms": "none"}
 
 #: A row's key and what its values are made of.
@@ -119,7 +118,7 @@ class TableMachine(RuleBasedStateMachine):
         data = [batch for part in batches for batch in self._table(part, columns).to_batches()]
         rows = [cell for part in batches for cell in part]
         lost = self._lost_shards(chosen, [number for number, _ in rows])
-        failed = self._attempt(lambda: chosen.writer.put(data))
+        failed = _written_without(lambda: chosen.writer.put(data))
         assert failed == lost
         self._upsert([cell for cell in rows if self._shard(cell[0]) not in failed], columns)
 
@@ -129,7 +128,8 @@ class TableMachine(RuleBasedStateMachine):
         chosen = self._writer(place)
         columns = [self.keys.columns_of(number) for number in numbers]
         lost = self._lost_shards(chosen, numbers)
-        failed = self._attempt(lambda: chosen.writer.delete(pa.Table.from_pylist(columns, self._key_schema)))
+        keys = pa.Table.from_pylist(columns, pa.schema(self.keys.fields))
+        failed = _written_without(lambda: chosen.writer.delete(keys))
         assert failed == lost
         for number in numbers:
             if self._shard(number) not in failed:
@@ -152,11 +152,7 @@ class TableMachine(RuleBasedStateMachine):
         chosen = self._writer(place)
         if chosen.settings != "log only":
             lost = self._lost_shards(chosen)
-            try:
-                chosen.writer.flush()
-            except PartialWriteError as error:
-                assert set(error.failed) <= lost
-                assert all(isinstance(each, FencedError) for each in error.failed.values())
+            assert _done_without(chosen.writer.flush) <= lost
 
     @rule()
     def flush_table(self) -> None:
@@ -212,6 +208,28 @@ class TableMachine(RuleBasedStateMachine):
     @rule(files=st.booleans(), indexes=st.booleans())
     def compact(self, files: bool, indexes: bool) -> None:
         compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
+
+    @rule(
+        rows=st.lists(cells, min_size=1, max_size=3),
+        dead=st.lists(st.integers(0, KEY_NUMBERS - 1), max_size=2),
+    )
+    def write_to_base(self, rows: list[tuple[int, int]], dead: list[int]) -> None:
+        """Past the write path, where nothing lies over the base; compacted SSTables may be listed."""
+        self.table.flush()
+        compact(self.other.base(), self.store)
+        dataset = lance.dataset(self.uri)
+        if self.append_only:
+            dataset.insert(self._table(rows, self.model.columns))
+        else:
+            rows = list(dict(rows).items())
+            merge = dataset.merge_insert(list(self.keys.names)).when_matched_update_all()
+            merge.when_not_matched_insert_all().execute(self._table(rows, self.model.columns))
+        self._upsert(rows, self.model.columns)
+        for number in [] if self.append_only else dead:
+            key = self.keys.columns_of(number)
+            sql = " AND ".join(f"{name} = {_quoted(value)}" for name, value in key.items())
+            lance.dataset(self.uri).delete(sql)
+            self.model.delete(self.keys.key(number))
 
     @rule(point=st.sampled_from([*points.MERGE_POINTS, *points.APPEND_POINTS]), passed=st.integers(0, 2))
     def compact_and_die(self, point: str, passed: int) -> None:
@@ -274,49 +292,9 @@ class TableMachine(RuleBasedStateMachine):
         if self.steps % 5 == 0:
             readers.append(TableReader(self.store, live_writers=False))
         for reader in readers:
-            self._check_scans(reader)
+            check_scans(reader, self.model, self.steps)
             if not self.append_only:
-                self._check_lookups(reader)
-
-    def _check_scans(self, reader: TableReader) -> None:
-        rows = self.model.rows()
-        assert self.table.schema.equals(self.model.schema)
-        whole = reader.scan()
-        assert as_bag(whole.to_table().to_pylist()) == as_bag(rows)
-        assert whole.count_rows() == len(rows)
-        filters = self.model.filters()
-        first = self.steps * FILTERS_PER_STEP % len(filters)
-        for sql, matches in islice([*filters, *filters], first, first + FILTERS_PER_STEP):
-            wanted = [row for row in rows if matches(row)]
-            scan = reader.scan(filter=sql)
-            assert as_bag(scan.to_batches().read_all().to_pylist()) == as_bag(wanted), sql
-            assert scan.count_rows() == len(wanted), sql
-        self._check_pages(scan, wanted)
-        last = self.model.columns[-1].name
-        only = reader.scan([last]).to_table()
-        assert as_bag(only.to_pylist()) == as_bag([{last: row[last]} for row in rows])
-
-    def _check_pages(self, scan: Scan, wanted: Sequence[Row]) -> None:
-        size = 1 + self.steps % 4
-        pages: list[Row] = []
-        for start in range(0, len(wanted) + size, size):
-            page = Scan(scan.snapshot, None, scan.predicate, limit=size, offset=start)
-            found = page.to_table().to_pylist()
-            assert len(found) == page.count_rows() == max(0, min(size, len(wanted) - start))
-            pages += found
-        assert as_bag(pages) == as_bag(wanted)
-
-    def _check_lookups(self, reader: TableReader) -> None:
-        # Every key, some twice, and some that were never there.
-        numbers = [*range(KEY_NUMBERS + 2), self.steps % KEY_NUMBERS, 77, self.steps % KEY_NUMBERS]
-        numbers = numbers[self.steps % 7 :] + numbers[: self.steps % 7]
-        asked = [self.keys.key(number) for number in numbers]
-        expected = [self.model.row(key) for key in asked]
-        result = reader.lookup(pa.Table.from_pylist(list(map(self.keys.columns_of, numbers)), self._key_schema))
-        assert result.found.tolist() == [row is not None for row in expected]
-        assert result.table.to_pylist() == [row for row in expected if row is not None]
-        one = reader.lookup(asked[:1])
-        assert one.table.to_pylist() == [row for row in expected[:1] if row is not None]
+                check_lookups(reader, self.model, self.steps)
 
     def teardown(self) -> None:
         base_overlap._ROWS_PER_SEARCH = self.rows_per_search
@@ -325,10 +303,6 @@ class TableMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # --- pieces -------------------------------------------------------------------------
-
-    @property
-    def _key_schema(self) -> pa.Schema:
-        return pa.schema(self.keys.fields)
 
     def _table(self, rows: Sequence[tuple[int, int]], columns: Sequence[Column]) -> pa.Table:
         shown = [
@@ -368,25 +342,46 @@ class TableMachine(RuleBasedStateMachine):
                 return chosen
         return None
 
-    @staticmethod
-    def _attempt(write: Callable[[], Any]) -> set[UUID]:
-        """The shards that refused because they were lost; any other refusal is a failure."""
-        try:
-            write().wait()
-        except PartialWriteError as error:
-            assert all(isinstance(each, FencedError) for each in error.failed.values()), error
-            return set(error.failed)
-        return set()
-
     def _close(self, closing: OpenWriter) -> None:
         lost = self._lost_shards(closing)
+        assert _done_without(closing.writer.close) <= lost
+
+
+def _written_without(write: Callable[[], TableWriteResult]) -> set[UUID]:
+    """Write, and wait until it is durable; the shards that were lost to another writer."""
+    try:
+        result = write()
+    except PartialWriteError as error:
+        return _fenced(error)
+    lost = set()
+    for shard, written in result.shards.items():
         try:
-            closing.writer.close()
-        except PartialWriteError as error:
-            assert set(error.failed) <= lost
-            assert all(isinstance(each, FencedError) for each in error.failed.values()), error
+            written.durable.wait()
+        except FencedError:
+            lost.add(shard)
+    return lost
+
+
+def _done_without(call: Callable[[], None]) -> set[UUID]:
+    """The shards for which ``call`` failed because they were lost to another writer."""
+    try:
+        call()
+    except PartialWriteError as error:
+        return _fenced(error)
+    return set()
+
+
+def _fenced(error: PartialWriteError) -> set[UUID]:
+    """The shards that failed; any other failure than a lost shard is raised again."""
+    if not all(isinstance(each, FencedError) for each in error.failed.values()):
+        raise error
+    return set(error.failed)
 
 
 def _abandon(dying: OpenWriter) -> None:
     for writer in dying.writer.shard_writers.values():
         abandon(writer)
+
+
+def _quoted(value: str | int) -> str:
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"

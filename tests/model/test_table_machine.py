@@ -37,7 +37,7 @@ _SHARED: dict[str, Any] = {
     ("machine", "examples"), [(NumberKeyMachine, 12), (PairKeyMachine, 7), (AppendOnlyMachine, 7)]
 )
 def test_reads_equal_a_dictionary_after_every_step(machine: type[TableMachine], examples: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=20, **_SHARED)
     )
 
@@ -46,6 +46,4 @@ def test_reads_equal_a_dictionary_after_every_step(machine: type[TableMachine], 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", [NumberKeyMachine, PairKeyMachine, AppendOnlyMachine])
 def test_reads_equal_a_dictionary_after_every_step_of_many(machine: type[TableMachine]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine, settings=settings(max_examples=250, stateful_step_count=50, **_SHARED)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=250, stateful_step_count=50, **_SHARED))

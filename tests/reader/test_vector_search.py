@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -451,23 +450,3 @@ def test_indexes_are_described_once_per_base_version(tmp_path: Path, monkeypatch
     create_indexes(table.dataset, {"n": ALL_INDEXES["n"]})
     table.near(QUERY, 3)
     assert calls
-
-
-@pytest.mark.soak
-def test_recall_and_time_on_many_live_rows(tmp_path: Path) -> None:
-    """Not a limit on time: only shows that a large MemTable is searched by its graphs."""
-    random = np.random.default_rng(0)
-    count = 40_000
-    vectors = random.normal(size=(count, DIMENSION)).astype(np.float32)
-    table = Searched(tmp_path)
-    with table.writer(max_memtable_rows=count + 1, max_memtable_batches=count) as writer:
-        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMENSION)
-        nulls = [pa.nulls(count, pa.int64()), pa.nulls(count, pa.string())]
-        writer.put(pa.Table.from_arrays([pa.array(np.arange(count)), *nulls, column], schema=writer.schema))
-        started = time.monotonic()
-        hits = 0
-        for query in random.normal(size=(50, DIMENSION)).astype(np.float32):
-            true = np.argsort(((vectors - query) ** 2).sum(axis=1))[:10]
-            found = table.table.vector_search("v", query, 10, columns=["id"])["id"].to_pylist()
-            hits += len(set(found) & set(true.tolist()))
-        assert hits >= 475, f"{hits} of 500 in {time.monotonic() - started:.1f} s"

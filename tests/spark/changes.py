@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "id long, name string, op string"
+_FIRST_AGE = 1_700_000_000
 
 
 class ChangeFiles:
@@ -35,6 +37,8 @@ class ChangeFiles:
             path = self.directory / f"{self._count:05d}.json"
             staging = path.with_name(f".{path.name}")
             staging.write_text("\n".join(json.dumps(line) for line in lines))
+            # It takes them by age, to the millisecond.
+            os.utime(staging, (_FIRST_AGE + self._count, _FIRST_AGE + self._count))
             staging.rename(path)
             self._count += 1
             self.changes += len(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -68,14 +67,7 @@ def common(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        app(args=debug_first(given), prog_name="lancewal")
-    except BrokenPipeError:
-        # Whoever read our output, such as `head`, has seen enough. The interpreter would complain
-        # once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    sys.exit(0)
+    sys.exit(app(args=debug_first(given), prog_name="lancewal"))
 
 
 def debug_first(arguments: list[str]) -> list[str]:

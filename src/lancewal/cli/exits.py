@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import signal
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -36,6 +38,7 @@ NOT_FOUND = 4
 #: Another process writes to the same shards; the command may be repeated.
 TAKEN_OVER = 5
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 TERMINATED = 143
 
 #: Where in its source Lance noticed a failure; says nothing to a user.
@@ -63,8 +66,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         try:
             with _termination_as_interrupt():
                 return command(*args, **kwargs)
-        except (typer.Exit, typer.BadParameter, typer.Abort, BrokenPipeError):
+        except (typer.Exit, typer.BadParameter, typer.Abort):
             raise
+        except BrokenPipeError:
+            # Whoever read our output, such as `head`, has seen enough. The interpreter would
+            # complain once more when it flushes the stream.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as error:
             _end(error, str(error) or "interrupted", _interrupt_code(error), label="stopped")
         except CommandError as error:

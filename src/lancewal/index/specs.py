@@ -50,6 +50,8 @@ def maintained_specs(
     maintained: Sequence[str],
     maintain_all: bool,
     writer_defaults: Mapping[str, str] | None = None,
+    *,
+    strict: bool = True,
 ) -> list[IndexSpec]:
     """The indexes that writers of this table maintain in memory.
 
@@ -57,21 +59,19 @@ def maintained_specs(
     ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` matter here.
 
     With ``maintain_all`` an index that cannot be maintained is left out with a warning:
-    the table must stay writable, and searches do without. An index that was asked for by
-    name and cannot be maintained, or does not exist, is refused.
+    the table must stay writable, and searches do without. One that is asked for by name and
+    cannot be maintained, or does not exist, is refused. Not so unless ``strict``: of names
+    that were stored in the table some index may have been dropped since.
     """
     existing = {d.name: d for d in dataset.describe_indices() if not d.name.startswith(_SYSTEM_PREFIX)}
-    missing = [] if maintain_all else [name for name in maintained if name not in existing]
-    if missing:
-        raise InvalidInputError(
-            f"the table has no index named {', '.join(map(repr, missing))}; it has {sorted(existing)}"
-        )
     specs = []
     for name in existing if maintain_all else dict.fromkeys(maintained):
         try:
+            if name not in existing:
+                raise InvalidInputError(f"the table has no index named {name!r}; it has {sorted(existing)}")
             specs.append(_spec(dataset, existing[name], writer_defaults or {}))
         except InvalidInputError as error:
-            if not maintain_all:
+            if strict and not maintain_all:
                 raise
             logger.warning("%s; it is not maintained in memory, searches there go without it", error)
     return specs

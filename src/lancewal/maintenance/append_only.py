@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -53,6 +55,10 @@ from lancewal.markers import TAGGED_COLUMNS, appended_generations, tag, tags
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
+
+#: A commit that stood still for longer is given up: the versions that it would have to be compared
+#: with may be cleaned up by then.
+_COMMIT_TIMEOUT = timedelta(seconds=30)
 
 
 class AppendOnlyCompaction:
@@ -81,13 +87,19 @@ class AppendOnlyCompaction:
         self._report.skipped = [e.generation for e in self._plan.sstables if e.generation <= held]
         if not entries:
             return
-        try:
-            written = self._write(base, entries)
-        except Exception:
-            # SSTables that are gone were compacted and collected by others: look again.
-            if appended_generations(open_base(self._store)).get(self._plan.shard_id, 0) > held:
-                raise LostRaceError("the generations were compacted meanwhile") from None
-            raise
+        written = self._written
+        if written is None or not written.fits(entries, base):
+            try:
+                self._written = self._write(base, entries)
+            except Exception:
+                # SSTables that are gone were compacted and collected by others: look again.
+                if appended_generations(open_base(self._store)).get(self._plan.shard_id, 0) > held:
+                    raise LostRaceError("the generations were compacted meanwhile") from None
+                raise
+            # That took its time. What is committed is made for a version that was just looked at:
+            # Lance compares with the versions since, and somebody may clean those up.
+            self._append_rest()
+            return
         points.reached("append: files are written")
         self._commit(base, written)
         points.reached("append: rows and tag are committed")
@@ -99,15 +111,9 @@ class AppendOnlyCompaction:
         self._tell("appended")
 
     def _write(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> _Written:
-        """Step 2; what was written for the same generations and columns serves again."""
-        generations = [entry.generation for entry in entries]
-        known = self._written
-        columns = base.schema.columns
-        if known is not None and known.generations == generations and known.columns.equals(columns):
-            return known
-        plain = base.schema.plain
+        """Step 2."""
         batches = all_rows(self._store, self._plan.shard_id, entries, base.schema)
-        reader = pa.RecordBatchReader.from_batches(plain, batches)
+        reader = pa.RecordBatchReader.from_batches(base.schema.plain, batches)
         with commit_errors(f"write the rows of shard {self._plan.shard_id}"):
             fragments = write_fragments(
                 reader,
@@ -116,8 +122,7 @@ class AppendOnlyCompaction:
                 data_storage_version=base.storage_version,
                 storage_options=dict(self._store.storage_options) or None,
             )
-        self._written = _Written(generations, columns, list(fragments))
-        return self._written
+        return _Written([entry.generation for entry in entries], base.schema.columns, list(fragments))
 
     def _commit(self, base: BaseTable, written: _Written) -> None:
         """Step 3."""
@@ -146,6 +151,7 @@ class AppendOnlyCompaction:
                 storage_options=dict(self._store.storage_options) or None,
                 # A second try of Lance's own would be made for the same, outdated version.
                 max_retries=0,
+                commit_timeout=_COMMIT_TIMEOUT,
                 commit_message="lancewal: append compacted generations",
             )
 
@@ -170,13 +176,18 @@ class AppendOnlyCompaction:
             )
 
 
+@dataclass(frozen=True)
 class _Written:
     """Data files of some generations, written for some columns."""
 
-    def __init__(self, generations: list[int], columns: pa.Schema, fragments: list[FragmentMetadata]) -> None:
-        self.generations = generations
-        self.columns = columns
-        self.fragments = fragments
+    generations: list[int]
+    columns: pa.Schema
+    fragments: list[FragmentMetadata]
+
+    def fits(self, entries: Sequence[SsTableEntry], base: BaseTable) -> bool:
+        """Whether they can be committed as the rows of ``entries``."""
+        same_rows = self.generations == [entry.generation for entry in entries]
+        return same_rows and self.columns.equals(base.schema.columns)
 
     @property
     def rows(self) -> int:

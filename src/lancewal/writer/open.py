@@ -70,6 +70,7 @@ def open_shard_writer(
             base.details.maintained_indexes,
             base.details.maintain_all_indexes,
             base.details.writer_config_defaults,
+            strict=False,
         )
     IndexStore(indexes or (), base.schema)  # refuses what cannot be maintained
     store = store or ObjectStore.from_uri(base.uri, base.storage_options, fsync=config.fsync)

@@ -1,0 +1,233 @@
+"""One documented set of names, counters that only grow, and a page that Prometheus reads."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+from prometheus_client import CollectorRegistry
+
+import lancewal
+from lancewal import metrics, table_maintenance
+from lancewal.errors import StorageError
+from lancewal.objects import ObjectStore, observe_all
+from lancewal.table import Table
+from lancewal.writer import registry as writer_registry
+from tests.faults import FaultyBackend
+from tests.tables import KEYED, rows
+
+DOCUMENTATION = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
+
+
+def new_table(where: Path, **options: Any) -> Table:
+    lance.write_dataset(KEYED.empty_table(), str(where))
+    return lancewal.initialize(str(where), **{"bucket": ("id", 2), "writer_defaults": DEFAULTS, **options})
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    yield CollectorRegistry()
+    observe_all(None)
+
+
+class Samples:
+    def __init__(self, registry: CollectorRegistry, table: Table) -> None:
+        self._registry = registry
+        self._table = table.uri
+
+    def __getitem__(self, name: str) -> float:
+        value = self._registry.get_sample_value(f"lancewal_{name}", {"table": self._table})
+        assert value is not None, name
+        return value
+
+
+def test_writers_are_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = new_table(tmp_path / "t")
+    metrics.register(registry)
+    samples = Samples(registry, table)
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+        writer.put(rows(10, 10))
+        assert samples["puts_total"] == 4  # two shards each
+        assert samples["put_rows_total"] == 20
+        assert samples["wal_entries_total"] == samples["wal_puts_total"] == 4
+        assert samples["wal_bytes_total"] > 1000
+        assert samples["writers"] == 2
+        assert samples["memtable_rows"] == 20
+        assert samples["memtable_bytes"] > samples["memtable_index_bytes"] > 0
+    assert samples["flushes_total"] == 2
+    assert samples["flush_rows_total"] == 20
+
+
+def test_counters_outlive_their_writers(tmp_path: Path, registry: CollectorRegistry) -> None:
+    """A writer that was opened and closed between two looks was a gap in the counters once."""
+    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    metrics.register(registry)
+    samples = Samples(registry, table)
+    for number in range(5):
+        with table.writer() as writer:
+            writer.put(rows(number, 1))
+        del writer
+        gc.collect()
+        assert samples["puts_total"] == number + 1
+    assert registry.get_sample_value("lancewal_writers", {"table": table.uri}) is None
+    assert samples["wal_seconds_total"] > 0
+
+
+def test_writers_that_are_gone_take_no_memory(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    for _ in range(writer_registry._FOLD_AFTER + 5):
+        table.shard_writer(table.shard_for(), enable_memtable=False).close()
+        gc.collect()
+    assert len(writer_registry._opened) <= writer_registry._FOLD_AFTER + 1
+
+
+def test_a_writer_without_memtables_is_counted_too(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    metrics.register(registry)
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 3))
+        assert Samples(registry, table)["put_rows_total"] == 3
+        assert Samples(registry, table)["memtable_rows"] == 0
+
+
+def test_replay_is_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 3))
+    metrics.register(registry)
+    table.flush()
+    samples = Samples(registry, table)
+    assert (samples["replayed_entries_total"], samples["replayed_rows_total"]) == (1, 3)
+
+
+def test_shards_can_be_told_apart(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = new_table(tmp_path / "t")
+    metrics.register(registry, per_shard=True)
+    with table.writer() as writer:
+        writer.put(rows(0, 20))
+        shards = {str(shard) for shard in writer.shard_writers}
+        found = {
+            sample.labels["shard"]: sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "lancewal_put_rows_total" and sample.labels["table"] == table.uri
+        }
+    assert found.keys() == shards
+    assert sum(found.values()) == 20
+
+
+def test_compaction_and_collection_are_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    with table.writer() as writer:
+        writer.put(rows(0, 20))
+    metrics.register(registry)
+    samples = Samples(registry, table)
+    table.compact()
+    assert samples["compactions_total"] == 1
+    assert samples["compaction_rows_upserted_total"] == 20
+    assert samples["compaction_generations_total"] == 1
+    table.gc(dry_run=True)
+    assert samples["collections_total"] == 0
+    table.gc()
+    assert samples["collections_total"] == 1
+    labels = {"table": table.uri, "resource": "manifest_entries"}
+    assert registry.get_sample_value("lancewal_collected_total", labels) == 1
+
+
+def test_a_failed_compaction_is_counted(
+    tmp_path: Path, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "t")
+    metrics.register(registry)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise StorageError("no reply")
+
+    monkeypatch.setattr(table_maintenance, "compact", fail)
+    with pytest.raises(StorageError):
+        table.compact()
+    assert Samples(registry, table)["compaction_failures_total"] == 1
+
+
+def test_the_object_store_is_timed_by_operation_and_error(registry: CollectorRegistry) -> None:
+    store = ObjectStore.from_uri("memory://metrics")  # made before anybody asked for metrics
+    metrics.register(registry)
+    store.put("a", b"x")
+    with pytest.raises(FileNotFoundError):
+        store.get("missing")
+    backend = FaultyBackend(store._backend)
+    backend.faults.fail("read", times=None)
+    with pytest.raises(StorageError):
+        ObjectStore("memory://metrics", backend, sleep=lambda seconds: None).get("a")  # type: ignore[arg-type]
+
+    def calls(operation: str, error: str) -> float | None:
+        labels = {"operation": operation, "error": error}
+        return registry.get_sample_value("lancewal_object_store_seconds_count", labels)
+
+    assert calls("put", "") == 1
+    assert calls("get", "FileNotFoundError") == 1
+    assert calls("get", "StorageError") == 1
+    observe_all(None)
+    store.put("b", b"x")
+    assert calls("put", "") == 1
+
+
+def test_tables_are_watched_but_not_at_every_look(
+    tmp_path: Path, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [new_table(tmp_path / name, bucket=None, unsharded=True) for name in ("a", "b")]
+    for number, table in enumerate(tables, 1):
+        with table.writer(enable_memtable=False) as writer:
+            for place in range(number):
+                writer.put(rows(place, 1))
+    looks = []
+    look = Table.status
+    monkeypatch.setattr(Table, "status", lambda self: looks.append(self.uri) or look(self))
+    metrics.register(registry, tables)
+    for _ in range(3):
+        assert Samples(registry, tables[0])["unflushed_entries"] == 1
+        assert Samples(registry, tables[1])["unflushed_entries"] == 2
+    assert sorted(looks) == sorted(table.uri for table in tables)
+
+
+def test_metrics_are_served(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    with metrics.serve(0, tables=[table]) as endpoint:
+        page = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30).read().decode()
+    assert "# TYPE lancewal_puts_total counter" in page
+    assert f'lancewal_base_rows{{table="{table.uri}"}} 0.0' in page
+
+
+def test_every_name_is_documented_and_every_documented_name_exists(
+    tmp_path: Path, registry: CollectorRegistry
+) -> None:
+    metrics.register(registry, [new_table(tmp_path / "t")])
+    # Prometheus calls a counter by its family's name and "_total".
+    exported = {family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()}
+    documented = set(re.findall(r"^\| `(lancewal_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))
+    assert documented == exported
+
+
+def test_without_the_client_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "try:\n    import lancewal.metrics\nexcept ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(DOCUMENTATION.parents[1] / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "pip install 'lancewal[metrics]'" in done.stdout

@@ -1,0 +1,141 @@
+"""What waits in a table, and for how long."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal import layout
+from lancewal import status as status_module
+from lancewal.objects import ObjectInfo, ObjectStore
+from lancewal.status import Lag, table_status
+from tests.tables import APPEND_ONLY, KEYED, rows
+
+DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
+
+
+def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> lancewal.Table:
+    lance.write_dataset(schema.empty_table(), str(where))
+    return lancewal.initialize(str(where), **{"unsharded": True, "writer_defaults": DEFAULTS, **options})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> lancewal.Table:
+    return new_table(tmp_path / "t")
+
+
+def test_a_fresh_table_waits_for_nothing(table: lancewal.Table) -> None:
+    status = table.status()
+    (shard,) = status.shards
+    assert status.unflushed == Lag()
+    assert status.uncompacted == Lag()
+    assert (shard.epoch, shard.wal_tip, shard.last_write) == (0, 1, None)
+
+
+def test_opening_a_writer_leaves_nothing_that_waits(table: lancewal.Table) -> None:
+    """A sentinel in the log is no row: it must not look like a writer that fell behind."""
+    for _ in range(3):
+        table.shard_writer(table.shard_for()).close()
+    (shard,) = table.status().shards
+    assert shard.wal_tip > 1
+    assert shard.unflushed == Lag()
+    assert shard.last_write is not None
+
+
+def test_rows_wait_in_the_wal_and_then_in_sstables(table: lancewal.Table) -> None:
+    with table.shard_writer(table.shard_for()) as writer:
+        writer.put(rows(0, 10))
+        writer.put(rows(10, 10))
+        lag = table.status().unflushed
+        assert (lag.count, lag.rows, lag.estimated) == (2, None, False)
+        assert lag.num_bytes == sum(info.size for info in _entries(table))
+    status = table.status()
+    assert status.unflushed == Lag()
+    assert (status.uncompacted.count, status.uncompacted.rows) == (1, 20)
+    assert status.uncompacted.num_bytes > 0
+    table.compact()
+    status = table.status()
+    assert (status.uncompacted, status.base_rows) == (Lag(), 20)
+    assert status.shards[0].compacted_generation == 1
+
+
+def _entries(table: lancewal.Table) -> list[ObjectInfo]:
+    store = ObjectStore.from_uri(table.uri)
+    return [info for info in store.list(layout.MEM_WAL_DIR) if "/wal/" in info.path]
+
+
+def test_ages_are_those_of_the_oldest(table: lancewal.Table) -> None:
+    with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
+        writer.put(rows(0, 1))
+    later = datetime.now(UTC) + timedelta(hours=1)
+    store = ObjectStore.from_uri(table.uri)
+    status = table_status(store, table._reader.base, now=later)
+    assert 3590 < status.unflushed.seconds(status.taken_at) < 3700
+    document = status.to_dict()
+    assert 3590 < document["unflushed"]["seconds"] < 3700
+    assert document["uncompacted"]["seconds"] == 0
+
+
+def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
+        for number in range(40):
+            writer.put(rows(number, 1))
+    exact = table.status().unflushed
+    monkeypatch.setattr(ObjectStore, "is_local", False)
+    monkeypatch.setattr(status_module, "_MEASURED_ENTRIES", 30)
+    monkeypatch.setattr(status_module, "_SAMPLED_ENTRIES", 8)
+    estimate = table.status().unflushed
+    assert estimate.estimated
+    assert estimate.count == exact.count == 40
+    assert estimate.num_bytes == pytest.approx(exact.num_bytes, rel=0.1)
+    assert estimate.since == exact.since
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"bucket": ("id", 3), "unsharded": False}, "bucket(id, 3)"),
+        ({"identity": "id", "unsharded": False}, "identity(id)"),
+        ({}, "unsharded"),
+        ({"unsharded": False}, "by hand"),
+    ],
+)
+def test_sharding_in_words(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    assert new_table(tmp_path / "t", **options).status().sharding == text
+
+
+def test_buckets_come_in_their_order(tmp_path: Path) -> None:
+    status = new_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
+    assert [shard.values["bucket"] for shard in status.shards] == list(range(12))
+
+
+def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 30)]), uri)
+    dataset.create_scalar_index("id", "BTREE")
+    dataset.create_scalar_index("name", "INVERTED")
+    table = lancewal.initialize(uri, unsharded=True, writer_defaults=DEFAULTS)
+    with table.writer() as writer:
+        writer.put(rows(30, 5))
+    table.compact()
+    found = {index.name: (index.kind, index.columns, index.rows_behind) for index in table.status().indexes}
+    assert found == {"id_idx": ("BTree", ("id",), 5), "name_idx": ("Inverted", ("name",), 5)}
+    table.compact(optimize_indexes=True)
+    assert {index.rows_behind for index in table.status().indexes} == {0}
+    stats = lance.dataset(uri).stats.index_stats("id_idx")
+    assert stats["num_unindexed_rows"] == 0
+
+
+def test_append_only_tables_have_a_status_too(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", APPEND_ONLY)
+    with table.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+    status = table.status()
+    assert (status.primary_key, status.uncompacted.rows) == ((), 3)
