@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint typecheck format bench lock clean
+.PHONY: help demo test soak lint typecheck format bench docs lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -41,6 +41,10 @@ format: $(STAMP) ## Format the code and apply safe fixes
 
 bench: $(STAMP) ## Measure against the peers and store the results
 	@$(BIN)/python -m bench $(ARGS)
+
+docs: $(STAMP) ## Build the documentation site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 clean: ## Remove the environment and everything that a run leaves behind
 	rm -rf $(VENV) .venv-lock .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site demo-output spark-warehouse

@@ -66,14 +66,11 @@ def ok(*arguments: object, **options: Any) -> Outcome:
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """``lancewal ARGUMENTS`` as a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "100", "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "lancewal.cli", *map(str, arguments)],
         env={**environment, **options.pop("env", {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
     )
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import termios
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -22,7 +26,7 @@ from lancewal.cli.options import complete_path
 from lancewal.errors import ConflictError, FencedError, PartialWriteError
 from lancewal.objects import local
 from lancewal.table import Table
-from tests.cli.support import DEFAULTS, SOURCE, new_table, ok, run, spawn
+from tests.cli.support import DEFAULTS, SOURCE, new_table, ok, run, spawn, start
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 
@@ -174,6 +178,27 @@ def test_status_watch_looks_again(busy: lancewal.Table) -> None:
     text = ok("status", busy.uri, "--watch", "--times", "2", "--every", "0.1").out
     assert "Ctrl-C ends" in text
     assert len(ok("status", busy.uri, "--watch", "--times", "2", "--every", "0.1", "--json").documents) == 2
+
+
+def test_status_watch_fills_a_screen_and_gives_it_back(tmp_path: Path) -> None:
+    """On a real terminal of 24 lines: the most that fits, and what was there before comes back."""
+    table = new_table(tmp_path / "t", bucket=("id", 30))
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with start("status", table.uri, "--watch", "--every", "0.1", stdin=terminal, stdout=terminal) as process:
+        os.close(terminal)
+        seen = b""
+        while b"Ctrl-C ends" not in seen:
+            seen += os.read(controller, 65536)
+        process.send_signal(signal.SIGINT)
+        while b"\x1b[?1049l" not in seen:
+            seen += os.read(controller, 65536)
+    os.close(controller)
+    assert process.returncode == 0
+    assert b"\x1b[?1049h" in seen
+    first_screen = seen.partition(b"Ctrl-C ends")[0]
+    assert b"shards with less to do" in first_screen
+    assert first_screen.count(b"\n") < 24
 
 
 def test_status_names_indexes_that_lag(tmp_path: Path) -> None:

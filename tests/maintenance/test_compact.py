@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import lance
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
-from lancewal.maintenance import CompactionPlan, Progress, execute_shard, plan_compaction
+from lancewal.maintenance import CompactionPlan, Progress, execute_shard, plan_compaction, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.markers import fence_id, is_fence
 from lancewal.objects import ObjectStore
@@ -327,6 +329,49 @@ class TestIndexes:
         assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
         assert len(site.plain()) == 590
         assert site.marker == 1
+
+
+class TestDirectWrites:
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            (lambda d: lance.write_dataset(rows(70, 2, prefix="direct"), d, mode="append"), [70, 71]),
+            (lambda d: d.delete("id IN (2, 6)"), [6]),
+            (lambda d: d.update({"name": "'x'"}, where="id IN (2, 6)"), [6]),
+            (lambda d: _merge_direct(d, rows(2, 1, prefix="direct")), []),
+            (lambda d: d.create_scalar_index("id", "BTREE"), []),
+            (lambda d: d.add_columns(pa.schema([pa.field("extra", pa.int32())])), []),
+        ],
+        ids=["append", "delete", "update", "merge", "index", "new column"],
+    )
+    def test_what_is_written_to_the_base_meanwhile_is_kept(
+        self, site: Site, change: Callable[[lance.LanceDataset], object], expected: list[int]
+    ) -> None:
+        """Between the reading of SSTables and the commit; rows of SSTables count as newer."""
+        alone = Site(Path(site.store.uri).parent / "alone", data=site.dataset.to_table())
+        change(alone.dataset)
+        directly = dict(alone.plain())
+        wanted = {**directly, **{key: name for key, name in EXPECTED if not name.startswith("base")}}
+        dead = [0, 1, 5]
+
+        def once(point: str) -> None:
+            points.on_reached(None)
+            change(site.dataset)
+
+        points.on_reached(once)
+        try:
+            site.compact()
+        finally:
+            points.on_reached(None)
+        assert dict(site.plain()) == {key: name for key, name in wanted.items() if key not in dead}
+        assert set(expected) <= {key for key, _ in site.plain()}
+        assert site.marker == 3
+        assert len(site.plain()) == len(dict(site.plain()))
+
+
+def _merge_direct(dataset: lance.LanceDataset, batch: pa.RecordBatch) -> None:
+    merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    merge.execute(pa.Table.from_batches([batch]))
 
 
 class TestFailures:

@@ -14,13 +14,16 @@ import lance
 import pyarrow as pa
 import pytest
 
+import lancewal.maintenance.gc.collect as collect_module
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.clock import MIN_DELETION_AGE
 from lancewal.errors import FencedError, InvalidInputError, WalTruncatedError
 from lancewal.feed import ChangeFeed
 from lancewal.maintenance import Resource, Retention, execute_shard, plan_compaction, points
+from lancewal.maintenance.durability import sync_file_system
 from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
 from lancewal.publish import publish
 from lancewal.reader.table_reader import TableReader
 from lancewal.sharding import Shard, ShardRouter
@@ -394,6 +397,25 @@ class TestChoices:
         assert (dry.dry_run, wet.dry_run) == (True, False)
         assert "would delete" in str(dry)
         assert dry.to_dict()["counts"] == wet.to_dict()["counts"]
+
+    def test_the_base_table_is_synced_before_anything_goes(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Lance does not sync, and a power cut must not take both copies of a row."""
+        site.compact()
+        watched = FaultyStore(ObjectStore.from_uri(site.store.uri, fsync=True))
+        site.store = watched
+        changed = ("delete", "delete_prefix", "put", "put_if_absent")
+        before: list[int] = []
+
+        def sync(store: ObjectStore) -> None:
+            sync_file_system(store)
+            before.append(sum(watched.faults.count(kind) for kind in changed))
+
+        monkeypatch.setattr(collect_module, "sync_file_system", sync)
+        site.collect()
+        assert before == [0]
+        assert sum(watched.faults.count(kind) for kind in changed) > 5
 
     def test_one_resource_alone(self, site: Site) -> None:
         site.compact()

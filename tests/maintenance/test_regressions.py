@@ -16,8 +16,8 @@ from lancewal.base import BaseTable
 from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
 from lancewal.maintenance import execute_shard, plan_compaction, points
-from lancewal.maintenance.append_only import remove_tags
 from lancewal.maintenance.commits import commit_marker
+from lancewal.maintenance.tags import remove_tags
 from lancewal.manifest import ShardManifestStore
 from lancewal.markers import TAGGED_COLUMNS, tag
 from lancewal.objects import ObjectStore

@@ -41,8 +41,9 @@ MAX_COLUMNS = 4
 MAX_WRITERS = 2
 DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0", "max_wal_flush_interval_ms": "none"}
 
+key_numbers = st.integers(0, KEY_NUMBERS - 1)
 #: A row's key and what its values are made of.
-cells = st.tuples(st.integers(0, KEY_NUMBERS - 1), st.integers(0, 99))
+cells = st.tuples(key_numbers, st.integers(0, 99))
 some_rows = st.lists(st.lists(cells, min_size=1, max_size=5), min_size=1, max_size=3)
 places = st.integers(0, 99)
 
@@ -123,7 +124,7 @@ class TableMachine(RuleBasedStateMachine):
         self._upsert([cell for cell in rows if self._shard(cell[0]) not in failed], columns)
 
     @precondition(lambda self: not self.append_only)
-    @rule(numbers=st.lists(st.integers(0, KEY_NUMBERS - 1), min_size=1, max_size=4), place=places)
+    @rule(numbers=st.lists(key_numbers, min_size=1, max_size=4), place=places)
     def delete(self, numbers: list[int], place: int) -> None:
         chosen = self._writer(place)
         columns = [self.keys.columns_of(number) for number in numbers]
@@ -209,10 +210,7 @@ class TableMachine(RuleBasedStateMachine):
     def compact(self, files: bool, indexes: bool) -> None:
         compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
 
-    @rule(
-        rows=st.lists(cells, min_size=1, max_size=3),
-        dead=st.lists(st.integers(0, KEY_NUMBERS - 1), max_size=2),
-    )
+    @rule(rows=st.lists(cells, min_size=1, max_size=3), dead=st.lists(key_numbers, max_size=2))
     def write_to_base(self, rows: list[tuple[int, int]], dead: list[int]) -> None:
         """Past the write path, where nothing lies over the base; compacted SSTables may be listed."""
         self.table.flush()
@@ -270,10 +268,10 @@ class TableMachine(RuleBasedStateMachine):
         self.dropped = self.model.drop_column(place)
         lance.dataset(self.uri).drop_columns([self.dropped.name])
 
-    @rule(place=places)
-    def replace_column(self, place: int) -> None:
-        """Another column of the same type: Lance may give it the field id of the one that went."""
-        self.drop_column(place)
+    @rule()
+    def replace_last_column(self) -> None:
+        """Another one of the same type, to which Lance may give the field id of the one that went."""
+        self.drop_column(len(self.model.columns) - 1)
         self.add_column(self.dropped.type)
 
     @rule(place=places)

@@ -28,9 +28,14 @@ class ChangeFiles:
         self.changes = 0
         self._random = random.Random(seed)
         self._count = 0
-        directory.mkdir(parents=True)
+
+    @classmethod
+    def existing(cls, directory: Path, keyed: bool) -> ChangeFiles:
+        """Files that somebody else has added, to be streamed."""
+        return cls(directory, keyed)
 
     def add(self, files: int, rows: int = 12) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
         for _ in range(files):
             lines = [self._change(key) for key in self._keys(rows)]
             # Spark takes a file as soon as it sees it: it must be whole by then.

@@ -41,7 +41,7 @@ from tests.reader.searched import (
 from tests.tables import abandon, fast
 
 QUERY = [0.3, -0.2, 0.9, 0.1]
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def open_writer(table: Searched, **settings: Any) -> ShardWriter:

@@ -17,12 +17,13 @@ from rich.text import Text
 from lancewal.cli import figures
 
 if TYPE_CHECKING:
-    from lancewal.status import IndexState, Lag, ShardState, TableStatus
+    from lancewal.status import Lag, ShardState, TableStatus
 
 #: From this width on shard ids, generations and bytes have room.
 _WIDE = 120
 _HISTORY = 60
-#: Lines around the shards of a full screen: two rules, three for the table, five for what waits.
+_SHOWN_INDEXES = 2
+#: Lines around the shards of a full screen, when everything is there to be shown.
 _OTHER_LINES = 16
 
 
@@ -60,7 +61,7 @@ def status_view(
     parts += [Text(), _shards(status, width, _room(height), history)]
     if every is not None:
         when = status.taken_at.astimezone().strftime("%H:%M:%S")
-        parts.append(Text(f"{when}, every {figures.duration(every)}; Ctrl-C ends", style="dim"))
+        parts += [Text(), Text(f"{when}, every {figures.duration(every)}; Ctrl-C ends", style="dim")]
     return Group(*parts)
 
 
@@ -108,22 +109,15 @@ def _waiting(status: TableStatus, width: int) -> Table:
         _age(compact, now),
         style=_dim_when(not compact.count),
     )
-    for place, index in enumerate(_behind(status.indexes)):
-        grid.add_row(
-            "base → indexes" if place == 0 else "",
-            index.name,
-            figures.plural(index.rows_behind, "row"),
-            "",
-            "not indexed" if index.rows_behind else "up to date",
-            style=_dim_when(not index.rows_behind),
-        )
+    behind = sorted((i for i in status.indexes if i.rows_behind), key=lambda index: -index.rows_behind)
+    named = figures.plural(len(status.indexes), "index", "indexes")
+    if status.indexes and not behind:
+        grid.add_row("base → indexes", named, "", "", "nothing waits", style="dim")
+    for place, index in enumerate(behind[:_SHOWN_INDEXES]):
+        rows = figures.plural(index.rows_behind, "row")
+        first = ("base → indexes", named) if place == 0 else ("", "")
+        grid.add_row(*first, rows, "", f"not in {index.name}")
     return grid
-
-
-def _behind(indexes: tuple[IndexState, ...]) -> list[IndexState]:
-    """Those that lag, or one that stands for all when none does."""
-    lagging = sorted((index for index in indexes if index.rows_behind), key=lambda index: -index.rows_behind)
-    return lagging[:3] or list(indexes[:1])
 
 
 def _writes(history: History, width: int) -> Text:
@@ -134,23 +128,19 @@ def _writes(history: History, width: int) -> Text:
 
 def _shards(status: TableStatus, width: int, room: int | None, history: History | None) -> Group:
     wide = width >= _WIDE
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("shard", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("\nshard", no_wrap=True)
     if wide:
-        table.add_column("id", no_wrap=True, style="dim")
-    table.add_column("epoch", justify="right")
-    if history is not None:
-        table.add_column("WAL/s", justify="right")
-    for name in ("WAL", "bytes", "age"):
+        table.add_column("\nid", no_wrap=True, style="dim")
+    table.add_column("\nepoch", justify="right")
+    growth = [] if history is None else ["WAL\n+/s"]
+    for name in (*growth, "WAL\nentries", "WAL\nbytes", "WAL\nage", "SST\ncount"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("SSTs", justify="right")
     if wide:
-        table.add_column("generations", no_wrap=True)
-    table.add_column("rows", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+        table.add_column("SST\ngenerations", no_wrap=True)
+    for name in ("SST\nrows", *(["SST\nbytes"] if wide else []), "SST\nage"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("\nstate", no_wrap=True)
     shown = _most_behind(status, room)
     for shard in shown:
         table.add_row(*_cells(shard, status.taken_at, wide, history))

@@ -9,7 +9,7 @@ changed the rows or the columns since the version it was made for. That gives:
 3. Commit a version that has the old fragments, the new ones, and the tag "this shard is held up
    to generation g" (see :mod:`lancewal.markers`).
 4. Commit the marker for g, by a merge of nothing.
-5. Remove the tag, once for all shards (:func:`remove_tags`).
+5. Remove the tag, once for all shards (:func:`lancewal.maintenance.tags.remove_tags`).
 
 **No row is doubled.** Two compactors that both found g missing in version v both try to replace
 v. Lance lets one pass; the other is refused, looks at the new version and finds the tag. This
@@ -27,17 +27,16 @@ changes are refused by Lance then, and have to be repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from uuid import UUID
 
 import lance
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
 from lancewal.base import BaseTable
+from lancewal.format.schema import field_id
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
@@ -51,7 +50,8 @@ from lancewal.maintenance.lance_messages import next_fragment_id, with_column_me
 from lancewal.maintenance.newest_rows import all_rows
 from lancewal.maintenance.plan import ShardPlan
 from lancewal.maintenance.report import Progress, ProgressCallback, ShardReport
-from lancewal.markers import TAGGED_COLUMNS, appended_generations, tag, tags
+from lancewal.maintenance.tags import open_base, stale_tags
+from lancewal.markers import TAGGED_COLUMNS, appended_generations, tag
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -187,73 +187,21 @@ class _Written:
     def fits(self, entries: Sequence[SsTableEntry], base: BaseTable) -> bool:
         """Whether they can be committed as the rows of ``entries``."""
         same_rows = self.generations == [entry.generation for entry in entries]
-        return same_rows and self.columns.equals(base.schema.columns)
+        return same_rows and _numbered(self.columns) == _numbered(base.schema.columns)
 
     @property
     def rows(self) -> int:
         return sum(fragment.physical_rows for fragment in self.fragments)
 
 
-def open_base(store: ObjectStore) -> BaseTable:
-    """The newest version of the table."""
-    return BaseTable.open(store.uri, store.storage_options, store=store)
-
-
-def stale_tags(base: BaseTable) -> set[str]:
-    """Tags whose generation a marker covers."""
-    stored = base.details.compacted
-    return {
-        key
-        for key, (shard_id, generation) in tags(base.schema.columns).items()
-        if generation <= stored.get(shard_id, 0)
-    }
-
-
-def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
-    """The shards with a tag above their marker: an append whose marker is still to come."""
-    stored = base.details.compacted
-    pending: dict[UUID, int] = {}
-    for shard_id, generation in tags(base.schema.columns).values():
-        if generation > stored.get(shard_id, 0):
-            pending[shard_id] = max(pending.get(shard_id, 0), generation)
-    return pending
-
-
-def mark_pending(store: ObjectStore) -> list[UUID]:
-    """Finish appends that were interrupted before their marker; the shards it was done for."""
-    done = []
-    for shard_id, generation in unmarked_tags(open_base(store)).items():
-        try:
-            until_won(f"marking shard {shard_id}", partial(_mark_one, store, shard_id, generation))
-        except AlreadyCompactedError:
-            continue
-        done.append(shard_id)
-    return done
-
-
-def _mark_one(store: ObjectStore, shard_id: UUID, generation: int) -> None:
-    commit_marker(open_base(store).dataset, shard_id, generation)
-
-
-def remove_tags(store: ObjectStore) -> bool:
-    """Step 5: remove the tags that markers cover; whether there were any.
-
-    Needed for nothing but tidiness: a tag at or below its marker means nothing.
-    """
-
-    def attempt() -> bool:
-        base = open_base(store)
-        outdated = stale_tags(base)
-        if not outdated:
-            return False
-        changes = {
-            field.name: {key: None for key in outdated if key.encode() in (field.metadata or {})}
-            for field in base.schema.columns
-        }
-        with commit_errors("remove the tags of finished appends"):
-            base.dataset.update_field_metadata({name: keys for name, keys in changes.items() if keys})
-        return True
-
-    removed, _ = until_won("removing tags", attempt)
-    points.reached("append: the tag is removed")
-    return removed
+def _numbered(fields: Iterable[pa.Field]) -> list[object]:
+    """Names, types and field ids, nested ones too; other metadata, such as tags, does not count."""
+    return [
+        (
+            field.name,
+            field.type,
+            field_id(field),
+            _numbered(field.type.field(i) for i in range(field.type.num_fields)),
+        )
+        for field in fields
+    ]

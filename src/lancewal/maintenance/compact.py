@@ -15,11 +15,12 @@ from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, PartialWriteError
-from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
+from lancewal.maintenance.append_only import AppendOnlyCompaction
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.optimize import optimize_base
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
 from lancewal.maintenance.report import CompactionReport, ProgressCallback, ShardReport
+from lancewal.maintenance.tags import mark_pending, remove_tags
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 

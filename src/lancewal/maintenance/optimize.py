@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import lance
 
 from lancewal.base import BaseTable
-from lancewal.maintenance.append_only import mark_pending
 from lancewal.maintenance.commits import commit_errors, until_won
+from lancewal.maintenance.tags import mark_pending
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)

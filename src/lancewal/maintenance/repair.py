@@ -11,7 +11,7 @@ from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
-from lancewal.maintenance.append_only import mark_pending, remove_tags
+from lancewal.maintenance.tags import mark_pending, remove_tags
 from lancewal.maintenance.verify.findings import Finding, Kind
 from lancewal.maintenance.verify.run import verify
 from lancewal.manifest import ShardManifestStore

@@ -45,6 +45,8 @@ class BaseSource:
 
     def batches(self, request: Request, newer: Sequence[KeySet]) -> Iterator[pa.RecordBatch]:
         """The rows that the request is about, without the keys of ``newer`` levels."""
+        if self._has_nothing_to_say(request.predicate):
+            return
         superseded = self._superseded(newer)
         read = list(request.columns)
         if isinstance(superseded, KeySet) and len(superseded):
@@ -63,6 +65,8 @@ class BaseSource:
                 yield from without_rows(batch.select(list(request.columns)), dead)
 
     def count(self, predicate: Predicate | None, newer: Sequence[KeySet]) -> int:
+        if self._has_nothing_to_say(predicate):
+            return 0
         sql = None if predicate is None else predicate.sql
         superseded = self._superseded(newer)
         if sql is None and isinstance(superseded, np.ndarray):
@@ -73,6 +77,10 @@ class BaseSource:
         read = [] if isinstance(superseded, np.ndarray) else self._key_names
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
         return sum(batch.num_rows - len(self._dead_rows(batch, superseded)) for batch in batches)
+
+    def _has_nothing_to_say(self, predicate: Predicate | None) -> bool:
+        """Without rows it has none to give, and a filter of simple conditions none to refuse."""
+        return not self.base.manifest.fragment_ids and (predicate is None or predicate.is_simple)
 
     def _superseded(self, newer: Sequence[KeySet]) -> KeySet | Addresses:
         """The rows to leave out: by address where an index told them, else by key."""

@@ -78,10 +78,15 @@ def filled_up(fetch: Callable[[int], Candidates], k: int, rows: int, superseded:
 
 
 def by_level(call: Callable[[tuple[Source | None, KeySet]], R], snapshot: Snapshot) -> list[R]:
-    """``call`` for every level and the keys that are newer, newest level first, the base (``None``) last."""
-    levels = [*snapshot.levels(), (None, snapshot.newer_than_base())]
-    flushed = sum(source is not None and not source.in_memory for source, _ in levels)
-    return at_once(call, levels, flushed + bool(snapshot.base.manifest.fragment_ids))
+    """``call`` for every level and the keys that are newer, newest level first.
+
+    The base is ``None``, and comes last; without rows it is left out.
+    """
+    levels: list[tuple[Source | None, KeySet]] = list(snapshot.levels())
+    if snapshot.base.manifest.fragment_ids:
+        levels.append((None, snapshot.newer_than_base()))
+    waiting = sum(source is None or not source.in_memory for source, _ in levels)
+    return at_once(call, levels, waiting)
 
 
 def at_once(call: Callable[[T], R], items: Sequence[T], waiting: int) -> list[R]:

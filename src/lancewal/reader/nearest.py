@@ -183,8 +183,6 @@ def _compared(source: SsTableSource, query: NearestQuery, dead: Any) -> Hits:
 
 
 def _in_base(snapshot: Snapshot, query: NearestQuery, newer: KeySet) -> Hits:
-    if not snapshot.base.manifest.fragment_ids:
-        return Hits.none(None)
     dataset = snapshot.base.dataset
     names = list(snapshot.schema.primary_key)
     use_index = vector_metric(dataset, query.column) is query.metric

@@ -10,7 +10,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -44,11 +45,11 @@ def index_from(
 
     ``column`` has the rows that the caller sees; another may have added some beyond.
     """
-    known = _growing.setdefault(owner, {})
-    made = known.get((field_id, params))
-    if made is None or made.first != first:
-        # One that began earlier is given up: an index that is kept up with every put goes further now.
-        made = known[field_id, params] = _Growing(params, first)
+    known, key = _growing.setdefault(owner, {}), (field_id, params)
+    made = known.get(key) or known.setdefault(key, _Growing(params, first))
+    if made.first != first:
+        # The MemTable's own index has got further, and the one of the rows before is not needed any more.
+        made = known[key] = _Growing(params, first)
     with made.lock:
         missing = column.slice(first + made.index.rows)
         if len(missing):
@@ -79,24 +80,28 @@ class FixedIndexes:
         self._made: OrderedDict[Hashable, Future[FixedIndex]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], FixedIndex]) -> FixedIndex:
-        with self._lock:
-            known = self._made.get(key)
-            if known is not None:
-                self._made.move_to_end(key)
-            else:
-                mine = self._made[key] = Future()
-        if known is not None:
-            return known.result()
-        try:
-            mine.set_result(make())
-        except BaseException as error:
+        while True:
+            mine: Future[FixedIndex] = Future()
             with self._lock:
-                self._made.pop(key, None)
-            mine.set_exception(error)
+                made = self._made.setdefault(key, mine)
+                self._made.move_to_end(key)
+            if made is mine:
+                return self._make(key, mine, make)
+            with suppress(CancelledError):  # who was to make it failed: now it is our turn
+                return made.result()
+
+    def _make(self, key: Hashable, mine: Future[FixedIndex], make: Callable[[], FixedIndex]) -> FixedIndex:
+        try:
+            made = make()
+        except BaseException:
+            with self._lock:
+                del self._made[key]
+            mine.cancel()
             raise
+        mine.set_result(made)
         with self._lock:
             self._make_room()
-        return mine.result()
+        return made
 
     def _make_room(self) -> None:
         finished = {key: made.result().memory_bytes for key, made in self._made.items() if made.done()}

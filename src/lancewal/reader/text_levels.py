@@ -23,7 +23,7 @@ from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import FullTextIndex, index_of
 from lancewal.index.kinds import FullTextParams
 from lancewal.predicate import Predicate
-from lancewal.reader.base_indexes import text_params
+from lancewal.reader.base_indexes import once, text_params
 from lancewal.reader.base_source import refusing
 from lancewal.reader.corpus import lance_statistics
 from lancewal.reader.hits import Candidates, Hits, by_level, filled_up
@@ -39,6 +39,8 @@ from lancewal.sstable.lance_errors import lance_errors
 SCORE = "_score"
 #: A level of so few rows is indexed in memory once: its own statistics would say little.
 MAX_INDEXED_ROWS = 10_000
+#: Words are learned anew for each batch that is read.
+_READ_ROWS = 32_768
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,8 @@ def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
             return list(_memory_levels(source, field_id, query, newer))
         if isinstance(source, SsTableSource):
             found = _sstable_level(source, query, newer)
-        else:
-            found = _base_level(snapshot, query, newer)
-        return [] if found is None else [found]
+            return [] if found is None else [found]
+        return [_base_level(snapshot, query, newer)]
 
     return [level for levels in by_level(prepared, snapshot) for level in levels]
 
@@ -140,7 +141,9 @@ class ReadLevel:
         names = list(self.snapshot.schema.primary_key)
         columns = list(dict.fromkeys([self.query.column, *names]))
         with lance_errors("read the base table"), refusing(sql):
-            scanner = self.snapshot.base.dataset.scanner(columns=columns, filter=sql, with_row_id=True)
+            scanner = self.snapshot.base.dataset.scanner(
+                columns=columns, filter=sql, with_row_id=True, batch_size=_READ_ROWS
+            )
             for batch in scanner.to_batches():
                 live = np.ones(batch.num_rows, np.bool_)
                 if len(self.newer):
@@ -240,16 +243,16 @@ def _index_of_sstable(source: SsTableSource, query: WordsQuery) -> FixedIndex:
     return FixedIndex(index, np.concatenate(offsets))
 
 
-def _base_level(snapshot: Snapshot, query: WordsQuery, newer: KeySet) -> TextLevel | None:
-    if not snapshot.base.manifest.fragment_ids:
-        return None
+def _base_level(snapshot: Snapshot, query: WordsQuery, newer: KeySet) -> TextLevel:
     dataset = snapshot.base.dataset
     names = list(snapshot.schema.primary_key)
     if dataset.count_rows() > MAX_INDEXED_ROWS:
         if text_params(dataset, query.column) is None:
             return ReadLevel(query, snapshot, newer)
         return LanceLevel(query, dataset, query.column, None, names, newer)
-    key = (snapshot.base.uri, snapshot.base.version, query.column, query.params)
+    # A version of a table that was deleted and made anew would be another one: its files tell.
+    files = once(dataset, "files", lambda: _data_files(dataset))
+    key = (files, snapshot.base.version, query.column, query.params)
     made = FIXED.get(key, lambda: _index_of_base(dataset, query, names))
     live = np.ones(len(made.rows), np.bool_)
     if len(newer) and made.keys is not None:
@@ -260,6 +263,11 @@ def _base_level(snapshot: Snapshot, query: WordsQuery, newer: KeySet) -> TextLev
             found = dataset.scanner(columns=[], filter=query.sql, with_row_id=True).to_table()
         matching = live & np.isin(made.rows, numbers(found.column("_rowid")).astype(np.int64))
     return IndexedLevel(query, None, made.index, made.index.rows, live, matching, made.rows)
+
+
+def _data_files(dataset: lance.LanceDataset) -> frozenset[str]:
+    with lance_errors("read the base table"):
+        return frozenset(file.path for each in dataset.get_fragments() for file in each.data_files())
 
 
 def _index_of_base(dataset: lance.LanceDataset, query: WordsQuery, names: Sequence[str]) -> FixedIndex:

@@ -169,10 +169,10 @@ class _PushFilters:
     method; with the inherited one there it goes on, and never calls this.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, reader: MergedReader) -> None:
         self._reader = reader
+        # On the instance: as a class attribute it would be bound, and no longer the same.
+        self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
         return self._reader.push(filters)

@@ -123,8 +123,8 @@ class MemTableMode:
     def replay(self, entry: WalEntry, batches: Sequence[pa.RecordBatch]) -> None:
         """Take the rows of a WAL entry; called before the writer is open to anybody.
 
-        MemTables that are complete wait for :meth:`finish_replay`: was one published while
-        a later entry turns out to be unreadable or of an older generation, the next replay
+        MemTables that are complete wait for :meth:`finish_replay`: were one published before
+        a later entry turned out to be unreadable or of an older generation, the next replay
         would pass over that entry.
         """
         generation = entry.generation

@@ -11,7 +11,7 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.maintenance.append_only import unmarked_tags
+from lancewal.maintenance.tags import unmarked_tags
 from lancewal.maintenance.verify import base_keys, manifests, sstables, wal
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Finding, Kind, Severity, VerifyReport

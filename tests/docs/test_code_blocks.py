@@ -1,0 +1,105 @@
+"""Every code block of the documentation runs, and what it names exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+import typer
+
+import lancewal
+from lancewal.cli.app import app
+from lancewal.objects import observe_all
+from tests.docs.blocks import ROOT, Runner, blocks, runs
+from tests.tables import KEYED, rows
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Languages that nothing runs.
+_SHOWN = {"text", "mermaid", "console", "toml", "yaml", "json", "sql", "promql", "proto", "protobuf"}
+
+
+def _small_table(directory: Path) -> None:
+    """The table that pages about operating one begin with."""
+    lance.write_dataset(pa.Table.from_batches([rows(0, 10)]), str(directory / "table"), schema=KEYED)
+    table = lancewal.initialize(directory / "table", bucket=("id", 2), writer_defaults={"fsync": "false"})
+    with table.writer() as writer:
+        writer.put(rows(10, 20))
+
+
+PREPARED: dict[str, Callable[[Path], None]] = {"operations.md": _small_table}
+
+
+WITH_CODE = [page for page in PAGES if any(runs(block) for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    found = [block for block in blocks(page) if runs(block)]
+    if page.name in PREPARED:
+        PREPARED[page.name](tmp_path)
+    runner = Runner(page, tmp_path)
+    try:
+        for block in found:
+            runner.run(block)
+    finally:
+        observe_all(None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_nothing_is_left_out_without_a_reason(page: Path) -> None:
+    for block in blocks(page):
+        assert runs(block) or block.marked or block.language in _SHOWN, f"{page.name}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{page.name} names {path}::{name}"
+
+
+def test_guarantees_name_a_test_for_each() -> None:
+    sections = re.split(r"^## (?=\d)", (ROOT / "docs" / "guarantees.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(sections) == 10
+    assert all("::test_" in section for section in sections)
+
+
+def test_every_setting_of_a_writer_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    known = {field.name for field in dataclasses.fields(lancewal.ShardWriterConfig)}
+    assert known <= documented
+    assert {name for name in documented if name.islower()} <= known
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        assert f"lancewal {name}" in text or f"### {name}" in text, name
+        for parameter in command.params:
+            for option in [*parameter.opts, *parameter.secondary_opts]:
+                if option.startswith("--") and option not in ("--help", "--json"):
+                    assert option in text, f"{name} {option}"
+
+
+def test_the_examples_can_fail(tmp_path: Path) -> None:
+    """What keeps the pages honest must notice a wrong value, a missing error and a failing command."""
+    page = tmp_path / "page.md"
+    for body, reason in [
+        ("```python\n1 + 1  # → 3\n```\n", "2 instead of 3"),
+        ("```python\nint('1')  # raises ValueError\n```\n", "no ValueError was raised"),
+        ("```python\nint('x')  # raises KeyError\n```\n", "instead of KeyError"),
+        ("<!-- run -->\n```console\n$ lancewal status nothing\n```\n", "there is no Lance table"),
+    ]:
+        page.write_text(body)
+        (block,) = blocks(page)
+        assert runs(block)
+        with pytest.raises(AssertionError, match=reason):
+            Runner(page, tmp_path).run(block)

@@ -1,0 +1,216 @@
+"""The change feed by format: as a stream, as a range, and after a snapshot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
+
+import lancewal
+from lancewal import layout
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.feed import ChangeFeed, feed_schema
+from lancewal.objects import ObjectStore
+from lancewal.publish import publish
+from lancewal.sharding import discover_manifests
+from lancewal.spark import changes
+from lancewal.spark.access import OpenTable
+from lancewal.spark.columns import spark_schema
+from lancewal.spark.feed_source import FeedStream
+from tests.spark.tables import content, new_table, options_of
+from tests.tables import rows
+from tests.test_feed import staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = {"availableNow": True}
+
+
+def stream_of(table: lancewal.Table, **options: Any) -> FeedStream:
+    parsed = options_of(table, readChangeFeed="true", **options)
+    return FeedStream(parsed, spark_schema(feed_schema(OpenTable.open(parsed).base.schema)))
+
+
+def read(stream: FeedStream, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[Any, ...]]:
+    found = [b for partition in stream.partitions(start, end) for b in stream.read(partition)]
+    return [(r["id"], r["name"], r["_change_type"]) for batch in found for r in batch.to_pylist()]
+
+
+def advance(stream: FeedStream, start: dict[str, Any]) -> dict[str, Any]:
+    """As Spark does it: offsets are JSON between two calls."""
+    end: dict[str, Any] = json.loads(json.dumps(stream.latestOffset(start, stream.getDefaultReadLimit())))
+    return end
+
+
+def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """Upserts, deletes and published rows, in two runs from one checkpoint."""
+    source = new_table(tmp_path / "source")
+    target = new_table(tmp_path / "target", unsharded=True)
+
+    def run() -> None:
+        df = changes(spark, source.uri, starting_position="earliest", max_entries_per_trigger=2)
+        query = (
+            df.writeStream.format("lancewal")
+            .option("changeTypeColumn", "_change_type")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(**NOW)  # type: ignore[arg-type]
+            .start(target.uri)
+        )
+        query.awaitTermination()
+
+    with source.writer() as writer:
+        writer.put(rows(0, 20))
+        writer.delete([3, 4])
+    run()
+    assert content(target) == content(source) != []
+    store = ObjectStore.from_uri(source.uri)
+    publish(OpenTable.open(options_of(source)).base, store, staged_all(source, 10, 20))
+    with source.writer() as writer:
+        writer.delete([12, 25])
+    run()
+    assert content(target) == content(source)
+    assert (25, "name_25") not in content(target)
+
+
+def staged_all(table: lancewal.Table, start: int, count: int) -> list[Any]:
+    return staged(ObjectStore.from_uri(table.uri), rows(start, count))
+
+
+def test_a_range_is_read_as_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 5))
+    middle = ChangeFeed.open(table.uri).latest()
+    with table.writer() as writer:
+        writer.put(rows(5, 5))
+
+    def read_range(**options: Any) -> list[int]:
+        reader = spark.read.format("lancewal").option("readChangeFeed", "true")
+        return sorted(row.id for row in reader.options(**options).load(table.uri).collect())
+
+    place = json.dumps({str(shard): position for shard, position in middle.items()})
+    assert read_range() == list(range(10))
+    assert read_range(startingPosition=place) == list(range(5, 10))
+    assert read_range(endingPosition=place, columns="id") == list(range(5))
+    assert read_range(startingPosition="latest") == []
+
+
+def test_a_snapshot_is_followed_by_the_feed_without_gap_or_overlap(tmp_path: Path) -> None:
+    """A row is written at every step that the stream takes; a published batch is in the middle."""
+    table = new_table(tmp_path / "table", unsharded=True)
+    stream = stream_of(table, startingPosition="snapshot")
+    written = 0
+
+    def write(count: int = 3) -> None:
+        nonlocal written
+        with table.writer(enable_memtable=bool(written % 2)) as writer:
+            writer.put(rows(written, count))
+        written += count
+
+    write()
+    table.flush()
+    table.compact()
+    write()
+    store = ObjectStore.from_uri(table.uri)
+    publish(OpenTable.open(options_of(table)).base, store, staged(store, rows(written, 3)))
+    written += 3
+    write()
+    offset = json.loads(json.dumps(stream.initialOffset()))
+    seen = []
+    for _ in range(4):
+        write()
+        table.flush()
+        end = advance(stream, offset)
+        write()
+        seen += read(stream, offset, end)
+        offset = end
+    seen += read(stream, offset, advance(stream, offset))
+    assert sorted(i for i, _, _ in seen) == list(range(written))
+
+
+def test_a_snapshot_ends_before_rows_that_are_not_published_yet(tmp_path: Path) -> None:
+    from tests.test_feed import list_sstables, pointer_by_hand
+
+    table = new_table(tmp_path / "table", unsharded=True)
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 2))
+    store = ObjectStore.from_uri(table.uri)
+    found = staged(store, rows(10, 2))
+    shard = table.shard_for()
+    appender, _, position = pointer_by_hand(store, shard, tuple(s.entry.path for s in found))
+    stream = stream_of(table, startingPosition="snapshot")
+    start = stream.initialOffset()
+    end = advance(stream, start)
+    assert [i for i, _, _ in read(stream, start, end)] == [0, 1]
+    assert advance(stream, end) == end, "the outcome is open"
+    list_sstables(appender, found, position)
+    table.flush()
+    assert [i for i, _, _ in read(stream, end, advance(stream, end))] == [10, 11]
+
+
+def test_limits_and_a_target_bound_every_step(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", unsharded=True)
+    stream = stream_of(table, startingPosition="earliest", maxEntriesPerTrigger="2")
+    assert stream.getDefaultReadLimit() == ReadMaxFiles(2)
+    assert stream_of(table, maxBytesPerTrigger="9").getDefaultReadLimit() == ReadMaxBytes(9)
+    assert stream_of(table).getDefaultReadLimit() == ReadAllAvailable()
+    start = stream.initialOffset()
+    with table.writer(enable_memtable=False) as writer:
+        for i in range(5):
+            writer.put(rows(i, 1))
+        stream.prepareForTriggerAvailableNow()
+        writer.put(rows(5, 1))
+    steps, place = [], start
+    while (end := advance(stream, place)) != place:
+        steps.append([i for i, _, _ in read(stream, place, end)])
+        place = end
+    assert steps == [[0, 1], [2, 3], [4]]
+    assert stream.latestOffset(start, ReadAllAvailable()) == place
+    assert [i for i, _, _ in read(stream, place, stream.reportLatestOffset())] == [5]
+
+
+def test_a_stream_behind_the_retained_log_fails_loudly(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", unsharded=True)
+    for start in (0, 1):
+        with table.writer() as writer:
+            writer.put(rows(start, 1))
+    shard = table.shard_for()
+    ObjectStore.from_uri(table.uri).delete(layout.wal_entry(shard, 1))
+    df = changes(spark, table.uri, starting_position={str(shard): 1})
+    query = (
+        df.writeStream.format("memory")
+        .queryName("behind")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(**NOW)  # type: ignore[arg-type]
+        .start()
+    )
+    with pytest.raises(Exception, match="WalTruncatedError"):
+        query.awaitTermination()
+
+
+def test_a_snapshot_whose_manifests_were_collected_fails_loudly(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", unsharded=True)
+    stream = stream_of(table, startingPosition="snapshot")
+    start = stream.initialOffset()
+    store = ObjectStore.from_uri(table.uri)
+    for manifest in discover_manifests(store):
+        with table.writer() as writer:
+            writer.put(rows(0, 1))
+        store.delete(layout.manifest_file(manifest.shard_id, manifest.version))
+    with pytest.raises(StorageError, match="new checkpoint"):
+        stream.partitions(start, advance(stream, start))
+
+
+def test_a_stream_without_the_option_and_with_an_end_is_refused(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    schema = spark_schema(table.schema)
+    with pytest.raises(InvalidInputError, match="readChangeFeed"):
+        FeedStream(options_of(table), schema)
+    with pytest.raises(InvalidInputError, match="no end"):
+        stream_of(table, endingPosition="latest")
+
+

@@ -1,0 +1,85 @@
+"""Flush, compaction and garbage collection as jobs."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+import pytest
+
+from lancewal import layout
+from lancewal.errors import PartialWriteError
+from lancewal.objects import ObjectStore
+from lancewal.sharding import discover_manifests
+from lancewal.spark import compact, flush, gc, jobs
+from tests.spark.tables import content, new_table, schema_of, spark_content
+from tests.spark.test_merged import fill_all_levels
+from tests.tables import KEYED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_rows_go_all_the_way_to_the_base_table_and_the_rest_is_collected(
+    spark: SparkSession, tmp_path: Path, keyed: bool
+) -> None:
+    table = new_table(tmp_path / "table", schema_of(keyed))
+    fill_all_levels(table, schema_of(keyed))
+    expected = content(table)
+
+    flushed = flush(spark, table.uri)
+
+    assert [outcome.shard_id for outcome in flushed] == [info.shard_id for info in table.shards()]
+    assert sum(outcome.details["rows"] for outcome in flushed) == (33 if keyed else 30)
+    assert [outcome.details["rows"] for outcome in flush(spark, table.uri)] == [0, 0, 0], "nothing is left"
+    compacted = compact(spark, table.uri)
+    assert len(compacted) == 3
+    in_base = lance.dataset(table.uri).to_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in in_base) == expected
+    assert compact(spark, table.uri) == []
+    gc(spark, table.uri, dry_run=True)
+    collected = gc(spark, table.uri, min_age=timedelta(0))
+    assert sum(outcome.details["collected"]["manifest_entries"] for outcome in collected) > 0
+    assert content(table) == spark_content(spark, table.uri) == expected
+
+
+def test_a_shard_that_fails_does_not_stop_the_others_and_fails_the_job_at_its_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    store = ObjectStore.from_uri(table.uri)
+    broken, *healthy = discover_manifests(store)
+    entry = layout.wal_entry(broken.shard_id, broken.replay_after_wal_entry_position + 1)
+    position = broken.replay_after_wal_entry_position + 1
+    while b"id" not in store.get(entry):
+        position += 1
+        entry = layout.wal_entry(broken.shard_id, position)
+    store.delete(entry)
+    store.put(entry, b"no entry")
+
+    with pytest.raises(PartialWriteError) as failure:
+        flush(spark, table.uri)
+
+    assert list(failure.value.failed) == [broken.shard_id]
+    assert "WalCorruptError" in str(failure.value)
+    for manifest in healthy:
+        now = next(m for m in discover_manifests(store) if m.shard_id == manifest.shard_id)
+        assert now.current_generation == manifest.current_generation + 1
+
+
+def test_the_program_prints_a_line_for_each_shard(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    assert jobs.main(["flush", table.uri]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sum(line["details"]["rows"] for line in lines) == 33
+    assert jobs.main(["compact", table.uri, "--max-commit-bytes", "100000"]) == 0
+    assert jobs.main(["gc", table.uri, "--dry-run", "--min-age-hours", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 4

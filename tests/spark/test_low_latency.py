@@ -1,0 +1,171 @@
+"""Routing, and the low-latency way in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+import lancewal
+from lancewal import layout
+from lancewal.errors import InvalidInputError
+from lancewal.format.bucket import bucket_of
+from lancewal.objects import ObjectStore
+from lancewal.publish import begin_append
+from lancewal.sharding import discover_manifests
+from lancewal.spark import route, write
+from lancewal.spark.columns import spark_schema
+from lancewal.spark.routing import bucket_column
+from lancewal.spark.wal_sink import WalSink, encode_transaction
+from lancewal.transactions import Transaction
+from lancewal.wal import WalTailer
+from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
+from tests.spark.test_columns import COLUMNS
+from tests.tables import APPEND_ONLY, KEYED, rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROUTABLE = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float", "double", "text", "large_text", "date", "zoned", "local"),
+]
+
+
+def entries(table: lancewal.Table) -> dict[UUID, list[Any]]:
+    store = ObjectStore.from_uri(table.uri)
+    return {
+        m.shard_id: [e for e in WalTailer(store, m.shard_id, update_cursor=False) if not e.sentinel]
+        for m in discover_manifests(store)
+    }
+
+
+def in_spark(name: str, value: Any) -> Any:
+    """A value of a column as Spark takes it from Python."""
+    if value is None:
+        return None
+    if name == "uint64":
+        return Decimal(value)
+    return value.replace(tzinfo=dt.UTC) if name == "zoned" else value
+
+
+def test_sparks_own_hash_gives_every_value_the_tables_bucket(spark: SparkSession) -> None:
+    arrays = {name: pa.array(COLUMNS[name][0], COLUMNS[name][1]) for name in ROUTABLE}
+    fields = [pa.field(name, array.type) for name, array in arrays.items()]
+    schema = spark_schema(pa.schema(fields))
+    values = [tuple(in_spark(name, COLUMNS[name][0][row]) for name in ROUTABLE) for row in range(3)]
+    df = spark.createDataFrame(values, schema).coalesce(1)
+    found = df.select(*(bucket_column(field, 7).alias(field.name) for field in fields)).collect()
+    for name, array in arrays.items():
+        assert [row[name] for row in found] == bucket_of(array, 7).tolist(), name
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("ms"), pa.time64("us")], ids=str)
+def test_a_column_that_spark_hashes_differently_is_refused(spark: SparkSession, type_: pa.DataType) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be routed"):
+        bucket_column(pa.field("c", type_), 4)
+
+
+def test_a_routed_frame_has_bucket_i_in_partition_i(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    df = route(frame(spark, named(0, 60)), table.uri, order_by="name").withColumn("p", F.spark_partition_id())
+    found = [(row.id, row.p) for row in df.collect()]
+    expected = bucket_of(pa.array([i for i, _ in found]), 3).tolist()
+    assert [p for _, p in found] == expected
+
+
+def test_one_entry_per_shard_readable_at_once_and_a_repetition_is_skipped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY)
+    for _ in range(2):
+        write(frame(spark, named(0, 30)).repartition(4), table.uri, txn_app_id="app", txn_version=1)
+    write(frame(spark, named(30, 30)), table.uri)
+    assert content(table) == named(0, 60)
+    assert spark_content(spark, table.uri) == named(0, 60)
+    assert {len(found) for found in entries(table).values()} == {2}
+    records = ObjectStore.from_uri(table.uri).list(f"{layout.OWN_DIR}/transactions")
+    assert len({info.path.rsplit("/", 2)[-2] for info in records}) == 1, "the write without a name left none"
+
+
+def test_the_greatest_row_of_a_key_wins_where_an_order_is_given(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    changes = [(1, "b", "delete"), (1, "c", "upsert"), (1, "a", "upsert"), (2, "y", "delete"), (2, "x", "upsert")]
+    df = frame(spark, changes, "id long, name string, op string")
+    write(df, table.uri, change_type_column="op", order_by="name")
+    assert content(table) == [(1, "c")]
+
+
+@pytest.mark.parametrize("how", [{"identity": "name"}, {"unsharded": True}], ids=str)
+def test_tables_that_are_not_bucketed(spark: SparkSession, tmp_path: Path, how: dict[str, Any]) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY, **how)
+    data = [(i, "abc"[i % 3]) for i in range(12)] + [(99, None)]
+    write(frame(spark, data).repartition(3), table.uri, txn_app_id="app", txn_version=0)
+    found = table.scan().to_table()
+    assert sorted(found["id"].to_pylist()) == [*range(12), 99]
+    assert {len(each) for each in entries(table).values()} == {1}
+    assert len(entries(table)) == (4 if "identity" in how else 1)
+
+
+def test_half_an_identity_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with pytest.raises(InvalidInputError, match="together"):
+        write(frame(spark, named(0, 1)), table.uri, txn_app_id="app")
+
+
+def task(table: lancewal.Table, transaction: Transaction) -> WalSink:
+    return WalSink(options_of(table), encode_transaction(transaction))
+
+
+def part_of(table: lancewal.Table, shard: int, count: int = 60) -> pa.RecordBatch:
+    batch = rows(0, count, schema=table.schema)
+    return batch.filter(pa.array(bucket_of(batch["id"], 3) == shard))
+
+
+def test_a_retried_and_a_speculative_task_write_nothing_twice(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY)
+    transaction = Transaction("app", 0)
+    begin_append(ObjectStore.from_uri(table.uri), transaction)
+    first = task(table, transaction).append(iter([part_of(table, 1)]), 1)
+    again = task(table, transaction).append(iter([part_of(table, 1)]), 1)
+    assert [w.skipped for w in first.written + again.written] == [False, True]
+    task(table, transaction).commit([first])
+    loser = task(table, transaction).append(iter([part_of(table, 1)]), 1)
+    assert [w.skipped for w in loser.written] == [True]
+    assert len(content(table)) == part_of(table, 1).num_rows
+
+
+def test_rows_that_came_to_the_wrong_task_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    transaction = Transaction("app", 0)
+    begin_append(ObjectStore.from_uri(table.uri), transaction)
+    with pytest.raises(InvalidInputError, match="does not own"):
+        task(table, transaction).append(iter([part_of(table, 1)]), 0)
+    with pytest.raises(InvalidInputError, match="does not own"):
+        task(table, transaction).append(iter([part_of(table, 0), part_of(table, 1)]), 0)
+    assert content(table) == []
+
+
+def test_a_refused_row_keeps_its_tasks_shards_as_they_were(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    transaction = Transaction("app", 0)
+    begin_append(ObjectStore.from_uri(table.uri), transaction)
+    bad = pa.record_batch({"id": pa.array([None], pa.int64()), "name": ["x"]})
+    with pytest.raises(InvalidInputError, match="nulls in key column"):
+        task(table, transaction).append(iter([part_of(table, 0), bad]), 0)
+    assert content(table) == []
+
+
+def test_more_than_an_entry_can_hold_is_sent_the_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lancewal.spark.wal_sink.MAX_ENTRY_BYTES", 100)
+    table = new_table(tmp_path / "table", KEYED)
+    with pytest.raises(InvalidInputError, match="too much"):
+        task(table, Transaction("app", 0)).append(iter([part_of(table, 0)]), 0)
