@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.index.kinds import FullTextParams
 from lancewal.reader import corpus, text_levels
 from lancewal.reader.base_indexes import text_params
+from lancewal.reader.words import checked_words
 from lancewal.writer.table_writer import TableWriter
 from tests.reader.searched import (
     ALL_INDEXES,
@@ -381,6 +383,39 @@ def test_indexes_that_a_search_made_serve_the_next_search(
     table.words("fox")
     assert inserted.count(1) == 2, "the new row is added to what there is, by each of the two readers"
     kill(writer)
+
+
+def test_each_level_is_searched_in_the_way_that_fits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Searched(tmp_path, random_rows(range(20), 0), indexes=WORDS)
+    table.flushed(random_rows(range(20, 40), 1))
+    writer = table.writer()
+    writer.put(as_table(random_rows(range(40, 45), 2)))
+
+    def ways() -> list[type]:
+        snapshot = table.live.snapshot()
+        query = checked_words(snapshot, "text", "fox", 5)
+        return [type(level) for level in text_levels.text_levels(snapshot, query)]
+
+    in_memory, by_lance = text_levels.IndexedLevel, text_levels.LanceLevel
+    assert ways() == [in_memory, in_memory, in_memory]
+    monkeypatch.setattr(text_levels, "MAX_INDEXED_ROWS", 10)
+    assert ways() == [in_memory, by_lance, by_lance]
+    table.dataset.create_scalar_index("text", "INVERTED", name="text_idx", replace=True, stem=False)
+    assert ways() == [in_memory, in_memory, by_lance], "the SSTable's index has another tokenizer"
+    table.dataset.drop_index("text_idx")
+    assert ways() == [in_memory, in_memory, text_levels.ReadLevel]
+    kill(writer)
+
+
+def test_a_table_that_was_made_anew_in_the_same_place_is_another_one(tmp_path: Path) -> None:
+    table = Searched(tmp_path, [row(1, "fox"), row(2, "dog")], indexes=WORDS)
+    assert ids(table.words("fox")) == [1]
+    shutil.rmtree(table.uri)
+    again = Searched(tmp_path, [row(1, "dog"), row(2, "fox")], indexes=WORDS)
+    assert again.live.base().version == table.live._base.base.version  # type: ignore[union-attr]
+    assert ids(again.words("fox")) == [2]
 
 
 def test_statistics_of_a_lance_index_count_the_words_as_they_were_written(tmp_path: Path) -> None:

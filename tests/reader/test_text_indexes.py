@@ -82,6 +82,23 @@ def test_one_that_could_not_be_made_is_tried_again() -> None:
     assert indexes.get("a", fixed).index.rows == 1
 
 
+def test_a_thread_that_waited_in_vain_makes_it_itself() -> None:
+    indexes, begun, gate = FixedIndexes(), threading.Event(), threading.Event()
+
+    def fail() -> FixedIndex:
+        begun.set()
+        gate.wait(30)
+        raise StorageError("no connection")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(indexes.get, "a", fail)
+        assert begun.wait(30)
+        second = pool.submit(indexes.get, "a", fixed)
+        gate.set()
+        assert isinstance(first.exception(), StorageError)
+        assert second.result() is indexes.get("a", fail)
+
+
 def owner() -> IndexStore:
     return IndexStore((), TableSchema(pa.schema([("text", pa.string())]), ()))
 

@@ -435,6 +435,34 @@ def test_rows_that_wait_for_their_index_are_found(tmp_path: Path) -> None:
                 check(table, model, QUERY, 10)
 
 
+def test_large_sstables_and_the_base_are_searched_through_their_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Searched(tmp_path, random_rows(range(20), 0))
+    table.flushed(random_rows(range(20, 40), 1))
+    used: list[bool] = []
+    by_lance = nearest._by_lance
+
+    def noted(*arguments: Any, use_index: bool, **options: Any) -> pa.Table:
+        used.append(use_index)
+        return by_lance(*arguments, use_index=use_index, **options)
+
+    monkeypatch.setattr(nearest, "_by_lance", noted)
+    for rows, metric, expected in (
+        (4096, "l2", [True]),
+        (10, "l2", [True, True]),
+        (10, "cosine", [False]),
+    ):
+        monkeypatch.setattr(nearest, "EXACT_SSTABLE_ROWS", rows)
+        assert len(nearest_ids(table, metric)) == 5
+        assert used == expected
+        del used[:]
+
+
+def nearest_ids(table: Searched, metric: str) -> list[int]:
+    return list(table.table.vector_search("v", QUERY, 5, metric=metric)["id"].to_pylist())
+
+
 def test_indexes_are_described_once_per_base_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Searched(tmp_path, random_rows(range(10), 0))
     table.near(QUERY, 3)

@@ -1,0 +1,91 @@
+"""Writes docs/benchmarks.md and its plot from the stored results: ``python -m bench.pages``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
+PLOT = "benchmarks.svg"
+
+HEAD = f"""# Benchmarks
+
+Every figure here was measured by `make bench` (one workload: `make bench ARGS="durable_latency"`) and
+written by `python -m bench.pages`; nothing is typed in by hand. Ours and the peer run in one process run
+on the same rows, call by call in turn where calls are short. Compare ratios, not absolute times: they
+were taken on a small shared machine.
+
+The ratio is ours ÷ peer. ↑ means that higher is better, ↓ that lower is better. The range beside it is
+that of the single passes. A target is what we set ourselves; a missed one is shown as such.
+
+![How many times as good as the peer, by measure]({PLOT})
+"""
+
+
+def write_pages() -> None:
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    parts = [HEAD, _machine(results)]
+    for result in results:
+        parts.append(_section(result))
+    (DOCS / "benchmarks.md").write_text("\n".join(parts).rstrip() + "\n")
+    _plot(results)
+
+
+def _machine(results: Sequence[dict[str, Any]]) -> str:
+    machine = results[0]["machine"]
+    libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
+    return (
+        f"Machine: {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']} "
+        f"{machine['architecture']}, Python {machine['python']}; {libraries}.\n"
+    )
+
+
+def _section(result: dict[str, Any]) -> str:
+    lines = [
+        f"## {result['workload']}",
+        "",
+        f"{result['description']} ({result['repeats']} passes, {result['date']}).",
+        "",
+        "| measure | ours | peer | ratio | range | target |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        arrow = "↑" if row["higher_is_better"] else "↓"
+        low, high = row["ratio_range"]
+        target = (
+            "" if row["target"] is None else f"{row['target']:g}× {'met' if row['target_met'] else 'missed'}"
+        )
+        lines.append(
+            f"| {row['name']} {arrow} | {row['ours']:,.4g} {row['unit']} | {row['peer']:,.4g} {row['unit']} "
+            f"({row['peer_name']}) | {row['ratio']:.3g}× | {low:.3g} to {high:.3g} | {target} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _plot(results: Sequence[dict[str, Any]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "lancewal"
+    from matplotlib import pyplot
+
+    rows = [(f"{r['workload']}: {row['name']}", row["advantage"]) for r in results for row in r["rows"]]
+    names, advantages = zip(*reversed(rows), strict=True)
+    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(rows) + 1))
+    colours = ["#2a7f62" if advantage >= 1 else "#b5533c" for advantage in advantages]
+    axes.barh(names, [advantage - 1 for advantage in advantages], left=1, color=colours)
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("times as good as the peer (log scale; right of 1 is better)")
+    axes.tick_params(axis="y", labelsize=7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(DOCS / PLOT, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    write_pages()
