@@ -122,3 +122,25 @@ class Runner:
                     check=False,
                 )
                 assert done.returncode == 0, f"{self._page.name}: {line}\n{done.stderr}"
+
+
+def run_page(page: Path, directory: Path) -> None:
+    runner = Runner(page, directory)
+    for block in blocks(page):
+        if runs(block):
+            runner.run(block)
+
+
+def run_page_alone(page: Path, directory: Path) -> None:
+    """As :func:`run_page`, in a process of its own."""
+    code = f"from pathlib import Path; from tests.docs.blocks import run_page; run_page(Path({str(page)!r}), Path())"
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -15,7 +15,7 @@ import typer
 import lancewal
 from lancewal.cli.app import app
 from lancewal.objects import observe_all
-from tests.docs.blocks import ROOT, Runner, blocks, runs
+from tests.docs.blocks import ROOT, Runner, blocks, run_page, run_page_alone, runs
 from tests.tables import KEYED, rows
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +34,8 @@ def _small_table(directory: Path) -> None:
 PREPARED: dict[str, Callable[[Path], None]] = {"operations.md": _small_table}
 
 
+#: A Spark session of their own would become that of all later tests.
+ALONE = {"spark.md"}
 WITH_CODE = [page for page in PAGES if any(runs(block) for block in blocks(page))]
 
 
@@ -41,13 +43,13 @@ WITH_CODE = [page for page in PAGES if any(runs(block) for block in blocks(page)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    found = [block for block in blocks(page) if runs(block)]
     if page.name in PREPARED:
         PREPARED[page.name](tmp_path)
-    runner = Runner(page, tmp_path)
+    if page.name in ALONE:
+        run_page_alone(page, tmp_path)
+        return
     try:
-        for block in found:
-            runner.run(block)
+        run_page(page, tmp_path)
     finally:
         observe_all(None)
 

@@ -1,9 +1,11 @@
-"""Compaction of one shard as the format asks for it, by hand and in a few lines."""
+"""Changes to the base table by hand: compaction as the format asks for it, and direct writes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import lance
 import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
@@ -51,6 +53,17 @@ def append_by_hand(store: ObjectStore, manifest: ShardManifest, generation: int)
     merge = dataset.merge_insert(plain.names[0]).when_not_matched_insert_all()
     merge = merge.mark_sstables_as_compacted([CompactedSsTable(str(manifest.shard_id), generation)])
     merge.execute(plain.empty_table())
+
+
+def upsert_into_base(uri: str, rows: pa.Table, key: Sequence[str]) -> None:
+    merge = lance.dataset(uri).merge_insert(list(key))
+    merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+
+def delete_from_base(uri: str, key: Mapping[str, Any]) -> None:
+    schema = lance.dataset(uri).schema
+    wanted = (among(name, pa.array([value], schema.field(name).type)) for name, value in key.items())
+    lance.dataset(uri).delete(" AND ".join(wanted))
 
 
 def _stored_rows(store: ObjectStore, base: BaseTable, manifest: ShardManifest, generation: int) -> list[Row]:

@@ -2,6 +2,9 @@
 
 The machines in ``test_table_machine`` are built of this one. After every step all reads must
 give what the model holds, through the writers of this process as well as from storage alone.
+
+Few rules with many variants, so that what must come together often does: two writers on
+one shard, a column that changes while rows are in the log, a compactor that died.
 """
 
 from __future__ import annotations
@@ -31,14 +34,13 @@ from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, base_overlap
 from lancewal.sharding import discover_manifests
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
-from tests.model.compaction import append_by_hand, merge_by_hand
+from tests.model.compaction import append_by_hand, delete_from_base, merge_by_hand, upsert_into_base
 from tests.model.reads import check_lookups, check_scans
 from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, TableModel
 from tests.tables import abandon
 
 BUCKETS = 3
 MAX_COLUMNS = 4
-MAX_WRITERS = 2
 DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0", "max_wal_flush_interval_ms": "none"}
 
 key_numbers = st.integers(0, KEY_NUMBERS - 1)
@@ -46,13 +48,18 @@ key_numbers = st.integers(0, KEY_NUMBERS - 1)
 cells = st.tuples(key_numbers, st.integers(0, 99))
 some_rows = st.lists(st.lists(cells, min_size=1, max_size=5), min_size=1, max_size=3)
 places = st.integers(0, 99)
+#: Two writers; while both are open, the later one to touch a shard takes it over.
+slots = st.integers(0, 1)
 
 WRITER_SETTINGS: dict[str, dict[str, Any]] = {
     "durable": {},
+    "log only": {"enable_memtable": False},
     "not waiting": {"durable_write": False},
     "small MemTables": {"max_memtable_rows": 3},
-    "log only": {"enable_memtable": False},
 }
+settings_names = st.sampled_from(sorted(WRITER_SETTINGS))
+
+Cell = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class OpenWriter:
 
     writer: TableWriter
     columns: tuple[Column, ...]
-    settings: str
+    has_memtable: bool
 
 
 class _DeadError(BaseException):
@@ -79,13 +86,12 @@ class TableMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="lancewal-machine-"))
         self.uri = str(self.directory / "t")
         self.model = TableModel(self.keys, append_only=self.append_only)
-        self.writers: list[OpenWriter] = []
-        self.dropped = self.model.columns[0]
+        self.writers: dict[int, OpenWriter] = {}
         self.rows_per_search = base_overlap._ROWS_PER_SEARCH
         self.steps = 0
 
     @initialize(base=st.lists(cells, max_size=6), indexed=st.sampled_from([None, "id", "name"]))
-    def make_table(self, base: list[tuple[int, int]], indexed: str | None) -> None:
+    def make_table(self, base: list[Cell], indexed: str | None) -> None:
         if not self.append_only:
             base = list(dict(base).items())
         rows = self._table(base, self.model.columns)
@@ -103,80 +109,83 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- writing ------------------------------------------------------------------------
 
-    @rule(settings=st.sampled_from(sorted(WRITER_SETTINGS)))
-    def open_writer(self, settings: str) -> None:
-        """While two are open, the later one to touch a shard takes it over."""
-        if len(self.writers) == MAX_WRITERS:
-            self._close(self.writers.pop(0))
-        writer = self.table.writer(**WRITER_SETTINGS[settings])
-        self.writers.append(OpenWriter(writer, tuple(self.model.columns), settings))
-
-    @rule(batches=some_rows, place=places, omit=st.booleans())
-    def put(self, batches: list[list[tuple[int, int]]], place: int, omit: bool) -> None:
+    @rule(batches=some_rows, slot=slots, settings=settings_names, omit=st.booleans())
+    def put(self, batches: list[list[Cell]], slot: int, settings: str, omit: bool) -> None:
         """Keys may recur within a batch and from batch to batch: the last one counts."""
-        chosen = self._writer(place)
+        chosen = self._writer(slot, settings)
         columns = chosen.columns[:-1] if omit else chosen.columns
         data = [batch for part in batches for batch in self._table(part, columns).to_batches()]
         rows = [cell for part in batches for cell in part]
         lost = self._lost_shards(chosen, [number for number, _ in rows])
-        failed = _written_without(lambda: chosen.writer.put(data))
-        assert failed == lost
-        self._upsert([cell for cell in rows if self._shard(cell[0]) not in failed], columns)
+        assert _written_without(lambda: chosen.writer.put(data)) == lost
+        self._upsert([cell for cell in rows if self._shard(cell[0]) not in lost], columns)
+
+    @rule(cell=cells, slot=slots, settings=settings_names)
+    def put_one(self, cell: Cell, slot: int, settings: str) -> None:
+        self.put([[cell]], slot, settings, False)
 
     @precondition(lambda self: not self.append_only)
-    @rule(numbers=st.lists(key_numbers, min_size=1, max_size=4), place=places)
-    def delete(self, numbers: list[int], place: int) -> None:
-        chosen = self._writer(place)
+    @rule(numbers=st.lists(key_numbers, min_size=1, max_size=4), slot=slots, settings=settings_names)
+    def delete(self, numbers: list[int], slot: int, settings: str) -> None:
+        chosen = self._writer(slot, settings)
         columns = [self.keys.columns_of(number) for number in numbers]
-        lost = self._lost_shards(chosen, numbers)
         keys = pa.Table.from_pylist(columns, pa.schema(self.keys.fields))
-        failed = _written_without(lambda: chosen.writer.delete(keys))
-        assert failed == lost
+        lost = self._lost_shards(chosen, numbers)
+        assert _written_without(lambda: chosen.writer.delete(keys)) == lost
         for number in numbers:
-            if self._shard(number) not in failed:
+            if self._shard(number) not in lost:
                 self.model.delete(self.keys.key(number))
 
-    @precondition(lambda self: self.writers)
-    @rule(place=places)
-    def freeze(self, place: int) -> None:
-        """The flush that follows runs beside the next steps."""
-        chosen = self._writer(place)
-        if chosen.settings != "log only":
+    @rule(how=st.sampled_from(["freeze", "flush the writer", "flush the table"]), slot=slots)
+    def flush(self, how: str, slot: int) -> None:
+        chosen = self.writers.get(slot)
+        if how == "flush the table":
+            self.table.flush()
+        elif chosen is not None and chosen.has_memtable:
             lost = self._lost_shards(chosen)
-            for shard, writer in chosen.writer.shard_writers.items():
-                if shard not in lost:
-                    writer.force_seal_active()
+            if how == "flush the writer":
+                assert _done_without(chosen.writer.flush) <= lost
+            else:
+                # The flush that follows runs beside the next steps.
+                for shard, writer in chosen.writer.shard_writers.items():
+                    if shard not in lost:
+                        writer.force_seal_active()
 
     @precondition(lambda self: self.writers)
-    @rule(place=places)
-    def flush_writer(self, place: int) -> None:
-        chosen = self._writer(place)
-        if chosen.settings != "log only":
-            lost = self._lost_shards(chosen)
-            assert _done_without(chosen.writer.flush) <= lost
-
-    @rule()
-    def flush_table(self) -> None:
-        self.table.flush()
-        for manifest in discover_manifests(self.store):
-            writer = self._holder(manifest)
-            if writer is None:
-                assert not self.other._shard_reader(manifest.shard_id)._tail.read(manifest).entries
-
-    @precondition(lambda self: self.writers)
-    @rule(place=places)
-    def kill(self, place: int) -> None:
-        """As far as that goes within a process: nothing is flushed, closed or said."""
-        _abandon(self.writers.pop(place % len(self.writers)))
-        # A dead process has no writers that readers could find.
+    @rule(slot=slots, kill=st.booleans())
+    def end_writer(self, slot: int, kill: bool) -> None:
+        ending = self.writers.pop(slot, None)
+        if ending is None:
+            return
+        if not kill:
+            lost = self._lost_shards(ending)
+            assert _done_without(ending.writer.close) <= lost
+            return
+        # As far as that goes within a process: nothing is flushed, closed or said.
+        _abandon(ending)
+        del ending
         gc.collect()
 
-    @precondition(lambda self: self.writers)
-    @rule(place=places)
-    def close(self, place: int) -> None:
-        self._close(self.writers.pop(place % len(self.writers)))
+    @rule(rows=st.lists(cells, min_size=1, max_size=3), dead=st.lists(key_numbers, max_size=2))
+    def write_to_base(self, rows: list[Cell], dead: list[int]) -> None:
+        """Past the write path, where nothing lies over the base; compacted SSTables may be listed."""
+        self.table.flush()
+        compact(self.other.base(), self.store)
+        if self.append_only:
+            lance.dataset(self.uri).insert(self._table(rows, self.model.columns))
+        else:
+            rows = list(dict(rows).items())
+            upsert_into_base(self.uri, self._table(rows, self.model.columns), self.keys.names)
+        self._upsert(rows, self.model.columns)
+        for number in [] if self.append_only else dead:
+            delete_from_base(self.uri, self.keys.columns_of(number))
+            self.model.delete(self.keys.key(number))
 
     # --- maintenance --------------------------------------------------------------------
+
+    @rule(files=st.booleans(), indexes=st.booleans())
+    def compact(self, files: bool, indexes: bool) -> None:
+        compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
 
     @rule(place=places, count=st.integers(1, 3))
     def compact_by_hand(self, place: int, count: int) -> None:
@@ -190,44 +199,8 @@ class TableMachine(RuleBasedStateMachine):
                 pending.append((manifest, generations))
         if pending:
             manifest, generations = pending[place % len(pending)]
-            compact = append_by_hand if self.append_only else merge_by_hand
-            compact(self.store, manifest, generations[min(count, len(generations)) - 1])
-
-    @rule()
-    def prune(self) -> None:
-        """What the base holds leaves the manifests, beside whoever holds the epochs."""
-        base = self.other.base()
-        for manifest in discover_manifests(self.store):
-            marker = base.compacted_generation(manifest.shard_id)
-
-            def pruned(current: ShardManifest, marker: int = marker) -> ShardManifest:
-                kept = tuple(entry for entry in current.sstables if entry.generation > marker)
-                return replace(current, sstables=kept)
-
-            ShardManifestStore(self.store, manifest.shard_id).commit_update(None, pruned)
-
-    @rule(files=st.booleans(), indexes=st.booleans())
-    def compact(self, files: bool, indexes: bool) -> None:
-        compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
-
-    @rule(rows=st.lists(cells, min_size=1, max_size=3), dead=st.lists(key_numbers, max_size=2))
-    def write_to_base(self, rows: list[tuple[int, int]], dead: list[int]) -> None:
-        """Past the write path, where nothing lies over the base; compacted SSTables may be listed."""
-        self.table.flush()
-        compact(self.other.base(), self.store)
-        dataset = lance.dataset(self.uri)
-        if self.append_only:
-            dataset.insert(self._table(rows, self.model.columns))
-        else:
-            rows = list(dict(rows).items())
-            merge = dataset.merge_insert(list(self.keys.names)).when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(self._table(rows, self.model.columns))
-        self._upsert(rows, self.model.columns)
-        for number in [] if self.append_only else dead:
-            key = self.keys.columns_of(number)
-            sql = " AND ".join(f"{name} = {_quoted(value)}" for name, value in key.items())
-            lance.dataset(self.uri).delete(sql)
-            self.model.delete(self.keys.key(number))
+            merge = append_by_hand if self.append_only else merge_by_hand
+            merge(self.store, manifest, generations[min(count, len(generations)) - 1])
 
     @rule(point=st.sampled_from([*points.MERGE_POINTS, *points.APPEND_POINTS]), passed=st.integers(0, 2))
     def compact_and_die(self, point: str, passed: int) -> None:
@@ -247,37 +220,44 @@ class TableMachine(RuleBasedStateMachine):
         finally:
             points.on_reached(None)
 
-    @precondition(lambda self: not any(map(self._lost_shards, self.writers)))
-    @rule()
-    def collect_garbage(self) -> None:
-        """As if all were old. Writers that lost a shard know it after such a time, so there are none."""
-        later = datetime.now(UTC) + timedelta(days=365)
-        old = [Resource.MANIFEST_ENTRIES, Resource.WAL_ENTRIES, Resource.SSTABLES, Resource.MANIFEST_VERSIONS]
-        collect_garbage(self.other.base(), self.store, resources=old, now=later)
+    @rule(collect=st.booleans())
+    def prune(self, collect: bool) -> None:
+        """What the base holds leaves the manifests, or all that nobody needs leaves the storage."""
+        if collect and not any(map(self._lost_shards, self.writers.values())):
+            # As if all were old. A writer that lost a shard would know by then, so there is none.
+            later = datetime.now(UTC) + timedelta(days=365)
+            old = set(Resource) - {Resource.ORPHANS, Resource.STAGING_FILES}
+            collect_garbage(self.other.base(), self.store, resources=old, now=later)
+            return
+        base = self.other.base()
+        for manifest in discover_manifests(self.store):
+            marker = base.compacted_generation(manifest.shard_id)
+
+            def pruned(current: ShardManifest, marker: int = marker) -> ShardManifest:
+                kept = tuple(entry for entry in current.sstables if entry.generation > marker)
+                return replace(current, sstables=kept)
+
+            ShardManifestStore(self.store, manifest.shard_id).commit_update(None, pruned)
 
     # --- columns ------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.model.columns) < MAX_COLUMNS)
-    @rule(type_=st.sampled_from([TEXT, NUMBER]))
-    def add_column(self, type_: pa.DataType) -> None:
-        lance.dataset(self.uri).add_columns(self.model.add_column(type_).field)
-
-    @precondition(lambda self: len(self.model.columns) > 1)
-    @rule(place=places)
-    def drop_column(self, place: int) -> None:
-        self.dropped = self.model.drop_column(place)
-        lance.dataset(self.uri).drop_columns([self.dropped.name])
+    @rule(how=st.sampled_from(["add", "drop", "rename"]), type_=st.sampled_from([TEXT, NUMBER]), place=places)
+    def change_columns(self, how: str, type_: pa.DataType, place: int) -> None:
+        dataset = lance.dataset(self.uri)
+        if how == "add" and len(self.model.columns) < MAX_COLUMNS:
+            dataset.add_columns(self.model.add_column(type_).field)
+        elif how == "drop" and len(self.model.columns) > 1:
+            dataset.drop_columns([self.model.drop_column(place).name])
+        else:
+            old, new = self.model.rename_column(place)
+            dataset.alter_columns({"path": old.name, "name": new.name})
 
     @rule()
     def replace_last_column(self) -> None:
         """Another one of the same type, to which Lance may give the field id of the one that went."""
-        self.drop_column(len(self.model.columns) - 1)
-        self.add_column(self.dropped.type)
-
-    @rule(place=places)
-    def rename_column(self, place: int) -> None:
-        old, new = self.model.rename_column(place)
-        lance.dataset(self.uri).alter_columns({"path": old.name, "name": new.name})
+        old = self.model.drop_column(len(self.model.columns) - 1)
+        lance.dataset(self.uri).drop_columns([old.name])
+        lance.dataset(self.uri).add_columns(self.model.add_column(old.type).field)
 
     # --- reading ------------------------------------------------------------------------
 
@@ -297,26 +277,28 @@ class TableMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         base_overlap._ROWS_PER_SEARCH = self.rows_per_search
         while self.writers:
-            _abandon(self.writers.pop())
+            _abandon(self.writers.popitem()[1])
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # --- pieces -------------------------------------------------------------------------
 
-    def _table(self, rows: Sequence[tuple[int, int]], columns: Sequence[Column]) -> pa.Table:
+    def _table(self, rows: Sequence[Cell], columns: Sequence[Column]) -> pa.Table:
         shown = [
             {**self.keys.columns_of(number), **{column.name: column.value(seed) for column in columns}}
             for number, seed in rows
         ]
         return pa.Table.from_pylist(shown, pa.schema([*self.keys.fields, *(c.field for c in columns)]))
 
-    def _upsert(self, rows: Sequence[tuple[int, int]], columns: Sequence[Column]) -> None:
+    def _upsert(self, rows: Sequence[Cell], columns: Sequence[Column]) -> None:
         for number, seed in rows:
             self.model.upsert(self.keys.key(number), seed, columns)
 
-    def _writer(self, place: int) -> OpenWriter:
-        if not self.writers:
-            self.open_writer("durable")
-        return self.writers[place % len(self.writers)]
+    def _writer(self, slot: int, settings: str) -> OpenWriter:
+        if slot not in self.writers:
+            writer = self.table.writer(**WRITER_SETTINGS[settings])
+            has_memtable = WRITER_SETTINGS[settings].get("enable_memtable", True)
+            self.writers[slot] = OpenWriter(writer, tuple(self.model.columns), has_memtable)
+        return self.writers[slot]
 
     def _shard(self, number: int) -> UUID:
         return self.table.router().shard_of(self.keys.columns_of(number)[self.keys.shard_column])
@@ -332,17 +314,6 @@ class TableMachine(RuleBasedStateMachine):
 
     def _epoch(self, shard: UUID) -> int:
         return ShardManifestStore(self.store, shard).require_latest().writer_epoch
-
-    def _holder(self, manifest: ShardManifest) -> OpenWriter | None:
-        for chosen in self.writers:
-            writer = chosen.writer.shard_writers.get(manifest.shard_id)
-            if writer is not None and writer.epoch == manifest.writer_epoch:
-                return chosen
-        return None
-
-    def _close(self, closing: OpenWriter) -> None:
-        lost = self._lost_shards(closing)
-        assert _done_without(closing.writer.close) <= lost
 
 
 def _written_without(write: Callable[[], TableWriteResult]) -> set[UUID]:
@@ -379,7 +350,3 @@ def _fenced(error: PartialWriteError) -> set[UUID]:
 def _abandon(dying: OpenWriter) -> None:
     for writer in dying.writer.shard_writers.values():
         abandon(writer)
-
-
-def _quoted(value: str | int) -> str:
-    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"

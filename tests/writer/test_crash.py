@@ -168,7 +168,7 @@ def kill_in_two_shards(tmp_path: Path, times: int) -> None:
 
 
 def test_nothing_is_lost_doubled_or_halved_by_kills(tmp_path: Path) -> None:
-    kill_in_two_shards(tmp_path, 15)
+    kill_in_two_shards(tmp_path, 12)
 
 
 @pytest.mark.soak

@@ -5,6 +5,9 @@ Which files were taken is remembered in the same way as without Spark, so both m
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,24 +43,30 @@ class SparkParts:
             raise InvalidInputError(
                 f"the first {start} rows of {file} were taken without Spark; finish it with --engine local"
             )
-        return _SparkPart(self, Part.of(file, 0, None, last=True), self._read(file, self._table.schema))
+        rows = self._read(file, self._table.schema)
+        if file.format != "parquet":
+            # Text that is no value of its column must be found before anything is begun.
+            _call(lambda: rows.write.format("noop").mode("overwrite").save(), f"Spark cannot read {file}")
+        return _SparkPart(self, file, Part.of(file, 0, None, last=True), rows)
 
     def prepare_again(self, file: SourceFile, part: Part) -> PreparedPart:
         if part.stop is not None:
             raise InvalidInputError(f"{part} was begun without Spark; finish it with --engine local")
         return self.prepare(file, 0)
 
-    def write(self, rows: DataFrame, transaction: Transaction) -> int:
+    def write(self, file: SourceFile, rows: DataFrame, transaction: Transaction) -> int:
         writer = rows.write.format("lancewal").mode("append")
         for name, value in self._storage.items():
             writer = writer.option(f"storage.{name}", value)
         writer = writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version)
-        writer.save(self._table.uri)
+        try:
+            _call(lambda: writer.save(self._table.uri), f"Spark could not write {file}")
+        except InvalidInputError as error:
+            raise CommandError(
+                f"{error}; nothing of it is in the table. Run the same command again, or with --give-up after "
+                "the file was changed"
+            ) from error
         return rows.count()
-
-    def stop(self) -> None:
-        if self._session is not None:
-            self._session.stop()
 
     def _read(self, file: SourceFile, columns: pa.Schema) -> DataFrame:
         spark = self._start()
@@ -83,6 +92,8 @@ class SparkParts:
 
     def _start(self) -> SparkSession:
         if self._session is None:
+            # Spark's launcher forks to start Java, which is not what the warning is about.
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")
             try:
                 from lancewal.spark import session
 
@@ -98,8 +109,34 @@ class SparkParts:
 @dataclass(frozen=True)
 class _SparkPart:
     parts: SparkParts
+    file: SourceFile
     part: Part
     rows: DataFrame
 
     def write(self, transaction: Transaction) -> int:
-        return self.parts.write(self.rows, transaction)
+        return self.parts.write(self.file, self.rows, transaction)
+
+
+def _call(action: Callable[[], object], failed: str) -> None:
+    """Do something with Spark; its errors become one sentence."""
+    from pyspark.errors import PySparkException
+
+    try:
+        action()
+    except PySparkException as error:
+        raise InvalidInputError(f"{failed}: {spark_reason(str(error))}") from error
+
+
+def spark_reason(text: str) -> str:
+    """What an error of Spark comes down to.
+
+    >>> spark_reason("Job aborted\\n  File x\\nlancewal.errors.InvalidInputError: column v is too long\\n")
+    'column v is too long'
+    >>> spark_reason("[CAST_INVALID_INPUT] The value 'ten' cannot be cast. Use try_cast\\n== SQL ==")
+    "The value 'ten' cannot be cast. Use try_cast"
+    """
+    ours = re.findall(r"lancewal\.errors\.\w+: (.+)", text)
+    if ours:
+        return str(ours[-1]).strip()
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
+    return re.sub(r"^\[[A-Z_.]+\] ", "", first)
