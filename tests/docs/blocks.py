@@ -133,7 +133,8 @@ def run_page(page: Path, directory: Path) -> None:
 
 def run_page_alone(page: Path, directory: Path) -> None:
     """As :func:`run_page`, in a process of its own."""
-    code = f"from pathlib import Path; from tests.docs.blocks import run_page; run_page(Path({str(page)!r}), Path())"
+    imports = "from pathlib import Path; from tests.docs.blocks import run_page"
+    code = f"{imports}; run_page(Path({str(page)!r}), Path.cwd())"
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", code],

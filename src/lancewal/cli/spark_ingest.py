@@ -63,8 +63,8 @@ class SparkParts:
             _call(lambda: writer.save(self._table.uri), f"Spark could not write {file}")
         except InvalidInputError as error:
             raise CommandError(
-                f"{error}; nothing of it is in the table. Run the same command again, or with --give-up after "
-                "the file was changed"
+                f"{error}; nothing of it is in the table. Run the same command again, or with --give-up "
+                "after the file was changed"
             ) from error
         return rows.count()
 
@@ -102,7 +102,7 @@ class SparkParts:
                 raise CommandError(
                     "--engine spark needs PySpark: pip install 'lancewal[spark,jre]', or use --engine local"
                 ) from error
-            self._session.sparkContext.setLogLevel("ERROR")
+            self._session.sparkContext.setLogLevel("OFF")
         return self._session
 
 
