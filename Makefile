@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint typecheck format bench docs lock clean
+.PHONY: help demo test spark soak lint typecheck format bench docs lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -24,6 +24,9 @@ demo: $(STAMP) ## Show on real rows what works
 
 test: lint typecheck ## Lint, type-check and run the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+spark: $(STAMP) ## Run the tests of the Spark pipeline
+	@$(BIN)/python -m pytest -o addopts="-q --strict-markers --import-mode=importlib -m 'not soak'" tests/spark $(ARGS)
 
 soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows
 	@$(BIN)/python -m pytest -m soak $(ARGS)

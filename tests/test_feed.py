@@ -100,7 +100,9 @@ def test_rows_carry_shard_position_and_epoch(table: lancewal.Table) -> None:
     assert found["_writer_epoch"].to_pylist() == [1, 2]
 
 
-def test_reading_in_pieces_gives_the_same_as_reading_at_once(table: lancewal.Table, store: ObjectStore) -> None:
+def test_reading_in_pieces_gives_the_same_as_reading_at_once(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     for start in range(0, 6, 2):
         with table.writer() as writer:
             writer.put(rows(start, 1))
@@ -117,7 +119,9 @@ def test_reading_in_pieces_gives_the_same_as_reading_at_once(table: lancewal.Tab
     assert len(whole) == 12
 
 
-def test_published_sstables_appear_where_their_pointer_stands(table: lancewal.Table, store: ObjectStore) -> None:
+def test_published_sstables_appear_where_their_pointer_stands(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     with table.writer() as writer:
         writer.put(rows(1, 1))
     publish_rows(store, rows(10, 2))
@@ -126,13 +130,17 @@ def test_published_sstables_appear_where_their_pointer_stands(table: lancewal.Ta
     assert [row[0] for row in all_changes(table.uri)] == [1, 10, 11, 2]
 
 
-def test_published_sstables_stay_in_the_feed_after_pruning_them(table: lancewal.Table, store: ObjectStore) -> None:
+def test_published_sstables_stay_in_the_feed_after_pruning_them(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     publish_rows(store, rows(10, 2))
     ShardManifestStore(store, the_shard(table)).commit_update(None, lambda m: replace(m, sstables=()))
     assert [row[0] for row in all_changes(table.uri)] == [10, 11]
 
 
-def test_a_pointer_to_collected_sstables_is_an_error_and_no_gap(table: lancewal.Table, store: ObjectStore) -> None:
+def test_a_pointer_to_collected_sstables_is_an_error_and_no_gap(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     publish_rows(store, rows(10, 2))
     for manifest in discover_manifests(store):
         for entry in manifest.sstables:
@@ -141,7 +149,9 @@ def test_a_pointer_to_collected_sstables_is_an_error_and_no_gap(table: lancewal.
         all_changes(table.uri)
 
 
-def test_positions_that_were_collected_are_an_error_and_no_gap(table: lancewal.Table, store: ObjectStore) -> None:
+def test_positions_that_were_collected_are_an_error_and_no_gap(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     with table.writer() as writer:
         writer.put(rows(1, 1))
     with table.writer() as writer:
@@ -153,7 +163,9 @@ def test_positions_that_were_collected_are_an_error_and_no_gap(table: lancewal.T
     assert [row[0] for row in all_changes(table.uri)] == [2]
 
 
-def pointer_by_hand(store: ObjectStore, shard: UUID, names: tuple[str, ...]) -> tuple[WalAppender, Pointer, int]:
+def pointer_by_hand(
+    store: ObjectStore, shard: UUID, names: tuple[str, ...]
+) -> tuple[WalAppender, Pointer, int]:
     appender = WalAppender.open(store, shard, ShardManifestStore(store, shard).require_latest().shard_spec_id)
     pointer = Pointer(RUN, names, 100, Transaction("app", 0).tags["transaction"])
     return appender, pointer, appender.append_pointer(pointer.tags())
@@ -164,7 +176,9 @@ def list_sstables(appender: WalAppender, found: list[Staged], position: int) -> 
     appender.manifests.commit_update(appender.epoch, lambda m: publish._listing(m, entries, position))
 
 
-def test_the_feed_waits_at_a_pointer_while_its_outcome_is_open(table: lancewal.Table, store: ObjectStore) -> None:
+def test_the_feed_waits_at_a_pointer_while_its_outcome_is_open(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
     found = staged(store, rows(10, 2))
     shard = the_shard(table)
     appender, pointer, position = pointer_by_hand(store, shard, tuple(s.entry.path for s in found))
@@ -205,7 +219,9 @@ def test_a_pointer_published_and_pruned_before_its_confirmation_is_not_dropped(
     Unsettled.read(store).preserve(shard, sstables=names)
     manifests = ShardManifestStore(store, shard)
     manifests.commit_update(None, lambda m: replace(m, sstables=()))
-    assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED, "same epoch, cursor passed"
+    assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED, (
+        "same epoch, cursor passed"
+    )
     with table.writer() as writer:
         writer.put(rows(1, 1))
     assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED, "by the mark"
@@ -213,7 +229,9 @@ def test_a_pointer_published_and_pruned_before_its_confirmation_is_not_dropped(
     assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.DROPPED, "nothing left to tell"
     late = WalAppender.open(store, shard, manifests.require_latest().shard_spec_id)
     late.append_pointer(confirmation_tags(RUN))
-    assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED, "by a late confirmation"
+    assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED, (
+        "by a late confirmation"
+    )
 
 
 def test_limits_are_shared_fairly_by_shards(tmp_path: Path) -> None:
@@ -225,7 +243,9 @@ def test_limits_are_shared_fairly_by_shards(tmp_path: Path) -> None:
     begin = feed.earliest()
     after = feed.advance(begin, max_entries=6)
     assert [after[shard] - begin[shard] for shard in sorted(begin)] == [2, 2, 2]
-    size = max(entry.num_bytes for shard in begin for entry in WalTailer(ObjectStore.from_uri(table.uri), shard))
+    size = max(
+        entry.num_bytes for shard in begin for entry in WalTailer(ObjectStore.from_uri(table.uri), shard)
+    )
     by_bytes = feed.advance(begin, max_bytes=4 * size)
     taken = [by_bytes[shard] - begin[shard] for shard in begin]
     assert 3 <= sum(taken) <= 5
@@ -265,7 +285,7 @@ def test_following_gives_rows_as_they_come_and_stops_when_told(table: lancewal.T
             writer.put(rows(waits, 1))
         waits += 1
 
-    for batch, _ in feed.follow(stop=lambda: len(seen) >= 3, wait=wait):
+    for batch, _ in feed.follow(stop=lambda: len(seen) >= 3, wait=wait):  # noqa: B023
         seen += batch["id"].to_pylist()
     assert seen == [0, 1, 2]
 

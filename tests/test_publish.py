@@ -83,7 +83,9 @@ def appended(store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
     return written
 
 
-def published(store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction) -> list[publish.ShardWrite]:
+def published(
+    store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
+) -> list[publish.ShardWrite]:
     return publish.publish(base_of(store), store, staged(store, batch), transaction)
 
 
@@ -208,7 +210,9 @@ def crash_points(total: int, most: int) -> Iterator[tuple[int, bool]]:
 
 #: A prime number of points meets calls before and after their effect alike.
 FEW, ALL = 23, 1 << 30
-thoroughly = pytest.mark.parametrize("most", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=["few", "all"])
+thoroughly = pytest.mark.parametrize(
+    "most", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=["few", "all"]
+)
 
 
 @thoroughly
@@ -376,7 +380,7 @@ def test_floors_keep_a_run_from_searching_the_whole_log(keyed: ObjectStore) -> N
     assert read == []
 
 
-@pytest.mark.parametrize("app, version", [("", 0), ("app", -1), ("app", 1.5), ("app", True)])
+@pytest.mark.parametrize(("app", "version"), [("", 0), ("app", -1), ("app", 1.5), ("app", True)])
 def test_a_transaction_without_name_or_number_is_refused(app: str, version: Any) -> None:
     with pytest.raises(InvalidInputError):
         Transaction(app, version)

@@ -72,7 +72,8 @@ class Stream:
 
 def streams(directory: Path, batches: int, kinds: list[tuple[str, bool]]) -> list[Stream]:
     return [
-        Stream(f"{path}-{keyed}", path, keyed, directory / f"{path}-{keyed}", batches) for path, keyed in kinds
+        Stream(f"{path}-{keyed}", path, keyed, directory / f"{path}-{keyed}", batches)
+        for path, keyed in kinds
     ]
 
 
@@ -185,7 +186,9 @@ ALL_KINDS = [("sink", True), ("sink", False), ("wal", True), ("wal", False)]
 @pytest.mark.timeout(7200)
 def test_two_hundred_batches_on_a_local_cluster_while_everything_is_killed(tmp_path: Path) -> None:
     found = streams(tmp_path, 200, ALL_KINDS)
-    faulty.issue(*(["before kill", "after kill", "after raise"] * 15), *(f"commit {i}" for i in range(0, 40, 2)))
+    faulty.issue(
+        *(["before kill", "after kill", "after raise"] * 15), *(f"commit {i}" for i in range(0, 40, 2))
+    )
     try:
         run_with_kills(LOCAL_CLUSTER, found, tmp_path, executor_kills=10, driver_kills=5)
     finally:
@@ -201,7 +204,12 @@ def standalone_master() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": WORKER_PATH, "PYSPARK_PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYTHONPATH": WORKER_PATH,
+        "PYSPARK_PYTHON": sys.executable,
+    }
     java = find_java_home()
     if java is not None:
         environment["JAVA_HOME"] = java
@@ -210,7 +218,18 @@ def standalone_master() -> Iterator[str]:
     commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]]
     for host in ("127.0.0.1", "127.0.0.2"):
         commands.append(
-            [f"{deploy}.worker.Worker", "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", url]
+            [
+                f"{deploy}.worker.Worker",
+                "--host",
+                host,
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+                url,
+            ]
         )
     running = [
         subprocess.Popen(

@@ -84,7 +84,10 @@ def test_slices_are_converted_like_whole_columns(name: str) -> None:
 def test_nullability_is_kept_on_every_level() -> None:
     item = pa.field("item", pa.int32(), nullable=False)
     columns = pa.schema(
-        [pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.struct([pa.field("l", pa.list_(item), False)]))]
+        [
+            pa.field("a", pa.int64(), nullable=False),
+            pa.field("b", pa.struct([pa.field("l", pa.list_(item), False)])),
+        ]
     )
     schema = spark_schema(columns)
     assert not schema["a"].nullable

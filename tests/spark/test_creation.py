@@ -79,7 +79,12 @@ def test_options_that_contradict_the_table_are_refused(tmp_path: Path, given: di
 
 @pytest.mark.parametrize(
     "given",
-    [{"primaryKey": "absent"}, {"vectorDimensions": "absent:2"}, {"vectorDimensions": "name:2"}, {"numBuckets": 2}],
+    [
+        {"primaryKey": "absent"},
+        {"vectorDimensions": "absent:2"},
+        {"vectorDimensions": "name:2"},
+        {"numBuckets": 2},
+    ],
     ids=str,
 )
 def test_options_that_make_no_table_are_refused_before_anything_is_written(

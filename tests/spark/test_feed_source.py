@@ -46,7 +46,9 @@ def advance(stream: FeedStream, start: dict[str, Any]) -> dict[str, Any]:
     return end
 
 
-def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Upserts, deletes and published rows, in two runs from one checkpoint."""
     source = new_table(tmp_path / "source")
     target = new_table(tmp_path / "target", unsharded=True)
@@ -212,5 +214,3 @@ def test_a_stream_without_the_option_and_with_an_end_is_refused(tmp_path: Path) 
         FeedStream(options_of(table), schema)
     with pytest.raises(InvalidInputError, match="no end"):
         stream_of(table, endingPosition="latest")
-
-

@@ -38,7 +38,9 @@ def test_without_any_java_the_packaged_one_is_wrapped() -> None:
     home = java.find_java_home({"PATH": ""})
     assert home is not None
     runs = subprocess.run(
-        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, check=True
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"],
+        capture_output=True,
+        check=True,
     )
     assert b"version" in runs.stderr
     assert java.find_java_home({"PATH": ""}) == home
@@ -54,7 +56,9 @@ def test_the_launcher_drops_one_flag_and_keeps_every_other_argument(tmp_path: Pa
     runtime = fake_runtime(tmp_path / "runtime")
     home = java.wrapped_runtime(runtime, tmp_path / "wrapped")
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "*"]
-    shown = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, check=True, text=True).stdout
+    shown = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, check=True, text=True
+    ).stdout
     assert shown == "<-Xmx1g><a b><><--add-modules=other><*>"
     assert os.path.realpath(home / "lib") == str(runtime / "lib")
 

@@ -96,7 +96,13 @@ def test_one_entry_per_shard_readable_at_once_and_a_repetition_is_skipped(
 
 def test_the_greatest_row_of_a_key_wins_where_an_order_is_given(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
-    changes = [(1, "b", "delete"), (1, "c", "upsert"), (1, "a", "upsert"), (2, "y", "delete"), (2, "x", "upsert")]
+    changes = [
+        (1, "b", "delete"),
+        (1, "c", "upsert"),
+        (1, "a", "upsert"),
+        (2, "y", "delete"),
+        (2, "x", "upsert"),
+    ]
     df = frame(spark, changes, "id long, name string, op string")
     write(df, table.uri, change_type_column="op", order_by="name")
     assert content(table) == [(1, "c")]

@@ -63,7 +63,9 @@ def fill_all_levels(table: lancewal.Table, schema: pa.Schema) -> None:
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
 @pytest.mark.parametrize("how", [{"bucket": ("id", 3)}, {"unsharded": True}], ids=["buckets", "unsharded"])
-def test_all_levels_are_merged_as_the_plain_reader_does(tmp_path: Path, keyed: bool, how: dict[str, Any]) -> None:
+def test_all_levels_are_merged_as_the_plain_reader_does(
+    tmp_path: Path, keyed: bool, how: dict[str, Any]
+) -> None:
     table = new_table(tmp_path / "table", schema_of(keyed), **how)
     fill_all_levels(table, schema_of(keyed))
     expected = content(table)

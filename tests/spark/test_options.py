@@ -11,7 +11,9 @@ SHARD = "02c4dbd5-02e0-5e2a-b6a4-86ca43ae2e65"
 
 
 def test_names_are_found_whatever_their_case() -> None:
-    options = Options.parse({"path": "/t", "PrimaryKey": "a, b", "numbuckets": "4", "createIfMissing": "TRUE"})
+    options = Options.parse(
+        {"path": "/t", "PrimaryKey": "a, b", "numbuckets": "4", "createIfMissing": "TRUE"}
+    )
     assert options.uri == "/t"
     assert options.names("primaryKey") == ["a", "b"]
     assert options.number("numBuckets") == 4

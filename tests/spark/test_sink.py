@@ -100,18 +100,24 @@ def test_what_cannot_be_written_leaves_nothing_behind(
     assert all(m.writer_epoch == 0 for m in discover_manifests(ObjectStore.from_uri(table.uri)))
 
 
-def test_a_vector_of_the_wrong_length_is_refused_with_its_rows_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_vector_of_the_wrong_length_is_refused_with_its_rows_key(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     schema = pa.schema([KEYED.field("id"), pa.field("v", pa.list_(pa.float32(), 2))])
     table = new_table(tmp_path / "table", schema)
     df = frame(spark, [(1, [1.0, 2.0]), (77, [1.0]), (3, None)], "id long, v array<float>")
-    with pytest.raises(Exception, match=r"column v of the row with id = 77: it has 1 values, the vector has 2"):
+    with pytest.raises(
+        Exception, match=r"column v of the row with id = 77: it has 1 values, the vector has 2"
+    ):
         save(df, table.uri)
     assert content(table) == []
     save(df.filter("id != 77"), table.uri)
     assert [(i, v and list(v)) for i, v in content(table)] == [(1, [1.0, 2.0]), (3, None)]
 
 
-def test_a_slow_loser_that_writes_after_the_commit_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_slow_loser_that_writes_after_the_commit_changes_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Speculation leaves attempts running; here the loser's whole task runs again afterwards."""
     table = new_table(tmp_path / "table", APPEND_ONLY)
     save(frame(spark, named(0, 20)), table.uri)

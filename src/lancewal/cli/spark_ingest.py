@@ -5,6 +5,7 @@ Which files were taken is remembered in the same way as without Spark, so both m
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable
@@ -103,6 +104,7 @@ class SparkParts:
                     "--engine spark needs PySpark: pip install 'lancewal[spark,jre]', or use --engine local"
                 ) from error
             self._session.sparkContext.setLogLevel("OFF")
+            _silence_query_contexts()
         return self._session
 
 
@@ -115,6 +117,13 @@ class _SparkPart:
 
     def write(self, transaction: Transaction) -> int:
         return self.parts.write(self.file, self.rows, transaction)
+
+
+def _silence_query_contexts() -> None:
+    """PySpark prints a failed query with its stack besides raising the error."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _call(action: Callable[[], object], failed: str) -> None:

@@ -78,7 +78,11 @@ def _hashed_value(value: Column, field: pa.Field) -> Column:
         return F.when(value >= 1 << 31, value - (1 << 32)).otherwise(value).cast("int")
     if type_ == pa.uint64():
         wrapped = value - F.lit(str(1 << 64)).cast("decimal(20,0)")
-        return F.when(value >= F.lit(str(1 << 63)).cast("decimal(20,0)"), wrapped).otherwise(value).cast("bigint")
+        return (
+            F.when(value >= F.lit(str(1 << 63)).cast("decimal(20,0)"), wrapped)
+            .otherwise(value)
+            .cast("bigint")
+        )
     if pa.types.is_timestamp(type_) and type_.unit == "us":
         return value
     raise InvalidInputError(
