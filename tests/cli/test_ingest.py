@@ -157,9 +157,17 @@ def test_a_disk_that_refuses_half_way_and_then_does_not(
     outcome = run("ingest", table.uri, folder)
     assert outcome.code == exits.FAILED
     assert words in outcome.error
+    assert "run the same command again to go on" in outcome.error
     monkeypatch.undo()
     ok("ingest", table.uri, folder)
     assert ids(table.scan().to_table()) == list(range(13))
+
+
+def many_files(where: Path, count: int) -> Path:
+    where.mkdir()
+    for place in range(count):
+        (where / f"{place:03}.csv").write_text(f"id,name\n{place},x\n")
+    return where
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -174,10 +182,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 )
 def test_ctrl_c_leaves_good_state_and_says_how_to_go_on(tmp_path: Path, number: int, code: int) -> None:
     table = new_table(tmp_path / "t", schema=APPEND_ONLY)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for place in range(200):
-        (folder / f"{place:03}.csv").write_text(f"id,name\n{place},x\n")
+    folder = many_files(tmp_path / "in", 200)
     with start("ingest", table.uri, folder) as process:
         wait_for(lambda: table.count_rows() >= 3)
         process.send_signal(number)
@@ -193,6 +198,17 @@ def test_ctrl_c_leaves_good_state_and_says_how_to_go_on(tmp_path: Path, number: 
     # The file that was under way may be in already, and is written once more without effect.
     assert report["rows"] - (200 - before) in (0, 1)
     assert ids(table.scan().to_table()) == list(range(200))
+
+
+def test_an_ingest_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", schema=APPEND_ONLY)
+    folder = many_files(tmp_path / "in", 60)
+    for seen in (2, 20):
+        with start("ingest", table.uri, folder) as process:
+            wait_for(lambda seen=seen: table.count_rows() >= seen)  # type: ignore[misc]
+            process.kill()
+    ok("ingest", table.uri, folder)
+    assert ids(table.scan().to_table()) == list(range(60))
 
 
 # --- streams -------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from lancewal.errors import ConflictError, FencedError, PartialWriteError
 from lancewal.objects import local
 from lancewal.table import Table
 from tests.cli.support import DEFAULTS, SOURCE, new_table, ok, run, spawn, start
+from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 
@@ -334,6 +335,14 @@ def test_errors_of_the_library_have_codes(table: lancewal.Table, monkeypatch: py
         assert outcome.error
 
 
+def test_a_failure_in_many_shards_gives_each_reason_once(table: lancewal.Table) -> None:
+    failed = {uuid4(): OSError("the disk is full") for _ in range(3)}
+    text = exits.plain_sentence(PartialWriteError("put", failed, {uuid4(): 7}))
+    assert text == (
+        "put failed in 3 of the table's shards: the disk is full (7 rows of other shards are written)"
+    )
+
+
 def test_a_bug_is_a_sentence_and_debug_shows_where(
     table: lancewal.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +363,20 @@ def test_sources_of_lance_are_not_shown() -> None:
 
 def test_ages_in_words() -> None:
     assert parse_duration("1.5 h", "--x") == timedelta(minutes=90)
+
+
+def test_storage_options_by_argument_and_by_environment(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = s3.uri(f"{uuid4().hex}/t")
+    (tmp_path / "rows.csv").write_text("id,name\n1,a\n2,b\n")
+    options = [part for key, value in s3.storage_options.items() for part in ("-o", f"{key}={value}")]
+    ok("ingest", uri, tmp_path / "rows.csv", "--create", "--key", "id", "--bucket", "id:2", *options)
+    monkeypatch.setenv("LANCEWAL_OPTIONS", " ".join(f"{k}={v}" for k, v in s3.storage_options.items()))
+    assert ok("status", uri, "--json").document["uncompacted"]["rows"] == 2
+    ok("compact", uri)
+    assert ok("query", uri, "--count").out == "2\n"
+    assert run("status", uri, "-o", "novalue").code == exits.REFUSED
 
 
 # --- as a process -------------------------------------------------------------------------

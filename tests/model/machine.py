@@ -202,9 +202,11 @@ class TableMachine(RuleBasedStateMachine):
             merge = append_by_hand if self.append_only else merge_by_hand
             merge(self.store, manifest, generations[min(count, len(generations)) - 1])
 
-    @rule(point=st.sampled_from([*points.MERGE_POINTS, *points.APPEND_POINTS]), passed=st.integers(0, 2))
-    def compact_and_die(self, point: str, passed: int) -> None:
-        """The compactor is gone when it comes to ``point`` once more than ``passed`` times."""
+    @rule(place=places, passed=st.integers(0, 1))
+    def compact_and_die(self, place: int, passed: int) -> None:
+        """The compactor is gone when it comes to some point once more than ``passed`` times."""
+        known = points.APPEND_POINTS if self.append_only else points.MERGE_POINTS
+        point = known[place % len(known)]
         left = [passed]
 
         def die(reached: str) -> None:

@@ -420,13 +420,13 @@ def test_a_table_that_was_made_anew_in_the_same_place_is_another_one(tmp_path: P
 
 def test_statistics_of_a_lance_index_count_the_words_as_they_were_written(tmp_path: Path) -> None:
     """A stemmed word that is stemmed once more may become another one."""
-    rows = [row(i, "generous universities" if i % 2 else "nothing of note") for i in range(40)]
+    rows = [row(i, "generous analyses" if i % 2 else "nothing of note") for i in range(40)]
     table = Searched(tmp_path, [*rows, row(100, None)])
     dataset = table.dataset
     params = text_params(dataset, "text")
     assert params == FullTextParams(with_position=True)
-    found = corpus.lance_statistics(dataset, "text", params, "Generous universities, nothing")
-    exact = by_terms(rows, "Generous universities, nothing")
+    found = corpus.lance_statistics(dataset, "text", params, "Generous analyses, nothing")
+    exact = by_terms(rows, "Generous analyses, nothing")
     assert found.document_frequency == exact
     assert (found.documents, found.tokens) == (40, 80)
 

@@ -104,8 +104,18 @@ def exit_code(error: BaseException) -> int:
 
 def plain_sentence(error: BaseException) -> str:
     """The error's text on one line, without the source positions that Lance adds."""
+    if isinstance(error, PartialWriteError):
+        return _partial_sentence(error)
     text = _LANCE_NAME.sub("", _LANCE_PLACE.sub("", str(error)))
     return " ".join(text.split()) or type(error).__name__
+
+
+def _partial_sentence(error: PartialWriteError) -> str:
+    """Each reason once; ids of shards say little to who only sees the terminal."""
+    reasons = dict.fromkeys(plain_sentence(each) for each in error.failed.values())
+    text = f"{error.doing} failed in {len(error.failed)} of the table's shards: {'; '.join(reasons)}"
+    rows = sum(error.written.values())
+    return f"{text} ({rows} rows of other shards are written)" if rows else text
 
 
 def _os_sentence(error: OSError) -> str:

@@ -13,7 +13,8 @@ from rich.progress import Progress
 
 from lancewal.cli import console, figures, options
 from lancewal.cli.creating import WritePath, open_or_create
-from lancewal.cli.exits import FAILED, REFUSED, CommandError, guarded
+from lancewal.cli.exits import FAILED, REFUSED, CommandError, exit_code, guarded, plain_sentence
+from lancewal.errors import InvalidInputError, LanceWalError
 
 if TYPE_CHECKING:
     from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
@@ -215,6 +216,11 @@ def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool
                 job.flush()
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(_resume_text(job.report, len(pending))) from error
+        except InvalidInputError:
+            raise
+        except LanceWalError as error:
+            again = "run the same command again to go on, nothing is written twice"
+            raise CommandError(f"{plain_sentence(error)}; {again}", exit_code(error)) from error
     _print_report(job.report, json=json)
 
 

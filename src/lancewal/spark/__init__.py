@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lancewal.spark.low_latency import stream, write
     from lancewal.spark.reading import changes
     from lancewal.spark.routing import route
-    from lancewal.spark.session import session
+    from lancewal.spark.spark_session import session
 
 #: Loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
@@ -26,7 +26,7 @@ _HOMES = {
     "flush": "jobs",
     "gc": "jobs",
     "route": "routing",
-    "session": "session",
+    "session": "spark_session",
     "stream": "low_latency",
     "write": "low_latency",
 }

@@ -20,7 +20,7 @@ from lancewal.errors import LanceWalError, PartialWriteError
 from lancewal.maintenance.compact import finish_compaction
 from lancewal.spark.access import OpenTable
 from lancewal.spark.options import Options
-from lancewal.spark.session import session
+from lancewal.spark.spark_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,56 @@
+"""A Spark Connect session, in a process of its own: a process has one kind of session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.conftest import WORKER_PATH
+from tests.spark.tables import content, named, new_table
+from tests.tables import APPEND_ONLY
+
+PROGRAM = """
+import sys
+from lancewal.spark import changes, flush, session, stream, write
+table, files, checkpoint = sys.argv[1:]
+spark = session(remote="local[2]", conf={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"})
+assert "connect" in type(spark).__module__
+frame = lambda start: spark.createDataFrame([(i, f"name_{i}") for i in range(start, start + 5)], "id long, name string")
+frame(0).write.format("lancewal").mode("append").save(table)
+write(frame(5), table)
+query = stream(
+    spark.readStream.schema("id long, name string").json(files), table, checkpoint, trigger={"availableNow": True}
+)
+query.awaitTermination()
+flush(spark, table)
+assert spark.read.format("lancewal").load(table).filter("id >= 3").count() == 8
+feed = spark.read.format("lancewal").option("readChangeFeed", "true").load(table)
+assert feed.count() == 11
+spark.stop()
+"""
+
+
+def test_batches_streams_and_jobs_work_over_spark_connect(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+    pytest.importorskip("zstandard", reason="Spark Connect needs pyspark[connect]")
+    table = new_table(tmp_path / "table", APPEND_ONLY)
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "one.json").write_text('{"id": 10, "name": "name_10"}')
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([WORKER_PATH, os.environ.get("PYTHONPATH", "")]),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, table.uri, str(files), str(tmp_path / "checkpoint")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert content(table) == named(0, 11)
