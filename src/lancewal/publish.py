@@ -164,6 +164,7 @@ def append_transaction(
 
     def once() -> ShardWrite:
         appender = WalAppender.open(store, shard.shard_id, shard.spec_id)
+        appender.keep_metadata = True
         claimed = appender.claimed
         assert claimed is not None, "a claim leaves a manifest"
         end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)

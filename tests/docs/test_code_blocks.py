@@ -39,6 +39,8 @@ ALONE = {"spark.md"}
 WITH_CODE = [page for page in PAGES if any(runs(block) for block in blocks(page))]
 
 
+# Starting Spark alone can take a minute on a busy machine.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

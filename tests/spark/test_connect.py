@@ -19,12 +19,12 @@ from lancewal.spark import changes, flush, session, stream, write
 table, files, checkpoint = sys.argv[1:]
 spark = session(remote="local[2]", conf={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"})
 assert "connect" in type(spark).__module__
-frame = lambda start: spark.createDataFrame([(i, f"name_{i}") for i in range(start, start + 5)], "id long, name string")
+SCHEMA = "id long, name string"
+frame = lambda start: spark.createDataFrame([(i, f"name_{i}") for i in range(start, start + 5)], SCHEMA)
 frame(0).write.format("lancewal").mode("append").save(table)
 write(frame(5), table)
-query = stream(
-    spark.readStream.schema("id long, name string").json(files), table, checkpoint, trigger={"availableNow": True}
-)
+incoming = spark.readStream.schema(SCHEMA).json(files)
+query = stream(incoming, table, checkpoint, trigger={"availableNow": True})
 query.awaitTermination()
 flush(spark, table)
 assert spark.read.format("lancewal").load(table).filter("id >= 3").count() == 8

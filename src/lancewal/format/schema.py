@@ -42,6 +42,9 @@ class TableSchema:
     columns: pa.Schema
     primary_key: tuple[str, ...]
     was_called: Callable[[int, str], bool] | None = field(default=None, compare=False, repr=False)
+    #: What the table keeps in its schema's metadata (pandas leaves some there). Lance
+    #: replays a WAL entry only if the entry has the same.
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_lance(
@@ -52,12 +55,12 @@ class TableSchema:
         was_called: Callable[[int, str], bool] | None = None,
     ) -> TableSchema:
         annotated = [_with_field_ids(arrow.field(f.name()), f) for f in lance_fields]
-        return cls(pa.schema(annotated), tuple(primary_key), was_called)
+        return cls(pa.schema(annotated), tuple(primary_key), was_called, dict(arrow.metadata or {}))
 
     @cached_property
     def stored(self) -> pa.Schema:
         """The columns as MemTables, WAL entries and SSTables hold them: tombstone last."""
-        return pa.schema([*self.columns, TOMBSTONE_FIELD])
+        return pa.schema([*self.columns, TOMBSTONE_FIELD], metadata=dict(self.metadata) or None)
 
     @cached_property
     def plain(self) -> pa.Schema:

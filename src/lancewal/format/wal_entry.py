@@ -69,9 +69,16 @@ class EntryHeader:
     sentinel: bool
 
 
-def entry_schema(schema: pa.Schema, epoch: int, generation: int | None) -> pa.Schema:
-    """``schema`` with the metadata of an entry, and no other; worth keeping between entries."""
-    metadata = {EPOCH_KEY: str(epoch).encode()}
+def entry_schema(
+    schema: pa.Schema, epoch: int, generation: int | None, *, keep_metadata: bool = False
+) -> pa.Schema:
+    """``schema`` with the metadata of an entry; worth keeping between entries.
+
+    ``keep_metadata`` is for a schema in the table's stored form, whose own metadata Lance
+    expects in the entry too. Any other is left out: Lance would refuse the entry.
+    """
+    metadata = dict(schema.metadata or {}) if keep_metadata else {}
+    metadata[EPOCH_KEY] = str(epoch).encode()
     if generation is not None:
         if generation < 1:
             raise InvalidInputError(f"MemTable generations count from 1, got {generation}")

@@ -80,6 +80,8 @@ class WalAppender:
         self._floor = first_unsettled(manifest)
         # When the next position was last known to be free under an epoch that was still ours.
         self._confirmed_at = float("-inf")
+        #: Set where batches come in the table's stored form; see ``entry_schema``.
+        self.keep_metadata = False
         #: The manifest of the claim, as replay must read it.
         self.claimed = manifest
         #: Where :meth:`open` put its sentinel; everything below is settled.
@@ -160,7 +162,8 @@ class WalAppender:
         """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
         schema, last = batches[0].schema, self._last_schema
         if last is None or last[1] != generation or not schema.equals(last[0], check_metadata=True):
-            last = (schema, generation, entry_schema(schema, self._epoch, generation))
+            own = entry_schema(schema, self._epoch, generation, keep_metadata=self.keep_metadata)
+            last = (schema, generation, own)
             self._last_schema = last
         return encode_entry(last[2], batches, tags)
 

@@ -81,6 +81,7 @@ def open_shard_writer(
     appender = WalAppender.open(
         store, shard, spec_id, manifest_scan_batch_size=config.manifest_scan_batch_size, clock=clock
     )
+    appender.keep_metadata = True
     state = WriterState(shard, appender.epoch)
     stats = WriteStats()
     log = CommitLog(
