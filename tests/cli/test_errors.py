@@ -209,3 +209,18 @@ def test_bench_lists_its_workloads() -> None:
 
 def test_defaults_reach_the_table(tmp_path: Path) -> None:
     assert new_table(tmp_path / "t").details.writer_config_defaults == DEFAULTS
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 3), (-9, 137)])
+def test_the_demo_is_a_program_whose_code_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, ended: int, code: int
+) -> None:
+    started: list[list[str]] = []
+
+    def remember(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, ended)
+
+    monkeypatch.setattr(extras.subprocess, "run", remember)
+    assert run("demo", "somewhere").code == code
+    assert started == [[sys.executable, "-m", "lancewal.demo", "somewhere"]]

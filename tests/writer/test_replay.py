@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -385,7 +386,8 @@ def test_a_kill_around_the_commit_of_a_replayed_generation(append_only: BaseTabl
     store.faults.fail("put_if_absent", nth=2, where="/manifest/", after=landed)
     store.faults.fail("put_if_absent", nth=3, times=None, where="/manifest/")
     writer = open_writer(append_only, shard, store=store)
-    with pytest.raises(StorageError):
+    # A commit that landed is recognised by the next try, which may be over before the wait begins.
+    with contextlib.suppress(StorageError) if landed else pytest.raises(StorageError):
         writer.wait_for_flush_drain()
     abandon(writer)
     assert manifest_of(append_only, shard).current_generation == (2 if landed else 1)
