@@ -123,7 +123,7 @@ def live_queries(context: Context) -> list[Comparison]:
 
     def by_lance(place: int) -> pa.Table:
         query = pa.array(queries[place])
-        return planner.plan_search(query, k=K, columns=["id", "_distance"], refine_base_table=True).to_table()
+        return planner.plan_search(query, k=K, refine_base_table=True).to_table()
 
     near = context.alternate(
         times,

@@ -36,7 +36,11 @@ PREPARED: dict[str, Callable[[Path], None]] = {"operations.md": _small_table}
 
 #: A Spark session of their own would become that of all later tests.
 ALONE = {"spark.md"}
-WITH_CODE = [page for page in PAGES if any(runs(block) for block in blocks(page))]
+WITH_CODE = [
+    pytest.param(page, marks=pytest.mark.soak if page.name in ALONE else ())
+    for page in PAGES
+    if any(runs(block) for block in blocks(page))
+]
 
 
 # Starting Spark alone can take a minute on a busy machine.
