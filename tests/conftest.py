@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lancewal.objects import ObjectStore
 from tests.servers import S3Server
+
+
+# A machine that decides whether a change lands must not decide by chance; people and the long
+# runs draw new examples every time.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
