@@ -13,7 +13,6 @@ from hypothesis import settings
 from lancewal.objects import ObjectStore
 from tests.servers import S3Server
 
-
 # A machine that decides whether a change lands must not decide by chance; people and the long
 # runs draw new examples every time.
 settings.register_profile("ci", derandomize=True)
