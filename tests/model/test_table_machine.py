@@ -34,7 +34,8 @@ _SHARED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(NumberKeyMachine, 12), (PairKeyMachine, 7), (AppendOnlyMachine, 7)]
+    ("machine", "examples"),
+    [(NumberKeyMachine, 12), (PairKeyMachine, 7), pytest.param(AppendOnlyMachine, 7, marks=pytest.mark.soak)],
 )
 def test_reads_equal_a_dictionary_after_every_step(machine: type[TableMachine], examples: int) -> None:
     run_state_machine_as_test(
