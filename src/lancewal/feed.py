@@ -109,7 +109,11 @@ class ChangeFeed:
         covered = manifest.replay_after_wal_entry_position if manifest else 0
         if tip - 1 <= covered:
             return tip
-        last = WalTailer(self._store, shard_id, update_cursor=False).read_entry(tip - 1)
+        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        header = tailer.read_header(tip - 1)
+        if header is None or not header.sentinel:
+            return tip
+        last = tailer.read_entry(tip - 1)
         pointer = None if last is None else Pointer.of(last)
         if last is None or pointer is None:
             return tip

@@ -43,6 +43,7 @@ typed_values = st.sampled_from(list(VALUES)).flatmap(
 def _short_tails() -> Iterator[None]:
     """So that few rows make many runs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "NUMBER_FRESH", 2)
         patch.setattr(runs, "NUMBER_TAIL", 4)
         patch.setattr(runs, "BYTES_TAIL", 4)
         yield
@@ -155,3 +156,30 @@ def test_memory_grows_with_rows(type_: pa.DataType) -> None:
         return index_of([str(i) if type_ == pa.string() else i for i in range(rows)], type_, 20).memory_bytes
 
     assert bytes_with(2000) > bytes_with(20) + 1900 * 12
+
+
+@pytest.mark.parametrize("type_", [pa.int64(), pa.string()])
+def test_a_batch_that_failed_to_go_in_goes_in_once_the_next_time(
+    type_: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batch(first: int) -> pa.Array:
+        return pa.array(range(first, first + 3)).cast(type_)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    index = BTreeIndex(type_)
+    index.insert(batch(0), 0)
+    with monkeypatch.context() as patch:
+        # Every batch is sorted at once, and that fails.
+        for name in ("NUMBER_FRESH", "NUMBER_TAIL", "BYTES_TAIL"):
+            patch.setattr(runs, name, 0)
+        for name in ("_sorted_numbers", "_sorted_bytes"):
+            patch.setattr(runs, name, fail)
+        with pytest.raises(MemoryError):
+            index.insert(batch(3), 3)
+    assert index.rows == 3
+    index.insert(batch(3), 3)
+    index.insert(batch(6), 6)
+    assert index.range(bound=9).tolist() == list(range(9))
+    assert index.lookup_many(batch(3), 9).tolist() == [3, 4, 5]

@@ -23,6 +23,7 @@ from lancewal.index.vector import VectorIndex
 @pytest.fixture(autouse=True, scope="module")
 def _short_tails() -> Any:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "NUMBER_FRESH", 3)
         patch.setattr(runs, "NUMBER_TAIL", 8)
         patch.setattr(runs, "BYTES_TAIL", 8)
         patch.setattr(postings, "_TAIL", 8)

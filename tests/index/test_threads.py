@@ -57,6 +57,7 @@ def test_searching_while_inserting_sees_exactly_the_rows_below_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postings, "_TAIL", 512)
+    monkeypatch.setattr(runs, "NUMBER_FRESH", 32)
     monkeypatch.setattr(runs, "NUMBER_TAIL", 256)
     monkeypatch.setattr(runs, "BYTES_TAIL", 128)
     table = all_rows()

@@ -68,7 +68,15 @@ class OpenWriter:
 
     writer: TableWriter
     columns: tuple[Column, ...]
-    has_memtable: bool
+    settings: str
+
+    @property
+    def has_memtable(self) -> bool:
+        return self.settings != "log only"
+
+    @property
+    def is_durable(self) -> bool:
+        return self.settings != "not waiting"
 
 
 class _DeadError(BaseException):
@@ -120,7 +128,7 @@ class TableMachine(RuleBasedStateMachine):
         data = [batch for part in batches for batch in self._table(part, columns).to_batches()]
         rows = [cell for part in batches for cell in part]
         lost = self._lost_shards(chosen, [number for number, _ in rows])
-        assert _written_without(lambda: chosen.writer.put(data)) == lost
+        assert self._written_without(chosen, chosen.writer.put, data) == lost
         self._upsert([cell for cell in rows if self._shard(cell[0]) not in lost], columns)
 
     @rule(cell=cells, slot=slots, settings=settings_names)
@@ -132,9 +140,9 @@ class TableMachine(RuleBasedStateMachine):
     def delete(self, numbers: list[int], slot: int, settings: str) -> None:
         chosen = self._writer(slot, settings)
         columns = [self.keys.columns_of(number) for number in numbers]
-        keys = pa.Table.from_pylist(columns, pa.schema(self.keys.fields))
+        keys = pa.Table.from_pylist(columns, pa.schema(self.keys.fields)).to_batches()
         lost = self._lost_shards(chosen, numbers)
-        assert _written_without(lambda: chosen.writer.delete(keys)) == lost
+        assert self._written_without(chosen, chosen.writer.delete, keys) == lost
         for number in numbers:
             if self._shard(number) not in lost:
                 self.model.delete(self.keys.key(number))
@@ -302,9 +310,29 @@ class TableMachine(RuleBasedStateMachine):
     def _writer(self, slot: int, settings: str) -> OpenWriter:
         if slot not in self.writers:
             writer = self.table.writer(**WRITER_SETTINGS[settings])
-            has_memtable = WRITER_SETTINGS[settings].get("enable_memtable", True)
-            self.writers[slot] = OpenWriter(writer, tuple(self.model.columns), has_memtable)
+            self.writers[slot] = OpenWriter(writer, tuple(self.model.columns), settings)
         return self.writers[slot]
+
+    def _written_without(
+        self,
+        chosen: OpenWriter,
+        write: Callable[[pa.Table], TableWriteResult],
+        batches: Sequence[pa.RecordBatch],
+    ) -> set[UUID]:
+        """Write, and wait until it is durable; the shards that were lost to another writer."""
+        whole = pa.Table.from_batches(batches)
+        if chosen.is_durable:
+            return _done_without(lambda: write(whole))
+        # One shard at a time: after an error there is nothing to wait for the others with.
+        lost = set()
+        for shard, rows in self.table.router().split(whole.combine_chunks().to_batches()[0]):
+            try:
+                write(pa.Table.from_batches([rows])).wait()
+            except FencedError:
+                lost.add(shard)
+            except PartialWriteError as error:
+                lost |= _fenced(error)
+        return lost
 
     def _shard(self, number: int) -> UUID:
         return self.table.router().shard_of(self.keys.columns_of(number)[self.keys.shard_column])
@@ -322,22 +350,7 @@ class TableMachine(RuleBasedStateMachine):
         return ShardManifestStore(self.store, shard).require_latest().writer_epoch
 
 
-def _written_without(write: Callable[[], TableWriteResult]) -> set[UUID]:
-    """Write, and wait until it is durable; the shards that were lost to another writer."""
-    try:
-        result = write()
-    except PartialWriteError as error:
-        return _fenced(error)
-    lost = set()
-    for shard, written in result.shards.items():
-        try:
-            written.durable.wait()
-        except FencedError:
-            lost.add(shard)
-    return lost
-
-
-def _done_without(call: Callable[[], None]) -> set[UUID]:
+def _done_without(call: Callable[[], object]) -> set[UUID]:
     """The shards for which ``call`` failed because they were lost to another writer."""
     try:
         call()

@@ -172,8 +172,9 @@ def run_with_kills(
             driver.kill()
 
 
+@pytest.mark.timeout(900)
 def test_executors_and_a_driver_are_killed_and_every_batch_lands_exactly_once(tmp_path: Path) -> None:
-    found = streams(tmp_path, 8, [("sink", True), ("wal", False)])
+    found = streams(tmp_path, 6, [("sink", True), ("wal", False)])
     run_with_kills(LOCAL_CLUSTER, found, tmp_path, executor_kills=1, driver_kills=1)
     for stream in found:
         stream.check()

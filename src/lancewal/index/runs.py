@@ -7,6 +7,7 @@ sees the state before an insertion or after it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ Rows = npt.NDArray[np.int32]
 
 #: Tails are scanned by every search: long enough to make sorting rare, short enough to scan in microseconds.
 NUMBER_TAIL = 4096
+NUMBER_FRESH = 256
 BYTES_TAIL = 1024
 #: A column slice that waits in a tail: Python and Arrow objects, the bytes are the MemTable's.
 _CHUNK_BYTES = 256
@@ -60,66 +62,76 @@ class _NumberState(NamedTuple):
     runs: tuple[_NumberRun, ...]
     tail: _NumberRun
     tail_length: int
+    #: Columns as they came, not even turned into keys: most batches are small. Grows in place.
+    fresh: list[tuple[pa.Array, Rows]]
+    fresh_length: int
+    fresh_rows: int
 
 
 class NumberRuns:
     """Pairs whose values are :func:`lancewal.index.ordered.number_keys`."""
 
     def __init__(self) -> None:
-        self._state = _NumberState((), _empty_number_tail(), 0)
+        self._state = _NumberState((), _empty_number_tail(), 0, [], 0, 0)
         self._run_bytes = 0
 
     @property
     def memory_bytes(self) -> int:
-        return self._run_bytes + self._state.tail.memory_bytes
+        state = self._state
+        return self._run_bytes + state.tail.memory_bytes + state.fresh_length * _CHUNK_BYTES
 
     def append(self, column: pa.Array, rows: Rows) -> None:
-        keys = number_keys(column)
-        runs, tail, start = self._state
+        runs, tail, start, fresh, length, fresh_rows = self._state
+        fresh[length:] = [(column, rows)]  # in place of what a failed insertion left
+        state = _NumberState(runs, tail, start, fresh, length + 1, fresh_rows + len(rows))
+        if state.fresh_rows <= NUMBER_FRESH:
+            self._state = state
+            return
+        keys, rows = _fresh_pairs(state)
         end = start + len(keys)
         if end <= NUMBER_TAIL:
             tail.keys[start:end] = keys
             tail.rows[start:end] = rows
-            self._state = _NumberState(runs, tail, end)
+            self._state = _NumberState(runs, tail, end, [], 0, 0)
             return
         keys = np.concatenate([tail.keys[:start], keys])
         run = _sorted_numbers(keys, np.concatenate([tail.rows[:start], rows]))
         runs = with_run(runs, run, _merged_numbers)
         self._run_bytes = sum(r.memory_bytes for r in runs)
         # Searches may still read the old tail: the next one is new.
-        self._state = _NumberState(runs, _empty_number_tail(), 0)
+        self._state = _NumberState(runs, _empty_number_tail(), 0, [], 0, 0)
 
     def equal_to(self, values: pa.Array) -> list[Rows]:
-        runs, tail, length = self._state
+        state = self._state
         wanted = np.sort(number_keys(values))
         found = []
-        for run in runs:
+        for run in state.runs:
             starts = run.keys.searchsorted(wanted, "left")
             ends = run.keys.searchsorted(wanted, "right")
             if len(wanted) == 1:
                 found.append(run.rows[starts[0] : ends[0]])
             else:
                 found.append(run.rows[_ranges(starts, ends - starts)])
-        keys = tail.keys[:length]
-        found.append(tail.rows[:length][keys == wanted[0] if len(wanted) == 1 else np.isin(keys, wanted)])
+        for keys, rows in _unsorted(state):
+            found.append(rows[keys == wanted[0] if len(wanted) == 1 else np.isin(keys, wanted)])
         return found
 
     def between(self, wanted: Range) -> list[Rows]:
-        runs, tail, length = self._state
+        state = self._state
         low = None if wanted.low is None else number_keys(wanted.low)[0]
         high = None if wanted.high is None else number_keys(wanted.high)[0]
         found = []
-        for run in runs:
+        for run in state.runs:
             start = 0 if low is None else run.keys.searchsorted(low, _low_side(wanted))
             end = None if high is None else run.keys.searchsorted(high, _high_side(wanted))
             found.append(run.rows[start:end])
-        keys = tail.keys[:length]
-        inside = np.ones(length, np.bool_)
-        if low is not None:
-            inside &= keys >= low if wanted.low_inclusive else keys > low
-        if high is not None:
-            inside &= keys <= high if wanted.high_inclusive else keys < high
-        found.append(tail.rows[:length][inside])
+        for keys, rows in _unsorted(state):
+            inside = np.ones(len(keys), np.bool_)
+            if low is not None:
+                inside &= keys >= low if wanted.low_inclusive else keys > low
+            if high is not None:
+                inside &= keys <= high if wanted.high_inclusive else keys < high
+            found.append(rows[inside])
         return found
 
 
@@ -153,7 +165,7 @@ class BytesRuns:
 
     def append(self, column: pa.Array, rows: Rows) -> None:
         runs, tail, length, tail_rows = self._state
-        tail.append((column, rows))
+        tail[length:] = [(column, rows)]  # in place of what a failed insertion left
         state = _BytesState(runs, tail, length + 1, tail_rows + len(rows))
         if state.tail_rows <= BYTES_TAIL:
             self._state = state
@@ -225,6 +237,20 @@ def _tail_pairs(state: _BytesState) -> tuple[pa.LargeBinaryArray, Rows]:
     chunks = state.tail[: state.tail_length]
     keys = bytes_keys(pa.concat_arrays([column for column, _ in chunks]))
     return keys, np.concatenate([rows for _, rows in chunks])
+
+
+def _unsorted(state: _NumberState) -> Iterator[_NumberRun]:
+    """What is in no run yet."""
+    length = state.tail_length
+    yield _NumberRun(state.tail.keys[:length], state.tail.rows[:length])
+    if state.fresh_length:
+        yield _fresh_pairs(state)
+
+
+def _fresh_pairs(state: _NumberState) -> _NumberRun:
+    chunks = state.fresh[: state.fresh_length]
+    keys = number_keys(pa.concat_arrays([column for column, _ in chunks]))
+    return _NumberRun(keys, np.concatenate([rows for _, rows in chunks]))
 
 
 def _empty_number_tail() -> _NumberRun:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: What Python and Arrow need per batch beside the rows (schema, arrays, buffers).
 BATCH_OVERHEAD_BYTES = 1024
+_SMALL_ROWS = 8192
 
 
 class MemTable:
@@ -44,6 +45,10 @@ class MemTable:
         self.first_position = first_position
         self._index_on_insert = index_on_insert
         self._index_failed = False
+        self._indexed_batches = 0
+        self._indexed_rows = 0
+        self._index_bytes = 0
+        self._measure_at = 0
         self._batches: list[pa.RecordBatch] = []
         self._first_rows: list[int] = [0]
         self._row_bytes = 0
@@ -77,7 +82,13 @@ class MemTable:
     @property
     def estimated_size(self) -> int:
         """Bytes held: rows, bookkeeping and indexes; 0 without rows, since no flush would free them."""
-        return self._row_bytes + self.indexes.memory_bytes if self._batches else 0
+        if not self._batches:
+            return 0
+        if self.row_count >= self._measure_at:
+            self._index_bytes = self.indexes.memory_bytes
+            # Every put asks twice, and a few rows change little.
+            self._measure_at = self.row_count + max(self.row_count, _SMALL_ROWS) // 64
+        return self._row_bytes + self._index_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -111,13 +122,14 @@ class MemTable:
         if self._index_failed or not self.indexes.specs:
             return 0
         started = time.perf_counter()
-        first = self.indexes.rows_indexed
-        index = self._batch_at(first)
+        before = self._indexed_rows
         try:
-            while index < len(self._batches):
-                self.indexes.insert(self._batches[index], self._first_rows[index])
-                index += 1
-                if max_rows is not None and self.indexes.rows_indexed - first >= max_rows:
+            for index in range(self._indexed_batches, len(self._batches)):
+                batch = self._batches[index]
+                self.indexes.insert(batch, self._indexed_rows)
+                self._indexed_batches = index + 1
+                self._indexed_rows += batch.num_rows
+                if max_rows is not None and self._indexed_rows - before >= max_rows:
                     break
         except Exception:
             self._index_failed = True
@@ -126,14 +138,14 @@ class MemTable:
                 self.indexes.rows_indexed,
                 extra={"shard": str(self.shard_id), "generation": self.generation},
             )
+        if not self._index_on_insert:
+            self._measure_at = 0
         self.index_seconds += time.perf_counter() - started
-        return self.indexes.rows_indexed - first
+        return self._indexed_rows - before
 
     @property
     def unindexed_rows(self) -> int:
-        return (
-            0 if self._index_failed or not self.indexes.specs else self.row_count - self.indexes.rows_indexed
-        )
+        return 0 if self._index_failed or not self.indexes.specs else self.row_count - self._indexed_rows
 
     def show(self, end_position: int) -> None:
         """Make batches below the writer-wide ``end_position`` visible; never hides any."""
@@ -156,14 +168,3 @@ class MemTable:
             self.indexes,
             self._first_rows[visible],
         )
-
-    def _batch_at(self, row: int) -> int:
-        """The batch that starts at ``row`` (indexing always ends at a batch boundary)."""
-        low, high = 0, len(self._batches)
-        while low < high:
-            middle = (low + high) // 2
-            if self._first_rows[middle] < row:
-                low = middle + 1
-            else:
-                high = middle
-        return low

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.format.keys import key_values
 from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.pruning import ShardPruner
@@ -29,9 +32,14 @@ from lancewal.spark.snapshot import (
 )
 from lancewal.sstable.lance_errors import lance_errors
 
-#: Fragments are read by one task until they have so many bytes, by a rough estimate.
-_PARTITION_BYTES = 128 << 20
+#: What one task reads, by a rough estimate: small enough to be spread evenly.
+_PARTITION_BYTES = 32 << 20
 _BATCH_ROWS = 16_384
+#: Beyond so many entries one listing is cheaper than asking for each one's size.
+_FEW_ENTRIES = 8
+_REMOTE_READERS = 16
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -43,9 +51,9 @@ class BasePartition(InputPartition):
 
 @dataclass
 class ShardPartition(InputPartition):
-    """Shards whose keys are in no other partition of this kind."""
+    """Groups of shards; a key is in one group only."""
 
-    places: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
 
 
 class MergedState:
@@ -64,7 +72,15 @@ class MergedState:
         pruner = ShardPruner(base.details, base.schema)
         if base.schema.primary_key and not pruner.keys_have_one_shard(identities):
             groups = [tuple(chosen)]
-        found: list[InputPartition] = [ShardPartition(group) for group in groups if group]
+        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
+        sizes = ordered_map(
+            lambda group: sum(_num_bytes(store, base, self.state.shards[number]) for number in group),
+            groups,
+            1 if store.is_local else _REMOTE_READERS,
+        )
+        found: list[InputPartition] = [
+            ShardPartition(several) for several in _joined(groups, sizes) if several
+        ]
         found += [BasePartition(ids) for ids in _fragment_groups(base)]
         return found or [BasePartition(())]
 
@@ -72,15 +88,16 @@ class MergedState:
         base = self._base()
         request = Request(list(columns), self._predicate(base))
         if isinstance(partition, ShardPartition):
-            yield from self._read_shards(base, partition, request)
+            for group in partition.groups:
+                yield from self._read_shards(base, group, request)
         elif isinstance(partition, BasePartition) and partition.fragment_ids:
             yield from self._read_base(base, partition, request)
 
     def _read_shards(
-        self, base: BaseTable, partition: ShardPartition, request: Request
+        self, base: BaseTable, group: Sequence[int], request: Request
     ) -> Iterator[pa.RecordBatch]:
         store = ObjectStore.from_uri(self.state.uri, self._options.storage)
-        places = [self.state.shards[number] for number in partition.places]
+        places = [self.state.shards[number] for number in group]
         sources = [s for place in places for s in resolved_shard(store, base, place).sources]
         if len(places) > 1:
             sources.sort(key=_newest_first)
@@ -190,16 +207,33 @@ def _newest_first(source: Source) -> tuple[bool, int, str]:
 
 def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
     width = max(sum(_byte_width(field.type) for field in base.schema.plain), 1)
-    limit = max(_PARTITION_BYTES // width, 1)
-    group: list[int] = []
-    rows = 0
-    for fragment in base.dataset.get_fragments():
-        count = int(fragment.physical_rows)
-        if group and rows + count > limit:
+    fragments = base.dataset.get_fragments()
+    sizes = (int(fragment.physical_rows) * width for fragment in fragments)
+    return _joined([int(fragment.fragment_id) for fragment in fragments], sizes)
+
+
+def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:
+    """About how much a shard's levels hold."""
+    marker = base.compacted_generation(place.shard_id)
+    flushed = sum(e.in_memory_bytes or 0 for e in place.manifest.sstables if e.generation > marker)
+    positions = place.wal_range
+    if len(positions) > _FEW_ENTRIES:
+        listed = store.list(layout.wal_dir(place.shard_id))
+        return flushed + sum(info.size for info in listed)
+    found = (store.head(layout.wal_entry(place.shard_id, position)) for position in positions)
+    return flushed + sum(info.size for info in found if info is not None)
+
+
+def _joined(items: Sequence[T], sizes: Iterable[int]) -> Iterator[tuple[T, ...]]:
+    """Items in their order, joined until a group has enough for a task."""
+    group: list[T] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if group and total + size > _PARTITION_BYTES:
             yield tuple(group)
-            group, rows = [], 0
-        group.append(int(fragment.fragment_id))
-        rows += count
+            group, total = [], 0
+        group.append(item)
+        total += size
     if group:
         yield tuple(group)
 

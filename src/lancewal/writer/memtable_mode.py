@@ -226,6 +226,8 @@ class MemTableMode:
 
     def _index_later(self, active: MemTable) -> None:
         """See that rows whose indexing was deferred are indexed, by number or by time."""
+        if self._config.sync_indexed_write:
+            return
         unindexed = active.unindexed_rows
         if unindexed >= self._config.async_index_buffer_rows:
             self._indexer.kick()
