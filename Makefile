@@ -25,8 +25,8 @@ demo: $(STAMP) ## Show on real rows what works
 test: lint typecheck ## Lint, type-check and run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
-spark: $(STAMP) ## Run the tests of the Spark pipeline
-	@$(BIN)/python -m pytest -o addopts="-q --strict-markers --import-mode=importlib -m 'not soak'" tests/spark $(ARGS)
+spark: $(STAMP) ## Run the tests of the Spark pipeline alone
+	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
 soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,6 +38,8 @@ def run(
         progress(repeat)
         with tempfile.TemporaryDirectory(prefix="lancewal-bench-") as scratch:
             passes.append(workload.run(Context(Path(scratch), quick, repeat)))
+        # What was written and deleted must not reach the disk at the next pass's expense.
+        os.sync()
     return Result(
         workload.name,
         workload.description,

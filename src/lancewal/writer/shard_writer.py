@@ -118,7 +118,9 @@ class ShardWriter:
         """Write rows: a RecordBatch, a list of them, a Table, a reader, or a frame.
 
         All batches of one call become visible together and are durable together. Returns
-        when the rows are readable and, with ``durable_write``, in the WAL.
+        when the rows are readable and, with ``durable_write``, in the WAL. Rows are kept
+        without a copy: buffers that Arrow shares with numpy or others must not be changed
+        while they are in memory.
         """
         return self.write_rows(self._intake.upserts(data))
 
@@ -196,7 +198,8 @@ class ShardWriter:
         """Write and flush everything, then end all threads.
 
         Raises when the last rows could not be flushed; what was acknowledged is in the
-        WAL then and comes back when the shard is opened again. Closing twice is harmless.
+        WAL then and comes back when the shard is opened again. So do rows of a close that is
+        interrupted: it still completes the log and ends the threads. Closing twice is harmless.
         """
         with self._close_lock:
             if self._state.closed:
