@@ -74,7 +74,7 @@ class Context:
         return results
 
     def alternate(
-        self, times: int, *, in_a_row: int = 1, **sides: Callable[[int], object]
+        self, times: int, in_a_row: int = 1, /, **sides: Callable[[int], object]
     ) -> dict[str, Laps]:
         """Call every side ``times`` times, ``in_a_row`` calls in turn, and time each call.
 

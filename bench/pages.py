@@ -1,4 +1,7 @@
-"""Writes docs/benchmarks.md and its plot from the stored results: ``python -m bench.pages``."""
+"""Writes what was measured into the documentation: ``python -m bench.pages``.
+
+docs/benchmarks.md and its plot hold every stored result, the README those that have a target.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
+README = Path(__file__).parent.parent / "README.md"
+README_START, README_END = "<!-- measured: written by python -m bench.pages -->", "<!-- end of measured -->"
 PLOT = "benchmarks.svg"
 
 HEAD = f"""# Benchmarks
@@ -31,7 +36,23 @@ def write_pages() -> None:
     for result in results:
         parts.append(_section(result))
     (DOCS / "benchmarks.md").write_text("\n".join(parts).rstrip() + "\n")
+    README.write_text(with_measured(README.read_text(), results))
     _plot(results)
+
+
+def with_measured(readme: str, results: Sequence[dict[str, Any]]) -> str:
+    """``readme`` with the table between its marks replaced by what ``results`` say."""
+    before, rest = readme.split(README_START)
+    after = rest.split(README_END)[1]
+    lines = ["| measure | ratio to the peer | target | again with `make bench ARGS=…` |", "|---|---|---|---|"]
+    for result in results:
+        for row in result["rows"]:
+            if row["target"] is not None:
+                lines.append(
+                    f"| {row['name']} {_arrow(row)} | {row['ratio']:.3g}× ({row['peer_name']}) "
+                    f"| {_target(row)} | `{result['workload']}` |"
+                )
+    return "\n".join([f"{before}{README_START}", *lines, f"{README_END}{after}"])
 
 
 def _machine(results: Sequence[dict[str, Any]]) -> str:
@@ -53,16 +74,23 @@ def _section(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        arrow = "↑" if row["higher_is_better"] else "↓"
         low, high = row["ratio_range"]
-        target = (
-            "" if row["target"] is None else f"{row['target']:g}× {'met' if row['target_met'] else 'missed'}"
-        )
+        target = "" if row["target"] is None else _target(row)
         lines.append(
-            f"| {row['name']} {arrow} | {row['ours']:,.4g} {row['unit']} | {row['peer']:,.4g} {row['unit']} "
-            f"({row['peer_name']}) | {row['ratio']:.3g}× | {low:.3g} to {high:.3g} | {target} |"
+            f"| {row['name']} {_arrow(row)} | {row['ours']:,.4g} {row['unit']} "
+            f"| {row['peer']:,.4g} {row['unit']} ({row['peer_name']}) "
+            f"| {row['ratio']:.3g}× | {low:.3g} to {high:.3g} | {target} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _arrow(row: dict[str, Any]) -> str:
+    return "↑" if row["higher_is_better"] else "↓"
+
+
+def _target(row: dict[str, Any]) -> str:
+    bound = "≥" if row["higher_is_better"] else "≤"
+    return f"{bound} {row['target']:g}× {'met' if row['target_met'] else 'missed'}"
 
 
 def _plot(results: Sequence[dict[str, Any]]) -> None:

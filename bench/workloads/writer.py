@@ -45,7 +45,7 @@ def durable_latency(context: Context) -> list[Comparison]:
     with _ours(base) as plain, _ours(base, fsync=True) as synced:
         laps = context.alternate(
             len(batches),
-            in_a_row=_PUTS_IN_A_ROW,
+            _PUTS_IN_A_ROW,
             ours=lambda index: plain.put(batches[index]),
             synced=lambda index: synced.put(batches[index]),
             peer=lambda index: peer.put(batches[index]),
