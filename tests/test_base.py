@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.objects import ObjectStore
 from tests.servers import S3Server
+from tests.tables import new_table
 
 SCHEMA = pa.schema(
     [
@@ -103,3 +105,16 @@ def test_a_manifest_that_was_cleaned_up_meanwhile_is_a_storage_error(tmp_path: P
     elsewhere = ObjectStore.from_uri(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match=r"manifest of version 2 .* open again"):
         BaseTable.open(str(tmp_path / "t"), store=elsewhere)
+
+
+def test_a_table_opened_without_a_store_took_a_replaced_column_for_the_old_one(tmp_path: Path) -> None:
+    new_table(tmp_path / "t")
+    lance.dataset(str(tmp_path / "t")).add_columns(pa.field("draft", pa.string()))
+    before = BaseTable.open(str(tmp_path / "t"))
+    lance.dataset(before.uri).drop_columns(["draft"])
+    lance.dataset(before.uri).add_columns(pa.field("draft", pa.string()))
+    now = BaseTable.open(before.uri)
+    gc.collect()
+    assert now.schema.field_ids == before.schema.field_ids
+    assert now.schema.replaced_since(before.version) == {before.schema.field_ids["draft"]}
+    assert before.schema.replaced_since(now.version) == {before.schema.field_ids["draft"]}

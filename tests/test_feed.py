@@ -324,3 +324,37 @@ def test_a_limit_of_nothing_is_refused(table: lancewal.Table, limits: dict[str, 
     feed = ChangeFeed.open(table.uri)
     with pytest.raises(InvalidInputError):
         feed.advance(feed.earliest(), **limits)
+
+
+def test_the_feed_gave_a_column_the_values_of_one_that_had_its_name(table: lancewal.Table) -> None:
+    def replace_draft() -> None:
+        lance.dataset(table.uri).drop_columns(["draft"])
+        lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+
+    def row(number: int) -> pa.RecordBatch:
+        return pa.record_batch({"id": [number], "name": ["x"], "draft": ["written"]})
+
+    with table.writer() as writer:
+        writer.put(row(1))
+        replace_draft()
+    publish_rows(store, row(2))
+    replace_draft()
+    publish_rows(store, row(3))
+    base = BaseTable.open(table.uri)
+    transaction = Transaction("job", 1)
+    (batch,) = Intake(base.schema).upserts(row(4)).batches
+    (shard,) = table.router().known_shards()
+    assert publish.begin_append(store, transaction)
+    replace_draft()
+    publish.append_transaction(store, shard, [batch], transaction, base_version=base.version)
+    feed = ChangeFeed.open(table.uri)
+    changes = pa.Table.from_batches(feed.changes(feed.earliest(), feed.latest()), feed.schema)
+    assert changes["id"].to_pylist() == [1, 2, 3, 4]
+    assert changes["draft"].to_pylist() == [None] * 4
+    assert table.scan(filter="draft IS NOT NULL").count_rows() == 0
+    with table.writer() as writer:
+        writer.put(row(5))
+        assert table.scan(filter="draft = 'written'").to_table()["id"].to_pylist() == [5]

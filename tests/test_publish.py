@@ -16,7 +16,7 @@ import pytest
 import lancewal
 from lancewal import layout, publish
 from lancewal.base import BaseTable
-from lancewal.errors import FencedError, InvalidInputError, PartialWriteError, StorageError
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError, StorageError
 from lancewal.feed import ChangeFeed
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
@@ -301,6 +301,37 @@ def test_a_zombie_run_that_goes_on_after_its_successor_finished_writes_nothing(s
     remove_proofs(store)
     late = [publish.append_transaction(store, shard, [part], transaction) for shard, part in parts]
     assert all(each.skipped for each in late)
+
+
+def test_a_loser_of_a_write_without_a_name_that_wakes_up_after_its_end_writes_nothing(
+    store: ObjectStore,
+) -> None:
+    """The records of such a write are removed at its end, and with them what says that it is written."""
+    base = base_of(store)
+    transaction = Transaction.anonymous()
+    parts = list(ShardRouter.for_table(base.details, base.schema).route(stored(base, batch_of(base, 0, 20))))
+    appended(store, batch_of(base, 0, 20), transaction)
+    TransactionLog(store, transaction).forget()
+    epochs = [m.writer_epoch for m in discover_manifests(store)]
+    with pytest.raises(ConflictError, match="nothing was written"):
+        publish.append_transaction(store, parts[0][0], [parts[0][1]], transaction)
+    assert fed(store) == content(store) == expected((0, 20))
+    assert [m.writer_epoch for m in discover_manifests(store)] == epochs
+
+
+def test_a_loser_of_a_finished_transaction_does_not_fence_the_writer_that_came_after(
+    keyed: ObjectStore,
+) -> None:
+    base = base_of(keyed)
+    transaction = Transaction("app", 0)
+    parts = list(ShardRouter.for_table(base.details, base.schema).route(stored(base, batch_of(base, 0, 20))))
+    appended(keyed, batch_of(base, 0, 20), transaction)
+    with lancewal.open(keyed.uri).writer() as writer:
+        writer.put(batch_of(base, 20, 20))
+        late = [publish.append_transaction(keyed, shard, [part], transaction) for shard, part in parts]
+        writer.put(batch_of(base, 40, 20))
+    assert [write.skipped for write in late] == [True] * len(parts)
+    assert content(keyed) == expected((0, 60))
 
 
 def test_two_runs_of_one_transaction_at_the_same_time_write_each_shard_once(store: ObjectStore) -> None:

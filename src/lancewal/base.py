@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from uuid import UUID
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import lance
 
 from lancewal import layout
-from lancewal.column_history import ColumnHistory
+from lancewal.column_history import ColumnHistory, ColumnLog, ColumnRuns
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import (
     BaseManifest,
@@ -19,14 +20,16 @@ from lancewal.format.index_details import (
     newest_manifest_name,
     read_base_manifest,
 )
-from lancewal.format.schema import TableSchema
+from lancewal.format.schema import ColumnIdentity, TableSchema
 from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 
+logger = logging.getLogger(__name__)
+
 _VERSIONS_DIR = "_versions"
 
-#: Versions never change; asked for only where a column's name has.
-_known_columns: WeakKeyDictionary[ObjectStore, dict[int, Mapping[int, str]]] = WeakKeyDictionary()
+#: Versions never change: what one reader found out about columns serves all of the process.
+_column_logs: WeakKeyDictionary[ObjectStore, ColumnLog] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ class BaseTable:
             raise NotInitializedError(
                 f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
             )
-        history = ColumnHistory(dataset.version, partial(_column_names, store))
-        schema = table_schema(dataset, history.was_called)
+        schema = table_schema(dataset, ColumnHistory(dataset.version, column_log(store), store))
         return cls(uri, dataset, schema, manifest, manifest.mem_wal, options)
 
     @property
@@ -83,14 +85,12 @@ class BaseTable:
         return appended_generations(self)
 
 
-def table_schema(
-    dataset: lance.LanceDataset, was_called: Callable[[int, str], bool] | None = None
-) -> TableSchema:
+def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = None) -> TableSchema:
     """The columns of a Lance dataset with their field ids and its primary key in key order."""
     lance_schema = dataset.lance_schema
     keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
     keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
-    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys], was_called)
+    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys], identity)
 
 
 def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
@@ -126,12 +126,51 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     )
 
 
-def _column_names(store: ObjectStore, version: int) -> Mapping[int, str] | None:
-    """The columns of a version by field id; ``None`` when it was cleaned up."""
-    known = _known_columns.setdefault(store, {})
-    if version not in known:
-        try:
-            known[version] = read_manifest(store, version).columns
-        except StorageError:
-            return None
-    return known[version]
+def column_log(store: ObjectStore) -> ColumnLog:
+    """What this process knows of the columns of the table's versions; reads while ``store`` is kept."""
+    log = _column_logs.get(store)
+    if log is None:
+        # The log must not hold on to the store, by which it is found.
+        reference = ref(store)
+        log = ColumnLog(_fields_by_version(reference), partial(_load_runs, reference))
+        log = _column_logs.setdefault(store, log)
+    return log
+
+
+def store_column_history(store: ObjectStore, version: int) -> None:
+    """Store since when the columns of ``version`` are there, for readers that cannot see the versions before.
+
+    Old versions may be cleaned up, or too many to be read one by one. Readers do without this
+    where it is missing; so a failure is only logged.
+    """
+    try:
+        runs = column_log(store).unstored_runs(version)
+        if runs is not None:
+            store.put(layout.COLUMN_HISTORY, runs.to_json(), durable=False)
+    except StorageError as error:
+        logger.warning("the history of the table's columns was not stored: %s", error)
+
+
+def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
+    store = reference()
+    if store is None:
+        return None
+    try:
+        return ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
+    except FileNotFoundError:
+        return None
+
+
+def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int], Mapping[int, str] | None]:
+    known: dict[int, Mapping[int, str]] = {}
+
+    def fields_of(version: int) -> Mapping[int, str] | None:
+        store = reference()
+        if version not in known and store is not None:
+            try:
+                known[version] = read_manifest(store, version).fields
+            except StorageError:
+                return None
+        return known.get(version)
+
+    return fields_of

@@ -161,7 +161,7 @@ class ChangeFeed:
             batches = iter(entry.batches) if pointer is None else self._published(entry, pointer)
             for batch in batches:
                 if batch.num_rows:
-                    yield self._change(align(batch, self._table_schema), entry)
+                    yield self._change(align(batch, self._table_schema, entry.base_version), entry)
 
     def follow(
         self,

@@ -96,7 +96,7 @@ def initialize(
             )
         schema = table_schema(dataset)
         check_key_types(schema)
-        spec = _sharding_spec(schema, bucket, identity, unsharded)
+        spec = sharding_spec(schema, bucket, identity, unsharded)
         details = MemWalDetails(
             num_shards=_num_shards(spec),
             sharding_specs=() if spec is None else (spec,),
@@ -155,9 +155,10 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     )
 
 
-def _sharding_spec(
+def sharding_spec(
     schema: TableSchema, bucket: tuple[str, int] | None, identity: str | None, unsharded: bool
 ) -> ShardingSpec | None:
+    """The sharding that :func:`initialize` would give a table; refuses what it would refuse."""
     if (bucket is not None) + (identity is not None) + bool(unsharded) > 1:
         raise InvalidInputError("choose one of bucket, identity and unsharded")
     if unsharded:

@@ -15,6 +15,8 @@ from lancewal.errors import InvalidInputError
 MEM_WAL_DIR = "_mem_wal"
 #: Our own records beside the shards (Lance ignores the directory).
 OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
+#: Since when the table's columns are there; overwritten by whoever knows more.
+COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
 FIRST_WAL_POSITION = 1
 FIRST_MANIFEST_VERSION = 1

@@ -11,6 +11,8 @@ whether it has the transaction already, and only then write. Why that is exactly
 - **The proof is atomic with the write.** A tagged WAL entry is the write. SSTables are
   published by one manifest commit, and the manifest that lists them is the proof; which names
   to look for is in the ``started`` record, written before any shard was touched.
+- **An attempt that comes late finds the end.** ``done`` stays until a later version is done; of a
+  write without a name nothing stays, and an attempt that finds no record of it does not write.
 - **The proof outlives its carrier.** Compaction prunes manifests, garbage collection deletes
   WAL entries; before they do they call ``Unsettled.preserve``, which leaves a mark. After
   ``done`` no proof is needed.
@@ -46,7 +48,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.errors import FencedError, InvalidInputError, PartialWriteError
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
@@ -54,7 +56,7 @@ from lancewal.parallel import ordered_map
 from lancewal.pointers import Pointer, confirmation_tags
 from lancewal.sharding import Shard, discover_manifests
 from lancewal.staging import STAGED_DELETION_AGE, Staged
-from lancewal.transactions import Run, Transaction, TransactionLog, find_entry
+from lancewal.transactions import History, Run, Transaction, TransactionLog, find_entry
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.tip import find_tip
 from lancewal.writer.config import MB, ShardWriterConfig
@@ -152,19 +154,31 @@ def begin_append(store: ObjectStore, transaction: Transaction) -> bool:
 
 
 def append_transaction(
-    store: ObjectStore, shard: Shard, batches: Sequence[pa.RecordBatch], transaction: Transaction
+    store: ObjectStore,
+    shard: Shard,
+    batches: Sequence[pa.RecordBatch],
+    transaction: Transaction,
+    *,
+    base_version: int | None = None,
 ) -> ShardWrite:
     """Append ``batches`` (in the table's stored form) as one entry, unless an earlier run has.
 
-    Takes the shard over. :func:`begin_append` must have been called for the transaction.
+    ``base_version`` is the version of the base table whose columns they have.
+
+    Takes the shard over. :func:`begin_append` must have been called for the transaction; one that
+    was not begun, or was forgotten after its end, is refused with a :class:`ConflictError`.
     """
     rows = sum(batch.num_rows for batch in batches)
     log = TransactionLog(store, transaction)
+    if _is_over(log.read(), transaction):
+        # Asked before the claim too: one that comes late fences nobody.
+        return ShardWrite(shard.shard_id, rows, True)
     shard.create(store)
 
     def once() -> ShardWrite:
         appender = WalAppender.open(store, shard.shard_id, shard.spec_id)
         appender.keep_metadata = True
+        appender.base_version = base_version
         claimed = appender.claimed
         assert claimed is not None, "a claim leaves a manifest"
         end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
@@ -221,7 +235,7 @@ def _earlier_write(
     """
     transaction, shard_id = log.transaction, claimed.shard_id
     history = log.read()
-    if history.done >= transaction.version:
+    if _is_over(history, transaction):
         return _Earlier()
     marked_by = history.marks.get((transaction.version, shard_id))
     if marked_by is not None:
@@ -235,6 +249,18 @@ def _earlier_write(
             floors.append(run.floor(shard_id))
     entry = find_entry(store, shard_id, transaction, min(floors), end) if floors else None
     return None if entry is None else _Earlier(position=entry.position)
+
+
+def _is_over(history: History, transaction: Transaction) -> bool:
+    """Whether all shards have the transaction. A late attempt of one that is forgotten must not write."""
+    if history.done >= transaction.version:
+        return True
+    if not history.runs_of(transaction.version):
+        raise ConflictError(
+            f"version {transaction.version} of {transaction.app_id} was not begun, or is over and forgotten; "
+            "nothing was written"
+        )
+    return False
 
 
 def _publish_shard(

@@ -223,4 +223,6 @@ def test_the_demo_is_a_program_whose_code_is_passed_on(
 
     monkeypatch.setattr(extras.subprocess, "run", remember)
     assert run("demo", "somewhere").code == code
-    assert started == [[sys.executable, "-m", "lancewal.demo", "somewhere"]]
+    assert run("demo", "--no-spark", "--quick").code == code
+    program = [sys.executable, "-m", "lancewal.demo"]
+    assert started == [[*program, "somewhere"], [*program, "demo-output", "--no-spark", "--quick"]]

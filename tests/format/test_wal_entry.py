@@ -366,3 +366,10 @@ def test_a_tag_that_looks_like_the_checksum_is_refused(tags: dict[str, str]) -> 
         encoded(SMALL, tags=tags)
     with pytest.raises(InvalidInputError, match="reserved"):
         encode_sentinel(1, tags)
+
+
+@pytest.mark.parametrize("version", [None, 1, (1 << 64) - 1])
+def test_an_entry_says_for_which_version_of_the_table_it_was_written(version: int | None) -> None:
+    data = bytes(encode_entry(entry_schema(SMALL.schema, 1, 1), [SMALL], {"a": "b"}, version))
+    entry = decode_entry(data, SHARD, 1)
+    assert (entry.base_version, entry.tags) == (version, {"a": "b"})

@@ -92,9 +92,7 @@ class TestCompactedGenerations:
         assert (site.manifest.sstables, directories(site)) == ((), [1, 2, 3])
         report = site.collect(now=datetime.now(UTC) + timedelta(hours=23))
         assert directories(site) == [1, 2, 3]
-        assert {kept.reason for kept in report.kept} == {
-            "the base table took it over less than 1 day, 0:00:00 ago"
-        }
+        assert {kept.reason for kept in report.kept} == {"the base table took it over less than 1 day ago"}
         site.collect(now=datetime.now(UTC) + timedelta(hours=25))
         assert directories(site) == []
 

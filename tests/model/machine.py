@@ -86,9 +86,6 @@ class _DeadError(BaseException):
 class TableMachine(RuleBasedStateMachine):
     """Writers, flushes, compactions and schema changes in any order. Subclasses give the keys."""
 
-    #: Whether columns are replaced by others that may get their field ids; only the long runs do it.
-    replaces_columns = False
-
     keys: ClassVar[Keys]
     append_only: ClassVar[bool] = False
 
@@ -101,8 +98,12 @@ class TableMachine(RuleBasedStateMachine):
         self.rows_per_search = base_overlap._ROWS_PER_SEARCH
         self.steps = 0
 
-    @initialize(base=st.lists(cells, max_size=6), indexed=st.sampled_from([None, "id", "name"]))
-    def make_table(self, base: list[Cell], indexed: str | None) -> None:
+    @initialize(
+        base=st.lists(cells, max_size=6),
+        indexed=st.sampled_from([None, "id", "name"]),
+        late_column=st.booleans(),
+    )
+    def make_table(self, base: list[Cell], indexed: str | None, late_column: bool) -> None:
         if not self.append_only:
             base = list(dict(base).items())
         rows = self._table(base, self.model.columns)
@@ -112,6 +113,9 @@ class TableMachine(RuleBasedStateMachine):
         if indexed is not None:
             dataset.create_scalar_index(indexed, "BTREE")
         self._upsert(base, self.model.columns)
+        if late_column:
+            # No data file has it yet, so Lance gives its field id out again once it is dropped.
+            dataset.add_columns(self.model.add_column(TEXT).field)
         self.table = lancewal.initialize(
             self.uri, bucket=(self.keys.shard_column, BUCKETS), writer_defaults=DEFAULTS
         )
@@ -265,13 +269,13 @@ class TableMachine(RuleBasedStateMachine):
             old, new = self.model.rename_column(place)
             dataset.alter_columns({"path": old.name, "name": new.name})
 
-    @precondition(lambda self: self.replaces_columns)
-    @rule()
-    def replace_last_column(self) -> None:
+    @rule(same_name=st.booleans())
+    def replace_last_column(self, same_name: bool) -> None:
         """Another one of the same type, to which Lance may give the field id of the one that went."""
         old = self.model.drop_column(len(self.model.columns) - 1)
         lance.dataset(self.uri).drop_columns([old.name])
-        lance.dataset(self.uri).add_columns(self.model.add_column(old.type).field)
+        new = self.model.add_column(old.type, old.name if same_name else None)
+        lance.dataset(self.uri).add_columns(new.field)
 
     # --- reading ------------------------------------------------------------------------
 

@@ -116,8 +116,8 @@ class TableModel:
     def schema(self) -> pa.Schema:
         return pa.schema([*self.keys.fields, *(column.field for column in self.columns)])
 
-    def add_column(self, type_: pa.DataType) -> Column:
-        column = self._new_column(f"c{self._made}", type_)
+    def add_column(self, type_: pa.DataType, name: str | None = None) -> Column:
+        column = self._new_column(name or f"c{self._made}", type_)
         self.columns.append(column)
         return column
 

@@ -185,6 +185,159 @@ def test_replay_pairs_no_reused_field_id_either(tmp_path: Path) -> None:
         assert reader.scan(filter="note = 'old value'").count_rows() == 0
 
 
+def values(table: Table, column: str) -> dict[int, Any]:
+    """A column by id, as every way to read gives it."""
+    found: list[dict[int, Any]] = []
+    for reader in [*readers(table), TableReader(ObjectStore.from_uri(table.uri), live_writers=False)]:
+        shown = reader.scan(["id", column]).to_table()
+        found.append(dict(zip(shown["id"].to_pylist(), shown[column].to_pylist(), strict=True)))
+        nulls = sum(value is None for value in found[-1].values())
+        assert reader.scan(filter=f"{column} IS NULL").count_rows() == nulls
+        looked_up = reader.lookup(sorted(found[-1]), [column]).table[column].to_pylist()
+        assert looked_up == [found[-1][key] for key in sorted(found[-1])]
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("new", ["draft", "note"])
+@pytest.mark.parametrize("has_memtable", [True, False], ids=["MemTable", "log only"])
+def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
+    tmp_path: Path, new: str, has_memtable: bool
+) -> None:
+    table = new_table(tmp_path / "t")
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    writer = table.writer(enable_memtable=has_memtable)
+    old = pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]})
+    writer.put(old)
+    assert values(table, "draft") == {1: "old value", 2: "old value"}
+    replace_column(table, "draft", new)
+    assert values(table, new) == {1: None, 2: None}
+    # The writer goes on with the columns that it knows.
+    writer.put(old.slice(1))
+    assert values(table, new) == {1: None, 2: None}
+    writer.close()
+    table.flush()
+    assert values(table, new) == {1: None, 2: None}
+    with table.writer() as successor:
+        successor.put(pa.table({"id": [2], "name": ["y"], new: ["new value"]}))
+        assert values(table, new) == {1: None, 2: "new value"}
+    compact(BaseTable.open(table.uri))
+    assert values(table, new) == {1: None, 2: "new value"}
+
+
+def test_replay_gave_a_column_the_values_of_one_that_had_its_name(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t")
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    dying = table.writer()
+    dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
+    for shard in dying.shard_writers.values():
+        abandon(shard)
+    replace_column(table, "draft", "draft")
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [2], "name": ["y"], "draft": ["new value"]}))
+        assert values(table, "draft") == {1: None, 2: "new value"}
+    assert values(table, "draft") == {1: None, 2: "new value"}
+
+
+@pytest.mark.parametrize("change", ["add", "replace", "replace by the same name", "rename"])
+def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_the_log(
+    tmp_path: Path, change: str
+) -> None:
+    table = new_table(tmp_path / "t")
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    # Opened now, but it comes to the shard only with its first row.
+    stale = table.writer()
+    name = "draft" if change == "replace by the same name" else "note"
+    if change == "add":
+        lance.dataset(table.uri).add_columns(pa.field(name, pa.string()))
+    elif change == "rename":
+        lance.dataset(table.uri).alter_columns({"path": "draft", "name": name})
+    else:
+        replace_column(table, "draft", name)
+    newer = table.writer(enable_memtable=False)
+    newer.put(pa.table({"id": [1, 2], "name": ["x", "y"], name: ["kept", "kept"]}))
+    stale.put(pa.table({"id": [2, 3], "name": ["y", "z"], "draft": ["own", "own"]}))
+    own = "own" if change == "rename" else None
+    assert values(table, name) == {1: "kept", 2: own, 3: own}
+    (shard,) = stale.shard_writers.values()
+    assert shard.scan([name]).num_rows == 3
+    stale.delete(3)
+    assert values(table, name) == {1: "kept", 2: own}
+    stale.close()
+    assert values(table, name) == {1: "kept", 2: own}
+    compact(BaseTable.open(table.uri))
+    assert values(table, name) == {1: "kept", 2: own}
+
+
+def test_a_stale_writer_failed_on_the_index_of_a_column_that_was_replaced(tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"id": [7], "name": ["base"], "tag": ["t"]}, _tagged()), str(tmp_path / "t"))
+    lance.dataset(str(tmp_path / "t")).create_scalar_index("tag", "BTREE")
+    lance.dataset(str(tmp_path / "t")).create_scalar_index("name", "BTREE")
+    table = lancewal.initialize(tmp_path / "t", writer_defaults=DEFAULTS, unsharded=True)
+    stale = table.writer()
+    lance.dataset(table.uri).drop_columns(["tag"])
+    lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
+    lance.dataset(table.uri).add_columns(pa.field("tag", pa.string()))
+    with table.writer(enable_memtable=False) as newer:
+        newer.put(pa.table({"id": [1], "title": ["x"], "tag": ["kept"]}))
+    with stale:
+        stale.put(pa.table({"id": [2], "name": ["y"], "tag": ["own"]}))
+        assert values(table, "tag") == {1: "kept", 2: None, 7: None}
+        for reader in readers(table):
+            assert reader.scan(filter="title = 'y'").count_rows() == 1
+            assert reader.scan(filter="tag = 'own'").count_rows() == 0
+    assert values(table, "tag") == {1: "kept", 2: None, 7: None}
+
+
+@pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["keyed", "append-only"])
+@pytest.mark.parametrize("new", ["draft", "note"])
+def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_values(
+    tmp_path: Path, schema: pa.Schema, new: str
+) -> None:
+    table = new_table(tmp_path / "t", schema)
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
+    replaced: list[str] = []
+
+    def replace_once(point: str) -> None:
+        if not replaced and point in ("merge: rows are read", "append: files are written"):
+            replaced.append(point)
+            replace_column(table, "draft", new)
+
+    points.on_reached(replace_once)
+    try:
+        compact(BaseTable.open(table.uri))
+    finally:
+        points.on_reached(None)
+    assert replaced
+    assert lance.dataset(table.uri).to_table()[new].to_pylist() == [None]
+    assert table.scan().to_table()[new].to_pylist() == [None]
+
+
+def test_a_replaced_column_was_taken_for_the_old_one_once_old_versions_were_cleaned_up(
+    tmp_path: Path,
+) -> None:
+    table = new_table(tmp_path / "t", bucket=("id", 2))
+    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
+    writer = table.writer()
+    writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
+    replace_column(table, "draft", "draft")
+    compact(BaseTable.open(table.uri))
+    versions = Path(table.uri) / "_versions"
+    *old, _ = sorted(versions.glob("*.manifest"), reverse=True)
+    for manifest in old:
+        manifest.unlink()
+    assert values(table, "draft") == {1: None}
+    for shard in writer.shard_writers.values():
+        abandon(shard)
+    assert values(table, "draft") == {1: None}
+
+
+def _tagged() -> pa.Schema:
+    return pa.schema([*KEYED, pa.field("tag", pa.string())])
+
+
 def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp_path: Path) -> None:
     table = new_table(tmp_path / "t")
     with table.writer() as writer:

@@ -33,9 +33,11 @@ _SHARED: dict[str, Any] = {
 }
 
 
+# An example that fails is made small for up to five minutes; what came of it should be seen.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [(NumberKeyMachine, 12), (PairKeyMachine, 7), pytest.param(AppendOnlyMachine, 7, marks=pytest.mark.soak)],
+    [(NumberKeyMachine, 12), (PairKeyMachine, 7), (AppendOnlyMachine, 7)],
 )
 def test_reads_equal_a_dictionary_after_every_step(machine: type[TableMachine], examples: int) -> None:
     run_state_machine_as_test(
@@ -47,7 +49,4 @@ def test_reads_equal_a_dictionary_after_every_step(machine: type[TableMachine], 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", [NumberKeyMachine, PairKeyMachine, AppendOnlyMachine])
 def test_reads_equal_a_dictionary_after_every_step_of_many(machine: type[TableMachine]) -> None:
-    replacing = type(machine.__name__, (machine,), {"replaces_columns": True})
-    run_state_machine_as_test(
-        replacing, settings=settings(max_examples=250, stateful_step_count=50, **_SHARED)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=250, stateful_step_count=50, **_SHARED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,14 @@ def spark(faults: None) -> Iterator[SparkSession]:
     started.sparkContext.setLogLevel("OFF")
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_like_interrupted() -> Iterator[None]:
+    """Who ends the run (``timeout`` does) must not leave clusters behind: they are ended by the tests."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "faulty_lancewal"
 DIRECTORY = "LANCEWAL_TEST_FAULTS"
+_TAKEN = "taken"
 
 
 class InjectedError(RuntimeError):
@@ -40,11 +41,19 @@ def issue(*tickets: str) -> None:
 
 
 def left() -> int:
-    return len(os.listdir(os.environ[DIRECTORY]))
+    """Tickets that nobody has taken."""
+    return sum(path.is_file() for path in Path(os.environ[DIRECTORY]).iterdir())
+
+
+def suffered() -> list[str]:
+    """The tickets that were taken, and so the faults that have happened."""
+    taken = Path(os.environ[DIRECTORY]) / _TAKEN
+    return sorted(path.name.split(".")[0] for path in taken.iterdir()) if taken.exists() else []
 
 
 def withdraw() -> None:
-    for path in Path(os.environ[DIRECTORY]).iterdir():
+    """Remove all tickets, those that were taken too."""
+    for path in Path(os.environ[DIRECTORY]).rglob("*.*"):
         path.unlink(missing_ok=True)
 
 
@@ -52,9 +61,11 @@ def take(kind: str, chance: float = 0.5) -> str | None:
     """A ticket of some kind, maybe; nobody else gets the same."""
     if DIRECTORY not in os.environ or random.random() > chance:
         return None
+    taken = Path(os.environ[DIRECTORY]) / _TAKEN
     for path in sorted(Path(os.environ[DIRECTORY]).glob(f"{kind} *")):
         try:
-            path.unlink()
+            taken.mkdir(exist_ok=True)
+            path.rename(taken / path.name)
         except FileNotFoundError:
             continue
         return path.name.split(".")[0]

@@ -1,7 +1,7 @@
-"""Writes and reads a small and a large batch, and prints how much memory the driver's side took.
+"""Writes, reads and compacts a small and a large batch, and prints how much memory the driver's side took.
 
 The driver's side is this process, its Java machine, and the Python processes that plan and commit; the
-executors are processes of their own.
+executors are processes of their own. ``python -m tests.spark.memory_child directory rows…``
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from lancewal.spark import compact, flush, session, write
+from tests.spark.processes import LOCAL_CLUSTER, command_line
 
 CONF = {
-    "spark.driver.memory": "400m",
+    "spark.driver.memory": "512m",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
@@ -25,44 +29,75 @@ _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 
 def main(directory: str, *sizes: str) -> None:
-    spark = session("local-cluster[2,1,1024]", app_name="memory", conf=CONF)
+    spark = session(LOCAL_CLUSTER, app_name="memory", conf=CONF)
     spark.sparkContext.setLogLevel("OFF")
     for size in map(int, sizes):
         text = F.repeat(F.sha2(F.col("id").cast("string"), 256), 6)
         rows = spark.range(0, size, 1, 8).select("id", text.alias("name"))
         uri = f"{directory}/table-{size}"
         options = {"createIfMissing": "true", "primaryKey": "id", "numBuckets": "4"}
-        rows.write.format("lancewal").mode("append").options(**options).save(uri)
-        write(rows.filter("id % 4 = 0"), uri)
-        flush(spark, uri)
-        compact(spark, uri)
-        read = spark.read.format("lancewal").load(uri).agg(F.count("*"), F.sum(F.length("name"))).first()
+        with peak_of_python() as peak:
+            # A part first in the log, which the commit of the rest has to flush.
+            write(rows.filter("id % 4 = 0"), uri, options=options)
+            rows.filter("id % 4 != 0").write.format("lancewal").mode("append").save(uri)
+            write(rows.filter("id % 4 = 1"), uri)
+            flush(spark, uri)
+            compact(spark, uri)
+            write(rows.filter("id % 4 = 2"), uri)
+            found = spark.read.format("lancewal").load(uri)
+            read = found.agg(F.count("*"), F.sum(F.length("name"))).first()
         assert read is not None
-        sys.stdout.write(json.dumps({"rows": read[0], "bytes": read[1], "python_kb": peak_kb()}) + "\n")
+        sys.stdout.write(json.dumps({"rows": read[0], "bytes": read[1], "python_kb": peak[0]}) + "\n")
         sys.stdout.flush()
     spark.stop()
 
 
-def peak_kb() -> int:
-    """The peaks of all Python processes on the driver's side, added up."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        try:
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-        except (ValueError, OSError):
-            continue
-    total = 0
-    pending = [os.getpid()]
+@contextmanager
+def peak_of_python() -> Iterator[list[int]]:
+    """The most that all Python processes of the driver's side held together at a moment, in KB.
+
+    Some of them live for one commit only, so it is looked at again and again.
+    """
+    peak = [0]
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            peak[0] = max(peak[0], sum(map(resident_kb, driver_side(os.getpid()))))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
+def driver_side(root: int) -> list[int]:
+    """The Python processes below ``root``, but for those of executors."""
+    found = []
+    pending = [root]
     while pending:
         pid = pending.pop()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = command_line(pid)
         if _EXECUTOR in command:
             continue
-        pending += [child for child, parent in parents.items() if parent == pid]
         if b"python" in command.split(b"\0")[0]:
-            status = Path(f"/proc/{pid}/status").read_text()
-            total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-    return total
+            found.append(pid)
+        try:
+            children = [Path(each, "children").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
+        except OSError:
+            continue
+        pending += [int(child) for text in children for child in text.split()]
+    return found
+
+
+def resident_kb(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":

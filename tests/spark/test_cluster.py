@@ -1,59 +1,69 @@
-"""Real clusters: executors and drivers are killed, and streams go on from their checkpoints."""
+"""Real clusters: tasks, executors and drivers are killed, and streams go on from their checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyspark
+import lance
 import pytest
 
-from lancewal.spark.java import find_java_home
+import lancewal
 from tests.spark import faulty
 from tests.spark.changes import ChangeFiles
-from tests.spark.conftest import WORKER_PATH
+from tests.spark.processes import (
+    LOCAL,
+    LOCAL_CLUSTER,
+    STANDALONE,
+    Cluster,
+    Driver,
+    kill,
+    running_cluster,
+    wait_until,
+)
 from tests.spark.tables import content, new_table, schema_of
-from tests.spark.test_stream_faults import changes_in
+from tests.spark.test_stream_faults import FAULTS, changes_in
 
-LOCAL_CLUSTER = "local-cluster[2,1,1024]"
-_PATIENCE_SECONDS = 240.0
-_EXECUTOR = b"CoarseGrainedExecutorBackend"
+#: Files that come after the last kill, so that whoever was started last has work to do.
+_LAST_FILES = 2
+
+EXECUTOR, DRIVER, MACHINE, TASKS = "executor", "driver", "machine", "tasks"
 
 
 @dataclass
 class Stream:
     """One stream of changes into a table of its own."""
 
-    name: str
     path: str
     keyed: bool
     directory: Path
-    batches: int
+    #: One a micro-batch; after a restart Spark may take two at once.
+    num_files: int
 
     def __post_init__(self) -> None:
-        self.files = ChangeFiles(self.directory / "changes", self.keyed, seed=self.batches)
-        self.files.add(self.batches)
+        self.files = ChangeFiles(self.directory / "changes", self.keyed, seed=self.num_files)
+        self.files.add(self.num_files - _LAST_FILES)
         self.table = new_table(self.directory / "table", schema_of(self.keyed))
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}, {'keyed' if self.keyed else 'append only'}"
 
     @property
     def checkpoint(self) -> Path:
         return self.directory / "checkpoint"
 
     def committed(self) -> int:
-        """Micro-batches that Spark has noted as done."""
+        """Micro-batches that Spark has noted as done; it keeps notes of the latest only."""
         with contextlib.suppress(FileNotFoundError):
-            return sum(name.isdigit() for name in os.listdir(self.checkpoint / "commits"))
+            names = os.listdir(self.checkpoint / "commits")
+            return 1 + max((int(name) for name in names if name.isdigit()), default=-1)
         return 0
 
     def config(self) -> dict[str, Any]:
@@ -68,195 +78,91 @@ class Stream:
     def check(self) -> None:
         assert content(self.table) == self.files.expected(), self.name
         assert changes_in(self.table.uri) == self.files.changes, self.name
+        table = lancewal.open(self.table.uri)
+        table.flush()
+        table.compact()
+        in_base = lance.dataset(self.table.uri).to_table().to_pylist()
+        assert sorted(tuple(row.values()) for row in in_base) == self.files.expected(), self.name
 
 
-def streams(directory: Path, batches: int, kinds: list[tuple[str, bool]]) -> list[Stream]:
-    return [
-        Stream(f"{path}-{keyed}", path, keyed, directory / f"{path}-{keyed}", batches)
-        for path, keyed in kinds
-    ]
+def run_with_faults(cluster: Cluster, found: list[Stream], faults: list[str], seed: int = 3) -> Counter[str]:
+    """Run all streams to their end, with one of ``faults`` after each of some random micro-batches.
 
-
-class Driver:
-    """A driver process with all that it starts, in a session of its own."""
-
-    def __init__(self, master: str, found: list[Stream], log: Path) -> None:
-        config = {"master": master, "streams": [stream.config() for stream in found]}
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": WORKER_PATH,
-            faulty.DIRECTORY: os.environ[faulty.DIRECTORY],
-        }
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(config)],
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def executors(self) -> list[int]:
-        """The process ids of the executors' Java machines, wherever in the session they are."""
-        return [pid for pid in session_members(self._process.pid) if _EXECUTOR in command_line(pid)]
-
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self) -> int:
-        return self._process.wait(_PATIENCE_SECONDS)
-
-    def kill(self) -> None:
-        """The whole session at once, as when the machine goes down."""
-        for pid in session_members(self._process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait(_PATIENCE_SECONDS)
-
-
-def session_members(leader: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getsid(int(name)) == leader:
-                    found.append(int(name))
-    return found
-
-
-def command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def wait_for(condition: Any, driver: Driver) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while driver.is_running() and not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
-
-
-def run_with_kills(
-    master: str, found: list[Stream], tmp_path: Path, *, executor_kills: int, driver_kills: int, seed: int = 3
-) -> None:
-    """Kill executors and drivers after random micro-batches until all streams are through."""
+    Returns what was killed: processes that were alive, and are gone.
+    """
     chance = random.Random(seed)
-    log = tmp_path / "driver.log"
-    total = sum(stream.batches for stream in found)
-    while True:
-        driver = Driver(master, found, log)
-        try:
-            while driver.is_running() and (executor_kills or driver_kills):
-                done = sum(stream.committed() for stream in found)
-                target = min(done + chance.randint(1, max(2, total // 8)), total - 2)
-                wait_for(lambda: sum(s.committed() for s in found) >= target, driver)  # noqa: B023
-                time.sleep(chance.random())
-                victims = driver.executors()
-                if executor_kills and victims and (chance.random() < 0.6 or not driver_kills):
-                    executor_kills -= 1
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(chance.choice(victims), signal.SIGKILL)
-                elif driver_kills:
-                    driver_kills -= 1
-                    break
-                elif not victims:
-                    executor_kills = 0
+    chance.shuffle(faults)
+    last = sum(stream.num_files - _LAST_FILES for stream in found)
+    moments = sorted(chance.sample(range(1, max(last * 9 // 10, len(faults) + 1)), len(faults)))
+    killed: Counter[str] = Counter()
+    finish = cluster.directory / "finish"
+    config = {"streams": [stream.config() for stream in found], "finish": str(finish)}
+    drivers = [Driver("tests.spark.driver", cluster, config)]
+    try:
+        for moment, fault in zip(moments, faults, strict=True):
+            _wait_for(drivers[-1], lambda: sum(s.committed() for s in found) >= moment, fault)  # noqa: B023
+            time.sleep(chance.random() / 2)
+            if fault == TASKS:
+                faulty.issue(chance.choice(FAULTS), chance.choice(FAULTS), f"commit {chance.randrange(40)}")
+            elif fault == EXECUTOR:
+                _wait_for(drivers[-1], lambda: cluster.executors(drivers[-1]), "executors")
+                killed[fault] += _kill_one(cluster, drivers[-1], chance)
             else:
-                if driver.wait() == 0:
-                    return
-                tail = log.read_bytes()[-3000:].decode(errors="replace")
-                assert "InjectedError" in tail or "exited unexpectedly" in tail or "lost" in tail, tail
-        finally:
-            driver.kill()
+                killed[fault] += drivers[-1].kill(with_executors=fault == MACHINE)
+                drivers.append(Driver("tests.spark.driver", cluster, config))
+        for stream in found:
+            stream.files.add(_LAST_FILES)
+        finish.touch()
+        drivers[-1].expect_success()
+    finally:
+        for driver in drivers:
+            driver.end()
+    return killed
+
+
+def _wait_for(driver: Driver, condition: Any, what: str) -> None:
+    def or_over() -> bool:
+        driver.expect_running()
+        return bool(condition())
+
+    wait_until(or_over, what)
+
+
+def _kill_one(cluster: Cluster, driver: Driver, chance: random.Random) -> bool:
+    return kill(chance.choice(cluster.executors(driver)))
 
 
 @pytest.mark.timeout(900)
 def test_executors_and_a_driver_are_killed_and_every_batch_lands_exactly_once(tmp_path: Path) -> None:
-    found = streams(tmp_path, 6, [("sink", True), ("wal", False)])
-    run_with_kills(LOCAL_CLUSTER, found, tmp_path, executor_kills=1, driver_kills=1)
+    found = [Stream(*kind, tmp_path / kind[0], 4) for kind in (("sink", True), ("wal", False))]
+    with running_cluster(LOCAL_CLUSTER, tmp_path) as cluster:
+        killed = run_with_faults(cluster, found, [EXECUTOR, DRIVER])
+    assert killed == {EXECUTOR: 1, DRIVER: 1}
     for stream in found:
         stream.check()
-
-
-ALL_KINDS = [("sink", True), ("sink", False), ("wal", True), ("wal", False)]
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_two_hundred_batches_on_a_local_cluster_while_everything_is_killed(tmp_path: Path) -> None:
-    found = streams(tmp_path, 200, ALL_KINDS)
-    faulty.issue(
-        *(["before kill", "after kill", "after raise"] * 15), *(f"commit {i}" for i in range(0, 40, 2))
-    )
-    try:
-        run_with_kills(LOCAL_CLUSTER, found, tmp_path, executor_kills=10, driver_kills=5)
-    finally:
-        faulty.withdraw()
-    for stream in found:
-        stream.check()
-
-
-@contextlib.contextmanager
-def standalone_master() -> Iterator[str]:
-    """A master and two workers on different addresses of this machine."""
-    home = Path(pyspark.__file__).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYTHONPATH": WORKER_PATH,
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    java = find_java_home()
-    if java is not None:
-        environment["JAVA_HOME"] = java
-    url = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]]
-    for host in ("127.0.0.1", "127.0.0.2"):
-        commands.append(
-            [
-                f"{deploy}.worker.Worker",
-                "--host",
-                host,
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--webui-port",
-                "0",
-                url,
-            ]
-        )
-    running = [
-        subprocess.Popen(
-            [str(home / "bin" / "spark-class"), *command],
-            env={**environment, "SPARK_LOCAL_IP": command[command.index("--host") + 1]},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for command in commands
-    ]
-    try:
-        yield url
-    finally:
-        for process in running:
-            for pid in session_members(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_standalone_master_with_two_workers_and_speculation(tmp_path: Path) -> None:
-    found = streams(tmp_path, 40, ALL_KINDS)
-    with standalone_master() as master:
-        run_with_kills(master, found, tmp_path, executor_kills=0, driver_kills=2)
+@pytest.mark.parametrize("path", ["sink", "wal"])
+@pytest.mark.parametrize("kind", [LOCAL, LOCAL_CLUSTER, STANDALONE])
+def test_two_hundred_batches_land_exactly_once_while_everything_is_killed(
+    tmp_path: Path, kind: str, path: str
+) -> None:
+    found = [Stream(path, keyed, tmp_path / str(keyed), 215) for keyed in (True, False)]
+    kills = {MACHINE: 2, DRIVER: 2, **({} if kind == LOCAL else {EXECUTOR: 6})}
+    bundles = 24
+    try:
+        with running_cluster(kind, tmp_path) as cluster:
+            killed = run_with_faults(cluster, found, [*Counter(kills).elements(), *[TASKS] * bundles])
+        suffered = faulty.suffered()
+        left = faulty.left()
+    finally:
+        faulty.withdraw()
+    assert killed == kills
+    assert left == 0
+    assert len(suffered) == 3 * bundles
+    assert set(FAULTS) < set(suffered)
     for stream in found:
+        assert stream.committed() >= 200, stream.name
         stream.check()

@@ -15,7 +15,7 @@ from tests.tables import APPEND_ONLY
 
 PROGRAM = """
 import sys
-from lancewal.spark import changes, flush, session, stream, write
+from lancewal.spark import changes, compact, flush, gc, route, session, stream, write
 table, files, checkpoint = sys.argv[1:]
 spark = session(remote="local[2]", conf={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"})
 assert "connect" in type(spark).__module__
@@ -28,12 +28,22 @@ query = stream(incoming, table, checkpoint, trigger={"availableNow": True})
 query.awaitTermination()
 flush(spark, table)
 assert spark.read.format("lancewal").load(table).filter("id >= 3").count() == 8
+assert spark.read.format("lancewal").option("filter", "id >= 3 OR id = 1").load(table).count() == 9
 feed = spark.read.format("lancewal").option("readChangeFeed", "true").load(table)
 assert feed.count() == 11
+following = changes(spark, table, starting_position="earliest").writeStream.format("memory").queryName("seen")
+following = following.option("checkpointLocation", checkpoint + "-feed").trigger(availableNow=True)
+following.start().awaitTermination()
+assert spark.sql("SELECT count(*) FROM seen").first()[0] == 11
+assert route(frame(0), table).count() == 5
+assert len(compact(spark, table)) == 3
+assert gc(spark, table, dry_run=True)
+assert spark.read.format("lancewal").load(table).count() == 11
 spark.stop()
 """
 
 
+@pytest.mark.timeout(900)
 def test_batches_streams_and_jobs_work_over_spark_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
     pytest.importorskip("zstandard", reason="Spark Connect needs pyspark[connect]")

@@ -14,6 +14,7 @@ import lancewal
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError
 from lancewal.spark.creation import open_for_writing
+from lancewal.spark.options import Options
 from tests.spark.tables import new_table, options_of
 
 SCHEMA = st.StructType(
@@ -69,7 +70,15 @@ def test_a_table_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"primaryKey": "name"}, {"numBuckets": 7}, {"vectorDimensions": "name:3"}], ids=str
+    "given",
+    [
+        {"primaryKey": "name"},
+        {"numBuckets": 7},
+        {"bucketColumn": "name"},
+        {"identityColumn": "id"},
+        {"vectorDimensions": "name:3"},
+    ],
+    ids=str,
 )
 def test_options_that_contradict_the_table_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     new_table(tmp_path / "t")
@@ -84,6 +93,11 @@ def test_options_that_contradict_the_table_are_refused(tmp_path: Path, given: di
         {"vectorDimensions": "absent:2"},
         {"vectorDimensions": "name:2"},
         {"numBuckets": 2},
+        {"primaryKey": "id", "numBuckets": 5000},
+        {"primaryKey": "id", "bucketColumn": "name"},
+        {"primaryKey": "v"},
+        {"bucketColumn": "absent"},
+        {"primaryKey": "id", "identityColumn": "id", "numBuckets": 2},
     ],
     ids=str,
 )
@@ -92,4 +106,18 @@ def test_options_that_make_no_table_are_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(InvalidInputError):
         create(tmp_path / "t", **given)
-    assert "numBuckets" in given or not (tmp_path / "t").exists()
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_lance_table_with_another_key_gets_no_write_path(tmp_path: Path) -> None:
+    """It would take rows as if they had no key, and keep every version of them."""
+    lance.write_dataset(pa.table({"id": [1]}), str(tmp_path / "t"))
+    with pytest.raises(InvalidInputError, match="primaryKey"):
+        create(tmp_path / "t", primaryKey="id")
+    with pytest.raises(NotInitializedError):
+        lancewal.open(str(tmp_path / "t"))
+
+
+def test_a_place_is_asked_for_before_anything_else() -> None:
+    with pytest.raises(InvalidInputError, match=r"place is missing[^;]*;[^;]*as path$"):
+        open_for_writing(Options.parse({}), SCHEMA)

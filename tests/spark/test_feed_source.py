@@ -19,7 +19,7 @@ from lancewal.sharding import discover_manifests
 from lancewal.spark import changes
 from lancewal.spark.access import OpenTable
 from lancewal.spark.columns import spark_schema
-from lancewal.spark.feed_source import FeedStream
+from lancewal.spark.feed_source import FeedReader, FeedStream
 from tests.spark.tables import content, new_table, options_of
 from tests.tables import rows
 from tests.test_feed import staged
@@ -54,7 +54,7 @@ def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(
     target = new_table(tmp_path / "target", unsharded=True)
 
     def run() -> None:
-        df = changes(spark, source.uri, starting_position="earliest", max_entries_per_trigger=2)
+        df = changes(spark, source.uri, starting_position="earliest", max_entries_per_trigger=7)
         query = (
             df.writeStream.format("lancewal")
             .option("changeTypeColumn", "_change_type")
@@ -207,10 +207,46 @@ def test_a_snapshot_whose_manifests_were_collected_fails_loudly(tmp_path: Path) 
         stream.partitions(start, advance(stream, start))
 
 
-def test_a_stream_without_the_option_and_with_an_end_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"readChangeFeed": "false"}, "set the option readChangeFeed"),
+        ({"endingPosition": "latest"}, "has no end"),
+        ({"startingPosition": "yesterday"}, "neither a known word nor JSON"),
+        ({"filter": "id = 1"}, "filter in Spark"),
+    ],
+    ids=str,
+)
+def test_what_a_stream_cannot_do_is_said_by_the_query(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], reason: str
+) -> None:
+    """Spark replaces what a reader's constructor raises by a complaint of its own."""
     table = new_table(tmp_path / "table")
-    schema = spark_schema(table.schema)
-    with pytest.raises(InvalidInputError, match="readChangeFeed"):
-        FeedStream(options_of(table), schema)
-    with pytest.raises(InvalidInputError, match="no end"):
-        stream_of(table, endingPosition="latest")
+    df = spark.readStream.format("lancewal").options(**{"readChangeFeed": "true", **options}).load(table.uri)
+    query = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+    with pytest.raises(Exception, match=reason):
+        query.awaitTermination()
+
+
+def test_limits_that_are_no_numbers_are_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with pytest.raises(Exception, match="maxEntriesPerTrigger must be a whole number"):
+        changes(spark, table.uri, max_entries_per_trigger=0)
+
+
+def test_places_that_the_table_does_not_have_are_refused(tmp_path: Path) -> None:
+    """Rows between the end and a place beyond it would be left out."""
+    table = new_table(tmp_path / "table", unsharded=True)
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+    shard, end = table.shard_for(), ChangeFeed.open(table.uri).latest()[table.shard_for()]
+    assert stream_of(table, startingPosition=json.dumps({str(shard): end})).initialOffset()
+    with pytest.raises(InvalidInputError, match="beyond its end"):
+        stream_of(table, startingPosition=json.dumps({str(shard): end + 1})).initialOffset()
+    other = "00000000-0000-0000-0000-000000000001"
+    with pytest.raises(InvalidInputError, match="does not have"):
+        stream_of(table, startingPosition=json.dumps({other: 1})).initialOffset()
+    parsed = options_of(table, readChangeFeed="true", endingPosition=json.dumps({str(shard): end + 1}))
+    batch = FeedReader(parsed, spark_schema(feed_schema(OpenTable.open(parsed).base.schema)))
+    with pytest.raises(InvalidInputError, match=r"endingPosition.*beyond its end"):
+        batch.partitions()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +18,9 @@ from lancewal import layout
 from lancewal.errors import PartialWriteError
 from lancewal.objects import ObjectStore
 from lancewal.sharding import discover_manifests
-from lancewal.spark import compact, flush, gc, jobs
+from lancewal.spark import JobFailedError, compact, flush, gc, jobs
+from tests.cli.support import ok, run
+from tests.spark.processes import spark_environment
 from tests.spark.tables import content, new_table, schema_of, spark_content
 from tests.spark.test_merged import fill_all_levels
 from tests.tables import KEYED
@@ -48,7 +54,7 @@ def test_rows_go_all_the_way_to_the_base_table_and_the_rest_is_collected(
 
 
 def test_a_shard_that_fails_does_not_stop_the_others_and_fails_the_job_at_its_end(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = new_table(tmp_path / "table")
     fill_all_levels(table, KEYED)
@@ -62,14 +68,24 @@ def test_a_shard_that_fails_does_not_stop_the_others_and_fails_the_job_at_its_en
     store.delete(entry)
     store.put(entry, b"no entry")
 
-    with pytest.raises(PartialWriteError) as failure:
+    with pytest.raises(JobFailedError) as failure:
         flush(spark, table.uri)
 
+    assert isinstance(failure.value, PartialWriteError)
     assert list(failure.value.failed) == [broken.shard_id]
+    outcomes = {outcome.shard_id: outcome for outcome in failure.value.outcomes}
+    assert {shard for shard, outcome in outcomes.items() if outcome.error} == {broken.shard_id}
+    assert all(outcomes[manifest.shard_id].details["rows"] for manifest in healthy)
+    assert pickle.loads(pickle.dumps(failure.value)).outcomes == failure.value.outcomes
     assert "WalCorruptError" in str(failure.value)
     for manifest in healthy:
         now = next(m for m in discover_manifests(store) if m.shard_id == manifest.shard_id)
         assert now.current_generation == manifest.current_generation + 1
+    capsys.readouterr()
+    assert jobs.main(["flush", table.uri]) == 1
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 3, "a line for every shard, failed or not"
+    assert str(broken.shard_id) in told.err
 
 
 def test_the_program_prints_a_line_for_each_shard(
@@ -83,3 +99,34 @@ def test_the_program_prints_a_line_for_each_shard(
     assert jobs.main(["compact", table.uri, "--max-commit-bytes", "100000"]) == 0
     assert jobs.main(["gc", table.uri, "--dry-run", "--min-age-hours", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3 + 4
+
+
+def test_the_command_line_does_the_same_with_a_session(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    expected = content(table)
+    flushed = ok("flush", table.uri, "--engine", "spark", "--json").documents
+    assert sum(line["details"]["rows"] for line in flushed) == 33
+    assert ok("compact", table.uri, "--engine", "spark", "--flush").out.count("✓") == 3 + 3
+    in_base = lance.dataset(table.uri).to_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in in_base) == expected
+    assert ok("gc", table.uri, "--engine", "spark", "--dry-run").out.count("✓") == 3 + 1
+    assert run("flush", table.uri, "--engine", "flink").code != 0
+
+
+def test_spark_submit_runs_a_job(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    environment = spark_environment(tmp_path)
+    submit = [f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", "local[1]"]
+    conf = ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
+    ran = subprocess.run(
+        [*submit, *conf, str(Path(jobs.__file__)), "flush", table.uri],
+        env={**environment, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert sum(line["details"]["rows"] for line in lines) == 33

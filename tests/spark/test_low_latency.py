@@ -19,7 +19,7 @@ from lancewal.format.bucket import bucket_of
 from lancewal.objects import ObjectStore
 from lancewal.publish import begin_append
 from lancewal.sharding import discover_manifests
-from lancewal.spark import route, write
+from lancewal.spark import route, stream, write
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.routing import bucket_column
 from lancewal.spark.wal_sink import WalSink, encode_transaction
@@ -108,6 +108,42 @@ def test_the_greatest_row_of_a_key_wins_where_an_order_is_given(spark: SparkSess
     assert content(table) == [(1, "c")]
 
 
+def test_a_column_that_only_says_which_row_is_the_last_need_not_be_in_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table")
+    changes = [(1, "old", "u", 7), (1, "new", "u", 9), (2, "x", "c", 1), (2, None, "d", 2)]
+    df = frame(spark, changes, "id long, name string, op string, sequence int").repartition(4)
+    write(df, table.uri, change_type_column="op", order_by="sequence")
+    assert content(table) == [(1, "new")]
+    with pytest.raises(InvalidInputError, match="no column sequence"):
+        write(df, table.uri, change_type_column="op")
+
+
+def test_an_aggregation_in_update_mode_replaces_its_rows(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    (tmp_path / "in").mkdir()
+    counted = (
+        spark.readStream.schema("id long")
+        .json(str(tmp_path / "in"))
+        .groupBy("id")
+        .agg(F.count("*").cast("string").alias("name"))
+    )
+    for number, ids in enumerate([[1, 1, 2], [2, 3]]):
+        lines = "\n".join(f'{{"id": {i}}}' for i in ids)
+        (tmp_path / "in" / f"{number}.json").write_text(lines)
+        query = stream(
+            counted, table.uri, str(tmp_path / "c"), output_mode="update", trigger={"availableNow": True}
+        )
+        query.awaitTermination()
+    assert content(table) == [(1, "2"), (2, "2"), (3, "1")]
+    with pytest.raises(InvalidInputError, match="complete"):
+        stream(counted, table.uri, str(tmp_path / "c"), output_mode="complete")
+    keyless = new_table(tmp_path / "keyless", APPEND_ONLY)
+    with pytest.raises(InvalidInputError, match="by their key"):
+        stream(counted, keyless.uri, str(tmp_path / "c"), output_mode="update")
+
+
 @pytest.mark.parametrize("how", [{"identity": "name"}, {"unsharded": True}], ids=str)
 def test_tables_that_are_not_bucketed(spark: SparkSession, tmp_path: Path, how: dict[str, Any]) -> None:
     table = new_table(tmp_path / "table", APPEND_ONLY, **how)
@@ -123,6 +159,8 @@ def test_half_an_identity_is_refused(spark: SparkSession, tmp_path: Path) -> Non
     table = new_table(tmp_path / "table")
     with pytest.raises(InvalidInputError, match="together"):
         write(frame(spark, named(0, 1)), table.uri, txn_app_id="app")
+    with pytest.raises(InvalidInputError, match="pass txn_app_id"):
+        write(frame(spark, named(0, 1)), table.uri, options={"txnAppId": "app", "txnVersion": "1"})
 
 
 def task(table: lancewal.Table, transaction: Transaction) -> WalSink:

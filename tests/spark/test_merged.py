@@ -13,7 +13,7 @@ from pyspark.sql import datasource as ds
 
 import lancewal
 from lancewal import layout
-from lancewal.errors import StorageError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.publish import publish
@@ -94,7 +94,7 @@ def test_filters_are_asked_after_newer_versions_have_hidden_older_ones(tmp_path:
         ds.GreaterThan(("id",), 33),
         ds.In(("id",), (1, 5, 22, 36, 37)),
     ):
-        reader = reader_of(table)
+        reader = reader_of(table, filterPushdown="true")
         left = reader.pushFilters([condition])
         assert left == []
         sql = reader._merged.sql
@@ -108,11 +108,33 @@ def test_filters_are_asked_after_newer_versions_have_hidden_older_ones(tmp_path:
 def test_a_filter_on_the_key_rules_out_shards(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     fill_all_levels(table, KEYED)
-    reader = reader_of(table)
+    reader = reader_of(table, filterPushdown="true")
     reader.pushFilters([ds.EqualTo(("id",), 40)])
     groups = [group for p in reader.partitions() if isinstance(p, ShardPartition) for group in p.groups]
     assert len(groups) == 1
     assert read(reader) == [(40, "logged_40")]
+
+
+@pytest.mark.parametrize("condition", ["id = 40 OR id = 41", "id IN (40, 41)"])
+def test_a_filter_that_is_an_option_goes_with_those_that_are_pushed(tmp_path: Path, condition: str) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    assert read(reader_of(table, filter=condition)) == named(40, 2, "logged")
+    reader = reader_of(table, filter=condition, filterPushdown="true")
+    reader.pushFilters([ds.GreaterThan(("id",), 40)])
+    assert read(reader) == named(41, 1, "logged")
+
+
+def test_filters_are_left_to_spark_unless_told_otherwise(tmp_path: Path) -> None:
+    reader = reader_of(new_table(tmp_path / "table"))
+    condition = ds.EqualTo(("id",), 40)
+    assert list(reader.pushFilters([condition])) == [condition]
+    assert reader._merged.sql is None
+
+
+def test_a_filter_that_does_not_fit_the_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="absent"):
+        reader_of(new_table(tmp_path / "table"), filter="absent = 1")
 
 
 def test_an_empty_table_has_a_partition_without_rows(tmp_path: Path) -> None:

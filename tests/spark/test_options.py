@@ -55,6 +55,7 @@ def test_positions_are_words_or_a_map() -> None:
 
     assert position("Earliest") == "earliest"
     assert position(f'{{"{SHARD}": 7}}') == {UUID(SHARD): 7}
+    assert position(f'{{"positions": {{"{SHARD}": 7}}}}') == {UUID(SHARD): 7}, "a query's offset"
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ def check_stream(
     faulty.issue(*(FAULTS[i % len(FAULTS)] for i in range(faults)), *commits)
     try:
         restarts = run_to_the_end(spark, path, files, table.uri, tmp_path / "checkpoint", 5 + 4 * faults)
-        suffered = 2 * faults - faulty.left()
+        suffered = faulty.suffered()
     finally:
         faulty.withdraw()
     assert restarts > 0
-    assert suffered > 1
+    assert len(suffered) > 1
     assert content(table) == files.expected()
     assert changes_in(table.uri) == files.changes
     lancewal.open(table.uri).flush()
@@ -89,14 +89,4 @@ def check_stream(
 def test_a_stream_lands_exactly_once_while_tasks_and_commits_die(
     spark: SparkSession, tmp_path: Path, path: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_stream(spark, tmp_path, path, keyed, batches=5, faults=4, monkeypatch=monkeypatch)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
-@pytest.mark.parametrize("path", ["sink", "wal"])
-def test_two_hundred_batches_land_exactly_once_while_tasks_and_commits_die(
-    spark: SparkSession, tmp_path: Path, path: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_stream(spark, tmp_path, path, keyed, batches=200, faults=60, monkeypatch=monkeypatch)
+    check_stream(spark, tmp_path, path, keyed, batches=4, faults=4, monkeypatch=monkeypatch)

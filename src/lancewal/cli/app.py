@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from lancewal.cli import console, extras, ingest, init, keys, maintain, query, status, tail
+from lancewal.cli.help import Command, Group
 
 _ENDING = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or refused input, 3 verify found problems, "
@@ -17,6 +18,7 @@ _ENDING = (
 
 app = typer.Typer(
     name="lancewal",
+    cls=Group,
     help="A streaming write path for Lance tables.",
     epilog=_ENDING,
     no_args_is_help=True,
@@ -26,19 +28,19 @@ app = typer.Typer(
 
 _PASS_ON = {"ignore_unknown_options": True}
 
-app.command(rich_help_panel="Write")(init.init)
-app.command(rich_help_panel="Write")(ingest.ingest)
-app.command(rich_help_panel="Write")(keys.delete)
-app.command(rich_help_panel="Read")(query.query)
-app.command(rich_help_panel="Read")(keys.get)
-app.command(rich_help_panel="Read")(tail.tail)
-app.command(rich_help_panel="Operate")(status.status)
-app.command(rich_help_panel="Operate")(maintain.flush)
-app.command(rich_help_panel="Operate")(maintain.compact)
-app.command(rich_help_panel="Operate")(maintain.gc)
-app.command(rich_help_panel="Operate")(maintain.verify)
-app.command(rich_help_panel="Try", context_settings=_PASS_ON)(extras.demo)
-app.command(rich_help_panel="Try", context_settings=_PASS_ON)(extras.bench)
+app.command(cls=Command, rich_help_panel="Write")(init.init)
+app.command(cls=Command, rich_help_panel="Write")(ingest.ingest)
+app.command(cls=Command, rich_help_panel="Write")(keys.delete)
+app.command(cls=Command, rich_help_panel="Read")(query.query)
+app.command(cls=Command, rich_help_panel="Read")(keys.get)
+app.command(cls=Command, rich_help_panel="Read")(tail.tail)
+app.command(cls=Command, rich_help_panel="Operate")(status.status)
+app.command(cls=Command, rich_help_panel="Operate")(maintain.flush)
+app.command(cls=Command, rich_help_panel="Operate")(maintain.compact)
+app.command(cls=Command, rich_help_panel="Operate")(maintain.gc)
+app.command(cls=Command, rich_help_panel="Operate")(maintain.verify)
+app.command(cls=Command, rich_help_panel="Try")(extras.demo)
+app.command(cls=Command, rich_help_panel="Try", context_settings=_PASS_ON)(extras.bench)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -43,7 +44,14 @@ TERMINATED = 143
 
 #: Where in its source Lance noticed a failure; says nothing to a user.
 _LANCE_PLACE = re.compile(r",? ?\S*/rust/\S+\.rs:\d+:\d+")
-_LANCE_NAME = re.compile(r"LanceError\((\w+)\): ")
+_LANCE_NAME = re.compile(r"LanceError\((\w+)\): |Generic \w+ error: | \(os error \d+\)")
+#: A file of the write path, whose name says nothing to a user; ``--debug`` shows it.
+_INNER_FILE = re.compile(r"'([^']*?)/_mem_wal/[^']*'")
+#: What helps, by what the message says.
+_ADVICE = (
+    (re.compile(r"ENOSPC|No space left on device"), "free some space"),
+    (re.compile(r"EACCES|EPERM|EROFS|[Pp]ermission denied"), "see that you may write there"),
+)
 
 
 class CommandError(Exception):
@@ -78,14 +86,24 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except CommandError as error:
             _end(error, str(error), error.code)
         except LanceWalError as error:
-            _end(error, plain_sentence(error), exit_code(error))
+            _end(error, advised(plain_sentence(error)), exit_code(error))
         except OSError as error:
-            _end(error, _os_sentence(error), FAILED)
+            _end(error, advised(_os_sentence(error)), FAILED)
         except Exception as error:
             text = f"{type(error).__name__}: {plain_sentence(error)} (this is a bug; --debug shows where)"
             _end(error, text, FAILED)
 
     return run
+
+
+@contextmanager
+def resumable(state: str) -> Iterator[None]:
+    """Work that may be interrupted anywhere; ``state`` says what the table is like then."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        text = f"interrupted; {state}, run the same command again to go on"
+        raise KeyboardInterrupt(text) from error
 
 
 def exit_code(error: BaseException) -> int:
@@ -107,7 +125,19 @@ def plain_sentence(error: BaseException) -> str:
     if isinstance(error, PartialWriteError):
         return _partial_sentence(error)
     text = _LANCE_NAME.sub("", _LANCE_PLACE.sub("", str(error)))
+    text = _INNER_FILE.sub(r"a file in \1/_mem_wal", text)
     return " ".join(text.split()) or type(error).__name__
+
+
+def advised(text: str, again: str = "") -> str:
+    """A sentence about storage that refuses, with what helps, and ``again``: what to do then.
+
+    >>> advised("cannot create the table: the disk is full (ENOSPC)")
+    'cannot create the table: the disk is full (ENOSPC); free some space, then run the command again'
+    """
+    help_first = next((f"{words}, then " for sign, words in _ADVICE if sign.search(text)), "")
+    again = again or ("run the command again" if help_first else "")
+    return f"{text}; {help_first}{again}" if again else text
 
 
 def _partial_sentence(error: PartialWriteError) -> str:

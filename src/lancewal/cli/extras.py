@@ -16,12 +16,22 @@ Rest = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT…]", show_
 
 
 @guarded
-def demo(arguments: Rest = None) -> None:
-    """Show on real rows what works.
+def demo(
+    directory: Annotated[
+        str, typer.Argument(metavar="[DIRECTORY]", help="Where to leave the table and the report.")
+    ] = "demo-output",
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Stream through Spark, or without Java through Python.")
+    ] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Few documents, for a first look.")] = False,
+) -> None:
+    """Show on real rows what works, in about a minute.
 
-    Leaves the table and a report in ./demo-output, or in the directory that is named.
+    A stream goes in through Spark while a Python service writes and searches; writers are killed and
+    recover; everything is compacted and read by plain Lance. Each step is checked.
     """
-    _run([sys.executable, "-m", "lancewal.demo", *(arguments or [])], None)
+    switches = [*([] if spark else ["--no-spark"]), *(["--quick"] if quick else [])]
+    _run([sys.executable, "-m", "lancewal.demo", directory, *switches], None)
 
 
 @guarded

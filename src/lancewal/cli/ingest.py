@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,17 +12,12 @@ from rich.progress import Progress
 
 from lancewal.cli import console, figures, options
 from lancewal.cli.creating import WritePath, open_or_create
-from lancewal.cli.exits import FAILED, REFUSED, CommandError, exit_code, guarded, plain_sentence
+from lancewal.cli.exits import FAILED, REFUSED, CommandError, advised, exit_code, guarded, plain_sentence
 from lancewal.errors import InvalidInputError, LanceWalError
 
 if TYPE_CHECKING:
     from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
     from lancewal.table import Table
-
-
-class Engine(enum.StrEnum):
-    LOCAL = "local"
-    SPARK = "spark"
 
 
 @guarded
@@ -47,8 +41,9 @@ def ingest(
         typer.Option("--looks", min=1, help="Looks until --stream ends by itself.", show_default=False),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option("--engine", help="local: this process; spark: a Spark session, for much data.")
-    ] = Engine.LOCAL,
+        options.Engine,
+        typer.Option("--engine", help="local: this process; spark: a Spark session, for much data."),
+    ] = options.Engine.LOCAL,
     format: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +115,7 @@ def ingest(
     if metrics is not None:
         _serve_metrics(metrics, opened)
     parts = None
-    if engine is Engine.SPARK:
+    if engine is options.Engine.SPARK:
         from lancewal.cli.spark_ingest import SparkParts
 
         parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
@@ -220,7 +215,7 @@ def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool
             raise
         except LanceWalError as error:
             again = "run the same command again to go on, nothing is written twice"
-            raise CommandError(f"{plain_sentence(error)}; {again}", exit_code(error)) from error
+            raise CommandError(advised(plain_sentence(error), again), exit_code(error)) from error
     _print_report(job.report, json=json)
 
 

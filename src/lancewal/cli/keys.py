@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lancewal.cli import console, figures, options, rows
-from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
+from lancewal.cli.exits import NOT_FOUND, CommandError, guarded, resumable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,7 @@ def _delete_matching(table: Table, filter: str, *, ask: bool) -> int:
         number = scan.count_rows()
         typer.confirm(f"Delete {figures.plural(number, 'row')} of {table.uri}?", abort=True, err=True)
     count = 0
-    with table.writer() as writer:
+    with resumable("what was deleted stays deleted"), table.writer() as writer:
         for batch in scan.to_batches():
             count += writer.delete(batch).num_rows
     return count

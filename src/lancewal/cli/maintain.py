@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lancewal.cli import console, figures, options
 from lancewal.cli.durations import parse_duration
-from lancewal.cli.exits import PROBLEMS, guarded
+from lancewal.cli.exits import PROBLEMS, guarded, resumable
 
 if TYPE_CHECKING:
     from lancewal.maintenance import CompactionReport, GcReport, Progress, VerifyReport
+    from lancewal.table import Table
 
 _SHOWN_FINDINGS = 50
 
 
 @guarded
 def flush(
-    table: options.TableArgument, option: options.StorageOptions = None, json: options.Json = False
+    table: options.TableArgument,
+    engine: options.JobEngine = options.Engine.LOCAL,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
 ) -> None:
     """Move rows from the WALs to SSTables.
 
@@ -27,10 +31,14 @@ def flush(
     open on them is fenced and has to be opened again.
     """
     opened = options.open_table(table, option)
+    if engine is options.Engine.SPARK:
+        _on_spark(opened, "flush", option=option, json=json)
+        return
     before = opened.status().unflushed
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("flushing", total=None, note=figures.plural(before.count, "entry", "entries"))
-        opened.flush()
+        with resumable("every shard is flushed or as it was"):
+            opened.flush()
     after = opened.status()
     if json:
         console.print_json(
@@ -58,6 +66,7 @@ def compact(
     files: Annotated[
         bool, typer.Option("--files/--no-files", help="Then join small files of the base table.")
     ] = False,
+    engine: options.JobEngine = options.Engine.LOCAL,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -67,8 +76,14 @@ def compact(
     at any time and run again.
     """
     opened = options.open_table(table, option)
+    if engine is options.Engine.SPARK:
+        _on_spark(opened, *(["flush"] if flush else []), "compact", option=option, json=json)
+        if indexes or files:
+            opened.compact(optimize_indexes=indexes, compact_files=files)
+        return
     if flush:
-        opened.flush()
+        with resumable("every shard is flushed or as it was"):
+            opened.flush()
     waiting = opened.status().uncompacted
     with console.progress(json=json) as shown:
         task = shown.add_task("compacting", total=waiting.rows, note="")
@@ -78,16 +93,18 @@ def compact(
             done[progress.shard_id] = progress.rows
             shown.update(task, completed=sum(done.values()), note=progress.step)
 
-        try:
+        with resumable("every commit so far is whole"):
             report = opened.compact(optimize_indexes=indexes, compact_files=files, progress=step)
-        except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(
-                "interrupted; every commit so far is whole, run the same command again to go on"
-            ) from error
     if json:
         console.print_json(report.to_dict())
     else:
         console.out().print(_compacted(report))
+
+
+def _on_spark(opened: Table, *jobs: str, option: list[str] | None, json: bool, **arguments: Any) -> None:
+    from lancewal.cli.spark_jobs import run_jobs
+
+    run_jobs(opened.uri, jobs, options.storage_options(option), json=json, **arguments)
 
 
 def _compacted(report: CompactionReport) -> str:
@@ -118,20 +135,20 @@ def gc(
             show_default=False,
         ),
     ] = None,
+    engine: options.JobEngine = options.Engine.LOCAL,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
     """Delete what neither a writer, a reader nor a retained version needs any more."""
     age: timedelta | None = None if min_age is None else parse_duration(min_age, "--min-age")
     opened = options.open_table(table, option)
+    if engine is options.Engine.SPARK:
+        _on_spark(opened, "gc", option=option, json=json, min_age=age, dry_run=dry_run)
+        return
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("collecting", total=None, note="")
-        try:
+        with resumable("the table is whole"):
             report = opened.gc(dry_run=dry_run, min_age=age)
-        except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(
-                "interrupted; the table is whole, run the same command again to go on"
-            ) from error
     if json:
         console.print_json(report.to_dict())
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import glob
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,13 @@ def complete_path(incomplete: str) -> list[str]:
     """Directories and files that begin like this, for the shell."""
     found = glob.glob(glob.escape(os.path.expanduser(incomplete)) + "*")
     return [f"{path}/" if os.path.isdir(path) else path for path in sorted(found)]
+
+
+class Engine(enum.StrEnum):
+    """Where a command does its work."""
+
+    LOCAL = "local"
+    SPARK = "spark"
 
 
 TableArgument = Annotated[
@@ -43,6 +51,10 @@ StorageOptions = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+JobEngine = Annotated[
+    Engine,
+    typer.Option("--engine", help="local: this process; spark: a Spark session, one task per shard."),
+]
 Columns = Annotated[
     str | None,
     typer.Option(

@@ -5,14 +5,13 @@ Which files were taken is remembered in the same way as without Spark, so both m
 
 from __future__ import annotations
 
-import logging
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lancewal.cli.exits import CommandError
+from lancewal.cli.spark_start import start_session
 from lancewal.errors import InvalidInputError
 from lancewal.ingest.journal import Part
 
@@ -93,18 +92,7 @@ class SparkParts:
 
     def _start(self) -> SparkSession:
         if self._session is None:
-            # Spark's launcher forks to start Java, which is not what the warning is about.
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")
-            try:
-                from lancewal.spark import session
-
-                self._session = session()
-            except ImportError as error:
-                raise CommandError(
-                    "--engine spark needs PySpark: pip install 'lancewal[spark,jre]', or use --engine local"
-                ) from error
-            self._session.sparkContext.setLogLevel("OFF")
-            _silence_query_contexts()
+            self._session = start_session()
         return self._session
 
 
@@ -117,13 +105,6 @@ class _SparkPart:
 
     def write(self, transaction: Transaction) -> int:
         return self.parts.write(self.file, self.rows, transaction)
-
-
-def _silence_query_contexts() -> None:
-    """PySpark prints a failed query with its stack besides raising the error."""
-    from pyspark.logger import PySparkLogger
-
-    PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _call(action: Callable[[], object], failed: str) -> None:

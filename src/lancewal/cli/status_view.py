@@ -70,7 +70,8 @@ def _room(height: int | None) -> int | None:
 
 
 def _head(status: TableStatus, width: int) -> RenderableType:
-    key = f"key {', '.join(status.primary_key)}" if status.primary_key else "append-only"
+    names = ", ".join(status.primary_key)
+    key = f"key {names}" if len(status.primary_key) == 1 else f"key ({names})" if names else "append-only"
     base = (
         f"{figures.plural(status.base_rows, 'row')} in {figures.plural(status.base_fragments, 'fragment')}, "
         f"version {status.base_version}"

@@ -1,6 +1,6 @@
 """A writer that is going to be killed: ``python -m lancewal.demo.crasher URI FIRST``.
 
-Puts documents one by one and prints each id once its put has returned.
+Puts notes one by one and prints the number of each once its put has returned.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import itertools
 import sys
 
 import lancewal
-from lancewal.demo.corpus import Corpus
+from lancewal.demo.corpus import NOTE, Edition, reference, rows
+
+
+def note(number: int, text: str) -> Edition:
+    return Edition(NOTE, f"{number:06}", 1, text)
 
 
 def main(uri: str, first: int) -> None:
-    corpus = Corpus.load()
+    texts = [document.text for document in reference()]
     with lancewal.open(uri).writer() as writer:
-        for document in itertools.count(first):
-            row = corpus.slice(document % len(corpus), 1)
-            row = row.set_column(0, row.schema.field(0), [[document]])
-            writer.put(row)
-            print(document, flush=True)
+        for number in itertools.count(first):
+            writer.put(rows([note(number, texts[number % len(texts)])]))
+            print(number, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Rows that were stored under another version of a table's schema, as the current one.
 
 Columns are matched by field id, nested ones included: a renamed column keeps its id,
-one that was added later is missing in older rows and reads as nulls, and a name that was
-dropped and used again has another id. Lance hands the id of a dropped column out again
-in some cases, so a field of the same id but another type is another field, and so is a
-column whose stored name the table's one never had.
+and one that was added later is missing in older rows and reads as nulls. Lance hands the id
+of a dropped column out again in some cases. So rows come with the version of the table that they
+were written for, and a field of the same id that was not there all the time since is another
+field. Where the version is not known, it is told by another type, or by a stored name that the
+table's column never had.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.schema import TOMBSTONE, TableSchema, field_id
+from lancewal.format.schema import (
+    FIELD_ID_KEY,
+    TOMBSTONE,
+    ColumnIdentity,
+    TableSchema,
+    field_id,
+    map_children,
+)
 
 _Convert = Callable[[pa.Array], pa.Array]
 
@@ -47,23 +55,32 @@ class ColumnSource:
         return self.convert(column)
 
 
-def column_sources(stored: pa.Schema, schema: TableSchema) -> Mapping[str, ColumnSource]:
+def column_sources(
+    stored: pa.Schema, schema: TableSchema, written_for: int | None
+) -> Mapping[str, ColumnSource]:
     """For every column of ``schema``, where it comes from in rows with the columns ``stored``.
 
-    By name only when no stored field has an id, as in entries of old writers.
+    ``written_for`` is the version of the table that had these columns, ``None`` if it is not
+    known. By name only when no stored field has an id, as in entries of old writers.
     """
     columns = [field for field in stored if field.name != TOMBSTONE]
     if all(field_id(field) < 0 for field in columns):
         by_name = {field.name: field for field in columns}
         return {wanted.name: _named(by_name.get(wanted.name), wanted) for wanted in schema.columns}
+    if replaced := schema.replaced_since(written_for):
+        columns = [_disowned(field, replaced) for field in columns]
+    identity = schema.identity if written_for is None else None
     by_id = {field_id(field): field for field in columns}
-    return {wanted.name: _numbered(by_id.get(field_id(wanted)), wanted, schema) for wanted in schema.columns}
+    return {
+        wanted.name: _numbered(by_id.get(field_id(wanted)), wanted, identity) for wanted in schema.columns
+    }
 
 
-def align(batch: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
+def align(batch: pa.RecordBatch, schema: TableSchema, written_for: int | None = None) -> pa.RecordBatch:
     """``batch`` as ``schema.stored``: columns matched by field id, tombstone last.
 
-    A column that is missing reads as nulls, a missing tombstone as "live".
+    A column that is missing reads as nulls, a missing tombstone as "live". ``written_for`` is the
+    version of the table that had the batch's columns, ``None`` if it is not known.
 
     >>> wanted = pa.field("id", pa.int64(), metadata={"lance:field_id": "0"})
     >>> older = wanted.with_name("number")
@@ -71,9 +88,9 @@ def align(batch: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
     >>> align(rows, TableSchema(pa.schema([wanted]), ())).to_pydict()
     {'id': [7], '_tombstone': [False]}
     """
-    if batch.schema.equals(schema.stored, check_metadata=True):
+    if batch.schema.equals(schema.stored, check_metadata=True) and not schema.replaced_since(written_for):
         return batch
-    sources = column_sources(batch.schema, schema)
+    sources = column_sources(batch.schema, schema, written_for)
     arrays = [sources[name].array(batch) for name in schema.names]
     return pa.RecordBatch.from_arrays([*arrays, _tombstones(batch)], schema=schema.stored)
 
@@ -95,16 +112,25 @@ def _named(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
     return ColumnSource(wanted, stored.name, None)
 
 
-def _numbered(stored: pa.Field | None, wanted: pa.Field, schema: TableSchema) -> ColumnSource:
-    if stored is None or not _is_same_field(stored, wanted) or not _may_be_renamed(stored, wanted, schema):
+def _numbered(stored: pa.Field | None, wanted: pa.Field, identity: ColumnIdentity | None) -> ColumnSource:
+    """``identity`` is asked about names; ``None`` where the field id is known to mean the same."""
+    if stored is None or not _is_same_field(stored, wanted) or not _may_be_renamed(stored, wanted, identity):
         return ColumnSource(wanted, None, None)
     return ColumnSource(wanted, stored.name, _conversion(stored, wanted))
 
 
-def _may_be_renamed(stored: pa.Field, wanted: pa.Field, schema: TableSchema) -> bool:
-    if stored.name == wanted.name or schema.was_called is None:
+def _may_be_renamed(stored: pa.Field, wanted: pa.Field, identity: ColumnIdentity | None) -> bool:
+    if stored.name == wanted.name or identity is None:
         return True
-    return schema.was_called(field_id(wanted), stored.name)
+    return identity.was_called(field_id(wanted), stored.name)
+
+
+def _disowned(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
+    """``stored`` without the field ids, nested ones too, that mean something else now."""
+    stored = stored.with_type(map_children(stored.type, lambda child: _disowned(child, replaced)))
+    if field_id(stored) not in replaced:
+        return stored
+    return stored.with_metadata({k: v for k, v in stored.metadata.items() if k != FIELD_ID_KEY} or None)
 
 
 def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:

@@ -105,14 +105,14 @@ class BaseIndex:
 class BaseManifest:
     """One version of the base table. ``indexes`` leaves out the MemWAL index.
 
-    ``columns`` are the names of the top-level columns by field id.
+    ``fields`` are the names of the columns, and of the fields within them, by field id.
     """
 
     version: int
     fragment_ids: frozenset[int]
     indexes: tuple[BaseIndex, ...]
     mem_wal: MemWalDetails | None
-    columns: Mapping[int, str] = field(default_factory=dict, compare=False)
+    fields: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     def covered_fragments(self, index_name: str) -> frozenset[int]:
         """The table's fragments that the segments of this index cover between them."""
@@ -187,7 +187,7 @@ def _read(data: memoryview) -> BaseManifest:
         fragment_ids=frozenset(fragment.id for fragment in manifest.fragments),
         indexes=tuple(indexes),
         mem_wal=mem_wal,
-        columns={column.id: column.name for column in manifest.fields if column.parent_id < 0},
+        fields={column.id: column.name for column in manifest.fields},
     )
 
 

@@ -1,7 +1,8 @@
 """A table's columns as the write path sees them: types, Lance field ids, primary key.
 
 Readers of WAL entries and SSTables match columns by field id, never by name: a
-renamed column keeps its id, and a new column that reuses a name has another one.
+renamed column keeps its id. Lance may give the id of a dropped column to a new one, so
+rows also say for which version of the table they were written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ class LanceField(Protocol):
     def children(self) -> list[Any]: ...
 
 
+class ColumnIdentity(Protocol):
+    """Tells the columns of one version of a table from others that had their field ids."""
+
+    @property
+    def version(self) -> int: ...
+
+    def was_called(self, field_id: int, name: str) -> bool:
+        """Whether the column once had this name."""
+
+    def replaced_since(self, version: int) -> frozenset[int]:
+        """The field ids that meant something else, or nothing, in ``version``."""
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """The columns of one table version.
@@ -35,13 +49,13 @@ class TableSchema:
     ``columns`` carries ``lance:field_id`` in every field's metadata, nested ones
     included, next to what the table itself keeps there.
 
-    ``was_called`` tells whether the column of a field id, one of these, once had some other
-    name. Without it (``None``) any former name is believed.
+    ``identity`` tells whether rows that were stored earlier belong to these very columns. Without
+    it (``None``) every field id and any former name is believed.
     """
 
     columns: pa.Schema
     primary_key: tuple[str, ...]
-    was_called: Callable[[int, str], bool] | None = field(default=None, compare=False, repr=False)
+    identity: ColumnIdentity | None = field(default=None, compare=False, repr=False)
     #: What the table keeps in its schema's metadata (pandas leaves some there). Lance
     #: replays a WAL entry only if the entry has the same.
     metadata: Mapping[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
@@ -52,10 +66,21 @@ class TableSchema:
         arrow: pa.Schema,
         lance_fields: Sequence[LanceField],
         primary_key: Sequence[str],
-        was_called: Callable[[int, str], bool] | None = None,
+        identity: ColumnIdentity | None = None,
     ) -> TableSchema:
         annotated = [_with_field_ids(arrow.field(f.name()), f) for f in lance_fields]
-        return cls(pa.schema(annotated), tuple(primary_key), was_called, dict(arrow.metadata or {}))
+        return cls(pa.schema(annotated), tuple(primary_key), identity, dict(arrow.metadata or {}))
+
+    @property
+    def version(self) -> int | None:
+        """The table's version that has these columns; ``None`` when it is not known."""
+        return None if self.identity is None else self.identity.version
+
+    def replaced_since(self, version: int | None) -> frozenset[int]:
+        """The field ids of these columns that were not theirs in ``version``, as far as known."""
+        if self.identity is None or version is None:
+            return frozenset()
+        return self.identity.replaced_since(version)
 
     @cached_property
     def stored(self) -> pa.Schema:
@@ -91,7 +116,7 @@ def field_id(field: pa.Field) -> int:
 def without_field_ids(field: pa.Field) -> pa.Field:
     """``field`` and its children without their field-id annotations."""
     metadata = {k: v for k, v in (field.metadata or {}).items() if k != FIELD_ID_KEY}
-    return field.with_type(_map_children(field.type, without_field_ids)).with_metadata(metadata or None)
+    return field.with_type(map_children(field.type, without_field_ids)).with_metadata(metadata or None)
 
 
 def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
@@ -105,10 +130,11 @@ def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
         return child if lance_child is None else _with_field_ids(child, lance_child)
 
     metadata = {**(field.metadata or {}), FIELD_ID_KEY: str(lance_field.id()).encode()}
-    return field.with_type(_map_children(field.type, annotate)).with_metadata(metadata)
+    return field.with_type(map_children(field.type, annotate)).with_metadata(metadata)
 
 
-def _map_children(type_: pa.DataType, change: Any) -> pa.DataType:
+def map_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """``type_`` with its child fields changed."""
     if pa.types.is_map(type_):
         return pa.map_(change(type_.key_field), change(type_.item_field), type_.keys_sorted)
     if pa.types.is_struct(type_):

@@ -20,6 +20,7 @@ import crc32c
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, WalCorruptError
+from lancewal.format.buffers import aligned_batch
 
 EPOCH_KEY = b"writer_epoch"
 GENERATION_KEY = b"generation"
@@ -27,6 +28,7 @@ SENTINEL_KEY = b"fence_sentinel"
 
 _OURS = b"lancewal"
 _ID_KEY = b"lancewal:id"
+_BASE_VERSION_KEY = b"lancewal:base_version"
 _TAG_PREFIX = b"lancewal:tag:"
 _CHECKSUM_MARK = b"lancewal:crc32c="
 _BLANK = b"00000000"
@@ -54,6 +56,8 @@ class WalEntry:
     write_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     num_bytes: int = 0
+    #: The version of the base table whose columns the rows have; ``None`` when unsaid.
+    base_version: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -87,18 +91,26 @@ def entry_schema(
 
 
 def encode_entry(
-    schema: pa.Schema, batches: Sequence[pa.RecordBatch], tags: Mapping[str, str] | None = None
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
+    tags: Mapping[str, str] | None = None,
+    base_version: int | None = None,
 ) -> memoryview:
     """The bytes of one entry. ``schema`` comes from :func:`entry_schema`.
+
+    ``base_version`` is the version of the base table whose columns the rows have.
 
     Every call embeds a fresh write id, so that a writer can tell its own bytes from
     a rival's after a lost reply.
     """
     if not batches:
         raise InvalidInputError("a WAL entry needs at least one record batch")
+    own = _own_metadata(tags)
+    if base_version is not None:
+        own[_BASE_VERSION_KEY] = str(base_version).encode()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as writer:
-        writer.write_batch(batches[0], custom_metadata=_own_metadata(tags))
+        writer.write_batch(batches[0], custom_metadata=own)
         for batch in batches[1:]:
             writer.write_batch(batch)
     return _seal(sink.getvalue())
@@ -159,11 +171,12 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
         position,
         header.writer_epoch,
         header.generation,
-        [] if header.sentinel else [batch.replace_schema_metadata(None) for batch in batches],
+        [] if header.sentinel else [aligned_batch(batch.replace_schema_metadata(None)) for batch in batches],
         header.sentinel,
         write_id,
         tags,
         len(view),
+        _decimal(own[_BASE_VERSION_KEY], "base_version", corrupt) if _BASE_VERSION_KEY in own else None,
     )
 
 

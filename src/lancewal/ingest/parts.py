@@ -174,7 +174,8 @@ class _LocalPart:
         def one(item: tuple[Shard, list[pa.RecordBatch]]) -> list[ShardWrite]:
             shard, rows = item
             try:
-                return [append_transaction(self._store, shard, rows, transaction)]
+                version = self._base.version
+                return [append_transaction(self._store, shard, rows, transaction, base_version=version)]
             except LanceWalError as error:
                 failed[shard.shard_id] = error
                 return []

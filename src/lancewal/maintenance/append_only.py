@@ -36,7 +36,7 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
 from lancewal.base import BaseTable
-from lancewal.format.schema import field_id
+from lancewal.format.schema import TableSchema, field_id
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
@@ -122,7 +122,7 @@ class AppendOnlyCompaction:
                 data_storage_version=base.storage_version,
                 storage_options=dict(self._store.storage_options) or None,
             )
-        return _Written([entry.generation for entry in entries], base.schema.columns, list(fragments))
+        return _Written([entry.generation for entry in entries], base.schema, list(fragments))
 
     def _commit(self, base: BaseTable, written: _Written) -> None:
         """Step 3."""
@@ -181,13 +181,14 @@ class _Written:
     """Data files of some generations, written for some columns."""
 
     generations: list[int]
-    columns: pa.Schema
+    schema: TableSchema
     fragments: list[FragmentMetadata]
 
     def fits(self, entries: Sequence[SsTableEntry], base: BaseTable) -> bool:
         """Whether they can be committed as the rows of ``entries``."""
         same_rows = self.generations == [entry.generation for entry in entries]
-        return same_rows and _numbered(self.columns) == _numbered(base.schema.columns)
+        same_columns = _numbered(self.schema.columns) == _numbered(base.schema.columns)
+        return same_rows and same_columns and not base.schema.replaced_since(self.schema.version)
 
     @property
     def rows(self) -> int:

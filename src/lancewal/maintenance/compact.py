@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction
 from lancewal.maintenance.keyed import KeyedCompaction
@@ -61,6 +61,7 @@ def finish_compaction(store: ObjectStore) -> None:
     """Tidy up after the shards of a table without a key; harmless for others, and if left out."""
     mark_pending(store)
     remove_tags(store)
+    store_column_history(store, BaseTable.open(store.uri, store.storage_options, store=store).version)
 
 
 def compact(
@@ -106,6 +107,7 @@ def compact(
         report.indexes_optimized = done.indexes_optimized
         report.files_removed, report.files_added = done.files_removed, done.files_added
     report.base_version = BaseTable.open(base.uri, base.storage_options, store=store).version
+    store_column_history(store, report.base_version)
     report.seconds = time.perf_counter() - started
     return report
 

@@ -83,8 +83,11 @@ class KeyedCompaction:
             raise
         except Exception:
             # SSTables that are gone were compacted and collected by others: look again.
-            if appended_generations(self._newest_base()).get(self._plan.shard_id, 0) > held:
+            newest = self._newest_base()
+            if appended_generations(newest).get(self._plan.shard_id, 0) > held:
                 raise LostRaceError("the generations were compacted meanwhile") from None
+            if _has_other_columns(newest, base):
+                raise LostRaceError("the table's columns were changed meanwhile") from None
             raise
 
     def _merge(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> None:
@@ -102,6 +105,10 @@ class KeyedCompaction:
                 markers[shard_id] = through
                 dead = rows.dead
             points.reached("merge: rows are read")
+            # Lance does not see a conflict in a column that has only the id and the name of the one
+            # that the rows were read for. Reading takes its time, so it is worth looking again.
+            if base.dataset.latest_version != base.version and _has_other_columns(self._newest_base(), base):
+                raise LostRaceError("the table's columns were changed meanwhile")
             changed.update(self._commit(base, source, dead, markers))
             report.num_bytes += source.nbytes
             report.commits += 1
@@ -159,6 +166,11 @@ class KeyedCompaction:
     def _skip(self, entries: Sequence[SsTableEntry]) -> None:
         known = {*self._report.skipped, *self._report.generations}
         self._report.skipped += [entry.generation for entry in entries if entry.generation not in known]
+
+
+def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:
+    same = newest.schema.columns.equals(base.schema.columns)
+    return not same or bool(newest.schema.replaced_since(base.version))
 
 
 def _chunks(

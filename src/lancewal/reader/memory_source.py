@@ -152,6 +152,10 @@ class MemorySource:
     def _column_sources(self) -> dict[str, ColumnSource] | None:
         """``None`` when the rows were written with the very schema that is shown."""
         written = self._view.schema.columns
-        if written is self._schema.columns or written.equals(self._schema.columns, check_metadata=True):
+        if written is self._schema.columns:
             return None
-        return dict(column_sources(written, self._schema))
+        version = self._view.schema.version
+        same = written.equals(self._schema.columns, check_metadata=True)
+        if same and not self._schema.replaced_since(version):
+            return None
+        return dict(column_sources(written, self._schema, version))

@@ -126,7 +126,7 @@ def _is_open(entry: WalEntry, manifest: ShardManifest) -> bool:
 
 
 def _aligned(entries: Sequence[WalEntry], schema: TableSchema) -> list[pa.RecordBatch]:
-    return [align(batch, schema) for entry in entries for batch in entry.batches]
+    return [align(batch, schema, entry.base_version) for entry in entries for batch in entry.batches]
 
 
 def _by_generation(entries: Sequence[WalEntry], current: int) -> list[tuple[int, list[WalEntry]]]:

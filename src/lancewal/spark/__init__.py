@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lancewal.spark.jobs import ShardOutcome, compact, flush, gc
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
     from lancewal.spark.low_latency import stream, write
     from lancewal.spark.reading import changes
     from lancewal.spark.routing import route
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
+    "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
     "changes": "reading",
     "compact": "jobs",
@@ -31,7 +32,18 @@ _HOMES = {
     "write": "low_latency",
 }
 
-__all__ = ["ShardOutcome", "changes", "compact", "flush", "gc", "route", "session", "stream", "write"]
+__all__ = [
+    "JobFailedError",
+    "ShardOutcome",
+    "changes",
+    "compact",
+    "flush",
+    "gc",
+    "route",
+    "session",
+    "stream",
+    "write",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -228,7 +228,9 @@ def _refuse_rounded(given: pa.Array, converted: pa.Array) -> None:
     changed = ~((before == after) | (np.isnan(before) & np.isnan(after)))
     if changed.any():
         row = int(np.argmax(changed))
-        raise _RefusedError(f"{before[row]!r} is not exact as {converted.type}; round it with cast", row)
+        raise _RefusedError(
+            f"{float(before[row])!r} is not exact as {converted.type}; round it with cast", row
+        )
 
 
 def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
+import secrets
+from typing import Any
 
 import lance
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError, NotInitializedError
-from lancewal.format.schema import PRIMARY_KEY_KEY
-from lancewal.initialization import initialize
+from lancewal.base import BaseTable, table_schema
+from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.format.index_details import MemWalDetails
+from lancewal.format.keys import check_key_types
+from lancewal.format.schema import PRIMARY_KEY_KEY, TableSchema
+from lancewal.initialization import initialize, sharding_spec
 from lancewal.objects import ObjectStore
+from lancewal.sharding import BUCKET, IDENTITY, ShardRouter
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import Options
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BUCKETS = 8
+#: Lance's own, which every table has.
+_VERSIONS_DIR = "_versions"
 _POSITION_KEY = b"lance-schema:unenforced-primary-key:position"
 
 
@@ -28,19 +35,29 @@ def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
     Also initialises a Lance table that has no write path yet. Where the table is there
     already, its own key and sharding count, and an option that contradicts them is refused.
     """
+    uri, may_create = options.uri, options.flag("createIfMissing")
     try:
-        base = BaseTable.open(options.uri, options.storage)
+        base = BaseTable.open(uri, options.storage)
     except NotInitializedError:
-        if not options.flag("createIfMissing"):
+        if not may_create:
             raise
+        _refuse_contradictions(
+            table_schema(lance.dataset(uri, storage_options=options.storage)), uri, options
+        )
         return _initialized(options)
     except InvalidInputError as error:
-        if not options.flag("createIfMissing"):
+        if not _is_missing(options):
+            raise
+        if not may_create:
             raise InvalidInputError(f"{error}; or set the option createIfMissing") from None
-        _create(options, schema)
+        _create(options, table_columns(options, schema))
         return _initialized(options)
-    _refuse_contradictions(base, options)
+    _refuse_contradictions(base.schema, base.uri, options, base.details)
     return base
+
+
+def _is_missing(options: Options) -> bool:
+    return not ObjectStore.from_uri(options.uri, options.storage).list(_VERSIONS_DIR)
 
 
 def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
@@ -69,40 +86,52 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
     return pa.schema(columns)
 
 
-def _create(options: Options, schema: st.StructType) -> None:
-    empty = table_columns(options, schema).empty_table()
+def _create(options: Options, columns: pa.Schema) -> None:
+    _check(options, columns)
     try:
         lance.write_dataset(
-            empty,
+            columns.empty_table(),
             ObjectStore.from_uri(options.uri, options.storage).uri,
             storage_options=options.storage or None,
         )
     except OSError as error:
         if "already exists" not in str(error):
-            raise
+            raise StorageError(f"no table could be made at {options.uri}: {error}") from error
         logger.info("another writer created the table at %s first", options.uri)
 
 
-def _initialized(options: Options) -> BaseTable:
-    identity = options.text("identityColumn")
-    bucket = _bucket(options)
+def _check(options: Options, columns: pa.Schema) -> None:
+    """Refuse what makes no table, tried out in memory: nothing must be left of half a table."""
     try:
-        initialize(
-            options.uri,
-            bucket=bucket if identity is None else None,
-            identity=identity,
-            unsharded=identity is None and bucket is None,
-            storage_options=options.storage,
-        )
+        tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InvalidInputError(f"Lance makes no table of these columns: {error}") from error
+    schema = table_schema(tried)
+    check_key_types(schema)
+    sharding_spec(schema, **_sharding(options))
+
+
+def _initialized(options: Options) -> BaseTable:
+    try:
+        initialize(options.uri, **_sharding(options), storage_options=options.storage)
     except InvalidInputError as error:
         # Another writer may have done it meanwhile.
         try:
             base = BaseTable.open(options.uri, options.storage)
         except NotInitializedError:
             raise error from None
-        _refuse_contradictions(base, options)
+        _refuse_contradictions(base.schema, base.uri, options, base.details)
         return base
     return BaseTable.open(options.uri, options.storage)
+
+
+def _sharding(options: Options) -> dict[str, Any]:
+    """The sharding that the options ask for, as :func:`initialize` takes it."""
+    identity = options.text("identityColumn")
+    if identity is not None and (options.text("numBuckets") or options.text("bucketColumn")):
+        raise InvalidInputError("option identityColumn excludes numBuckets and bucketColumn; choose one way")
+    bucket = _bucket(options) if identity is None else None
+    return {"bucket": bucket, "identity": identity, "unsharded": identity is None and bucket is None}
 
 
 def _bucket(options: Options) -> tuple[str, int] | None:
@@ -116,21 +145,36 @@ def _bucket(options: Options) -> tuple[str, int] | None:
     return column, number or DEFAULT_BUCKETS
 
 
-def _refuse_contradictions(base: BaseTable, options: Options) -> None:
+def _refuse_contradictions(
+    schema: TableSchema, uri: str, options: Options, details: MemWalDetails | None = None
+) -> None:
+    """``details`` are those of a table that has its write path already."""
     key = options.names("primaryKey")
-    if key is not None and tuple(key) != base.schema.primary_key:
+    if key is not None and tuple(key) != schema.primary_key:
         raise InvalidInputError(
-            f"option primaryKey is {', '.join(key)}, but the table at {base.uri} has "
-            f"{', '.join(base.schema.primary_key) or 'none'}; a table's key cannot be changed"
+            f"option primaryKey is {', '.join(key)}, but the table at {uri} has "
+            f"{', '.join(schema.primary_key) or 'none'}; a table's key cannot be changed"
         )
-    number = options.number("numBuckets")
-    specs = base.details.sharding_specs
-    stored = specs[-1].fields[0].parameters.get("num_buckets") if specs and specs[-1].fields else None
-    if number is not None and stored is not None and int(stored) != number:
-        raise InvalidInputError(
-            f"option numBuckets is {number}, but the table at {base.uri} has {stored}; leave it out"
-        )
+    if details is not None:
+        _refuse_other_sharding(details, schema, uri, options)
     for name, size in options.dimensions().items():
-        type_ = base.schema.plain.field(name).type if name in base.schema.names else None
+        type_ = schema.plain.field(name).type if name in schema.names else None
         if type_ is None or not pa.types.is_fixed_size_list(type_) or type_.list_size != size:
             raise InvalidInputError(f"option vectorDimensions has {name}:{size}, but the table has {type_}")
+
+
+def _refuse_other_sharding(details: MemWalDetails, schema: TableSchema, uri: str, options: Options) -> None:
+    router = ShardRouter.for_table(details, schema)
+    number, stored = options.number("numBuckets"), len(router.known_shards())
+    if number is not None and (router.transform != BUCKET or number != stored):
+        has = f"{stored} of them" if router.transform == BUCKET else "none"
+        raise InvalidInputError(
+            f"option numBuckets is {number}, but the table at {uri} has {has}; leave it out"
+        )
+    for name, transform in (("bucketColumn", BUCKET), ("identityColumn", IDENTITY)):
+        column = options.text(name)
+        if column is not None and (router.transform, router.column) != (transform, column):
+            raise InvalidInputError(
+                f"option {name} is {column}, but the table at {uri} is sharded by "
+                f"{router.transform} of {router.column}; leave it out"
+            )

@@ -25,10 +25,9 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState
-from lancewal.spark.options import EARLIEST, LATEST, SNAPSHOT, Options, parse_positions
+from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
 from lancewal.spark.snapshot import ShardPlace, TableState, base_of, read_state
 
-_POSITIONS = "positions"
 _SNAPSHOT = "snapshot"
 
 
@@ -58,6 +57,7 @@ class _FeedRows:
                 'a stream from a table is its change feed; set the option readChangeFeed to "true", which '
                 f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
+        options.refuse(["filter", "filterPushdown"], "does not apply to the change feed; filter in Spark")
         self._options = options
         self._schema = schema
 
@@ -96,8 +96,8 @@ class FeedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         feed = self._rows.feed()
-        start = _resolved(feed, self._options.position("startingPosition", EARLIEST))
-        end = _resolved(feed, self._options.position("endingPosition", LATEST))
+        start = _resolved(feed, self._options.position("startingPosition", EARLIEST), "startingPosition")
+        end = _resolved(feed, self._options.position("endingPosition", LATEST), "endingPosition")
         # An empty list would come back as one partition that is none of ours.
         return self._rows.ranges(start, end) or [InputPartition(None)]
 
@@ -113,20 +113,33 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
-        self._rows = _FeedRows(options, schema)
+        # Nothing is refused here: what a constructor raises is lost on the way through Spark.
         self._options = options
-        self._max_entries = options.number("maxEntriesPerTrigger")
-        self._max_bytes = options.number("maxBytesPerTrigger")
+        self._schema = schema
         self._target: dict[UUID, int] | None = None
-        if options.text("endingPosition") is not None:
-            raise InvalidInputError("a stream has no end; leave endingPosition out, or read a batch")
+
+    @property
+    def _rows(self) -> _FeedRows:
+        self._options.refuse(
+            ["endingPosition"], "has no meaning for a stream, which has no end; read a batch"
+        )
+        return _FeedRows(self._options, self._schema)
+
+    @property
+    def _max_entries(self) -> int | None:
+        return self._options.number("maxEntriesPerTrigger")
+
+    @property
+    def _max_bytes(self) -> int | None:
+        return self._options.number("maxBytesPerTrigger")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        rows = self._rows
         start = self._options.position("startingPosition", LATEST)
         if start == SNAPSHOT:
             store = ObjectStore.from_uri(self._options.uri, self._options.storage)
             return {_SNAPSHOT: _encode_state(read_state(store, ends_before_pointers=True))}
-        return _encode(_resolved(self._rows.feed(), start))
+        return _encode(_resolved(rows.feed(), start, "startingPosition"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._max_entries is not None:
@@ -135,7 +148,7 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         if _SNAPSHOT in start:
-            return _encode(parse_positions(start[_SNAPSHOT][_POSITIONS], "the stream's offset"))
+            return _encode(parse_positions(start[_SNAPSHOT][POSITIONS], "the stream's offset"))
         unlimited = isinstance(limit, ReadAllAvailable)
         place = self._rows.feed().advance(
             _decode(start),
@@ -168,12 +181,25 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to release."""
 
 
-def _resolved(feed: ChangeFeed, place: str | dict[UUID, int]) -> dict[UUID, int]:
+def _resolved(feed: ChangeFeed, place: str | dict[UUID, int], option: str) -> dict[UUID, int]:
     if isinstance(place, dict):
-        return place
+        return _existing(feed, place, option)
     if place == SNAPSHOT:
         raise InvalidInputError('only a stream can start with a "snapshot"; read the table itself instead')
     return feed.earliest() if place == EARLIEST else feed.latest()
+
+
+def _existing(feed: ChangeFeed, place: dict[UUID, int], option: str) -> dict[UUID, int]:
+    """``place``, if it can be one of this table: from one beyond the end rows would be left out."""
+    latest = feed.latest()
+    for shard, position in place.items():
+        if shard not in latest:
+            raise InvalidInputError(f"option {option} names shard {shard}, which the table does not have")
+        if position > latest[shard]:
+            raise InvalidInputError(
+                f"option {option} is position {position} of shard {shard}, beyond its end at {latest[shard]}"
+            )
+    return place
 
 
 def _as_changes(batch: pa.RecordBatch, kind: pa.Scalar) -> pa.RecordBatch:
@@ -187,11 +213,11 @@ def _as_changes(batch: pa.RecordBatch, kind: pa.Scalar) -> pa.RecordBatch:
 
 
 def _encode(place: Mapping[UUID, int]) -> dict[str, Any]:
-    return {_POSITIONS: {str(shard): place[shard] for shard in sorted(place)}}
+    return {POSITIONS: {str(shard): place[shard] for shard in sorted(place)}}
 
 
 def _decode(offset: Mapping[str, Any]) -> dict[UUID, int]:
-    return parse_positions(offset.get(_POSITIONS), "the stream's offset")
+    return parse_positions(offset.get(POSITIONS), "the stream's offset")
 
 
 def _encode_state(state: TableState) -> dict[str, Any]:
@@ -203,7 +229,7 @@ def _encode_state(state: TableState) -> dict[str, Any]:
 
 
 def _decode_state(store: ObjectStore, stored: Mapping[str, Any]) -> TableState:
-    ends = parse_positions(stored[_POSITIONS], "the stream's offset")
+    ends = parse_positions(stored[POSITIONS], "the stream's offset")
     places = []
     for shard, version in stored["manifest_versions"].items():
         shard_id = UUID(shard)

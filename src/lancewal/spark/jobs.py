@@ -36,12 +36,33 @@ class ShardOutcome:
     error: str | None = None
 
 
+class JobFailedError(PartialWriteError):
+    """Some shards failed; ``outcomes`` has what the job did in every shard, in those too."""
+
+    def __init__(self, job: str, outcomes: Sequence[ShardOutcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        failed: dict[UUID, Exception] = {
+            each.shard_id or UUID(int=0): LanceWalError(each.error)
+            for each in outcomes
+            if each.error is not None
+        }
+        super().__init__(job, failed, {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (JobFailedError, (self.doing, self.outcomes))
+
+
 def flush(
     spark: SparkSession, uri: str, *, storage_options: Mapping[str, str] | None = None
 ) -> list[ShardOutcome]:
     """Move the rows of all write-ahead logs to SSTables.
 
-    A shard that has such rows is claimed: **a writer that is open on it is fenced**.
+    A shard that has such rows is claimed: **a writer that is open on it is fenced**. Raises a
+    :class:`JobFailedError` at the end when some shards failed; so do the other jobs.
+
+    .. code-block:: python
+
+        rows = sum(outcome.details["rows"] for outcome in flush(spark, "s3://bucket/documents"))
     """
     return _finished("flush", _run(spark, "flush", uri, storage_options, {}))
 
@@ -103,11 +124,8 @@ def _run(
 
 def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
     """The outcomes; raises when some shards failed, after all were tried."""
-    failed: dict[UUID, Exception] = {
-        each.shard_id or UUID(int=0): LanceWalError(each.error) for each in outcomes if each.error is not None
-    }
-    if failed:
-        raise PartialWriteError(job, failed, {})
+    if any(each.error is not None for each in outcomes):
+        raise JobFailedError(job, outcomes)
     return outcomes
 
 
@@ -119,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job and print a line of JSON for each shard; 1 when some failed."""
     given = _parser().parse_args(arguments)
     storage = dict(pair.split("=", 1) for pair in given.storage)
+    failure = None
     spark = session(given.master, app_name=f"lancewal {given.job}")
     try:
         if given.job == "flush":
@@ -130,12 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             age = None if given.min_age_hours is None else timedelta(hours=given.min_age_hours)
             outcomes = gc(spark, given.uri, min_age=age, dry_run=given.dry_run, storage_options=storage)
-    except PartialWriteError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    except JobFailedError as error:
+        outcomes, failure = list(error.outcomes), error
     for outcome in outcomes:
         sys.stdout.write(json.dumps(asdict(outcome), default=str) + "\n")
-    return 0
+    sys.stdout.flush()
+    if failure is not None:
+        sys.stderr.write(f"{failure}\n")
+    return 0 if failure is None else 1
 
 
 def _parser() -> argparse.ArgumentParser:

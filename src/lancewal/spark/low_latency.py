@@ -11,12 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lancewal.errors import InvalidInputError
+from pyspark.sql.types import StructType
+
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError, NotInitializedError
 from lancewal.publish import begin_append
 from lancewal.spark.access import OpenTable
-from lancewal.spark.creation import open_for_writing
 from lancewal.spark.options import Options
 from lancewal.spark.routing import routed
+from lancewal.spark.sink import check_write
 from lancewal.spark.wal_sink import encode_transaction
 from lancewal.transactions import Transaction, TransactionLog
 
@@ -42,13 +45,19 @@ def write(
 
     With ``txn_app_id`` and ``txn_version`` a write that was done before, in full or in part, is
     completed and not repeated. ``change_type_column`` holds "upsert" or "delete" for each row.
-    ``order_by``: of several rows with one key the one that is greatest in these columns wins.
-    ``options`` are those of the format, such as ``createIfMissing``.
+    ``order_by``: of several rows with one key the one that is greatest in these columns wins; those
+    that the table does not have are left out. ``options`` are those of the format, such as
+    ``createIfMissing``.
+
+    .. code-block:: python
+
+        write(rows, "s3://bucket/documents", txn_app_id="nightly", txn_version=20240501)
+        write(changes, "s3://bucket/documents", change_type_column="op", order_by="sequence")
     """
     parsed = _options(uri, change_type_column, storage_options, options)
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidInputError("pass txn_app_id and txn_version together, or neither")
-    open_for_writing(parsed, df.schema)
+    _check(df, parsed, order_by)
     if txn_app_id is None or txn_version is None:
         transaction = Transaction.anonymous()
         try:
@@ -70,6 +79,7 @@ def stream(
     order_by: str | Sequence[str] = (),
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
+    output_mode: str = "append",
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
@@ -77,13 +87,27 @@ def stream(
 
     ``trigger`` takes the arguments of Spark's own, such as ``{"availableNow": True}``. The
     stream's identity is its query id, which lives in ``checkpoint``; ``txn_app_id`` replaces it,
-    for a stream that goes on from another checkpoint with the same batch ids.
+    for a stream that goes on from another checkpoint with the same batch ids. With ``output_mode``
+    "update" the changed rows of an aggregation replace their older versions.
+
+    .. code-block:: python
+
+        query = stream(incoming, "s3://bucket/documents", "s3://bucket/checkpoints/documents")
+        query.awaitTermination()
     """
     parsed = _options(uri, change_type_column, storage_options, options)
-    open_for_writing(parsed, df.schema)
+    if output_mode not in ("append", "update"):
+        raise InvalidInputError(
+            f"output_mode is {output_mode!r}; it can be append, or update where the table has a key. "
+            "complete would have to delete the rows that are gone from a result"
+        )
+    base = _check(df, parsed, order_by)
+    if output_mode == "update" and not base.schema.primary_key:
+        raise InvalidInputError("output_mode update replaces rows by their key, and the table has none")
     order = [order_by] if isinstance(order_by, str) else list(order_by)
     batches = _MicroBatches(dict(parsed.values), checkpoint, txn_app_id, order)
-    writer = df.writeStream.foreachBatch(batches).option("checkpointLocation", checkpoint)
+    writer = df.writeStream.foreachBatch(batches).outputMode(output_mode)
+    writer = writer.option("checkpointLocation", checkpoint)
     if query_name is not None:
         writer = writer.queryName(query_name)
     if trigger is not None:
@@ -114,7 +138,7 @@ def write_transaction(
 ) -> None:
     """Route and append, unless the transaction is written already."""
     table = OpenTable.open(options)
-    rows = routed(df, table, order_by)
+    rows = routed(df, table, order_by).drop(*_unstored(df, table.base, options, order_by))
     if not begin_append(table.store, transaction):
         return
     writer = (
@@ -124,6 +148,25 @@ def write_transaction(
         writer = writer.option(name, value)
     # The path is among the options; Spark refuses to be told twice.
     writer.save()
+
+
+def _check(df: DataFrame, options: Options, order_by: str | Sequence[str]) -> BaseTable:
+    """Refuse what every task would refuse; make the table if that is asked for, with all columns."""
+    schema = df.schema
+    try:
+        base = OpenTable.open(options).base
+    except (InvalidInputError, NotInitializedError):
+        return check_write(options, schema, overwrite=False)
+    unstored = _unstored(df, base, options, order_by)
+    stored = StructType([field for field in schema.fields if field.name not in unstored])
+    return check_write(options, stored, overwrite=False)
+
+
+def _unstored(df: DataFrame, base: BaseTable, options: Options, order_by: str | Sequence[str]) -> list[str]:
+    """Columns that only say which row of a key is the last."""
+    order = [order_by] if isinstance(order_by, str) else order_by
+    kept = {*base.schema.names, options.text("changeTypeColumn")}
+    return [name for name in order if name in df.columns and name not in kept]
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
@@ -150,4 +193,6 @@ def _options(
     }
     if change_type_column is not None:
         given["changeTypeColumn"] = change_type_column
-    return Options.parse(given)
+    parsed = Options.parse(given)
+    parsed.refuse(["txnAppId", "txnVersion"], "is for the format; pass txn_app_id and txn_version")
+    return parsed

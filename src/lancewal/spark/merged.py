@@ -150,7 +150,12 @@ class MergedState:
 
 
 class MergedReader(DataSourceReader):
-    """``spark.read.format("lancewal").load(uri)``."""
+    """``spark.read.format("lancewal").load(uri)``.
+
+    Spark 4.3 keeps one plan for each ``load``, and what one query pushes down also applies to every
+    other query, and every other scan of the same query, of that DataFrame or view: they silently
+    lack rows. So filters are taken over only where ``filterPushdown`` says that there is but one.
+    """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
         # The state is taken here: Spark pickles this object before it asks for partitions.
@@ -158,8 +163,15 @@ class MergedReader(DataSourceReader):
         self._merged = MergedState(options, read_state(store))
         self._columns = schema.fieldNames()
         self._schema = schema
+        self._conditions: list[str] = []
         self._table_columns = base_of(self._merged.state, options.storage).schema.plain
-        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
+        condition = options.text("filter")
+        if condition is not None:
+            Predicate.parse(condition, self._table_columns)
+            self._conditions.append(condition)
+            self._apply_conditions()
+        if options.flag("filterPushdown"):
+            self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         return self._merged.partitions()
@@ -173,9 +185,12 @@ class MergedReader(DataSourceReader):
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Take over what the table can evaluate; the rest is left to Spark."""
         pushed, left = split_filters(filters, self._table_columns)
-        if pushed:
-            self._merged.sql = " AND ".join(f"({sql})" for sql in pushed)
+        self._conditions += pushed
+        self._apply_conditions()
         return left
+
+    def _apply_conditions(self) -> None:
+        self._merged.sql = " AND ".join(f"({sql})" for sql in self._conditions) or None
 
 
 class _PushFilters:

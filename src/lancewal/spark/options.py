@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from uuid import UUID
@@ -12,7 +12,7 @@ from lancewal import layout
 from lancewal.errors import InvalidInputError
 
 #: Every option, as users write it.
-READ_OPTIONS = ("columns",)
+READ_OPTIONS = ("columns", "filter", "filterPushdown")
 FEED_OPTIONS = (
     "readChangeFeed",
     "startingPosition",
@@ -37,7 +37,11 @@ _NO_TIME_TRAVEL = (
     "the merged state of the past is not kept, so time travel would be approximate; read the base table "
     "alone at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
 )
-_REFUSED = dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL)
+_REFUSED = {
+    **dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL),
+    # Spark adds it to what it keeps in its catalog.
+    "owner": "a table of Spark's catalog loses its options; use CREATE TEMPORARY VIEW … USING lancewal",
+}
 
 _KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS, *INTERNAL_OPTIONS)
 #: What Spark itself adds, and means nothing to a table.
@@ -50,6 +54,8 @@ _STORAGE_NAMES = ("aws_", "azure_", "google_", "gcs_", "allow_http", "client_", 
 EARLIEST = "earliest"
 LATEST = "latest"
 SNAPSHOT = "snapshot"
+#: What an offset of the change feed keeps its map under.
+POSITIONS = "positions"
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,12 @@ class Options:
     def text(self, name: str) -> str | None:
         return self.values.get(name.lower())
 
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Options that would silently do nothing here."""
+        given = [name for name in names if self.text(name) is not None]
+        if given:
+            raise InvalidInputError(f"option {', '.join(given)} {reason}")
+
     def flag(self, name: str) -> bool:
         value = self.text(name)
         if value is None:
@@ -145,11 +157,17 @@ class Options:
         return found
 
     def position(self, name: str, default: str) -> str | dict[UUID, int]:
-        """A place in the change feed: a word, or a JSON map from shard id to WAL position."""
+        """A place in the change feed: a word, or a JSON map from shard id to WAL position.
+
+        The map may be that of an offset, as a query's progress shows it.
+        """
         value = self.text(name) or default
         if value.lower() in (EARLIEST, LATEST, SNAPSHOT):
             return value.lower()
-        return parse_positions(_json(name, value), f"option {name}")
+        place = _json(name, value)
+        if isinstance(place, dict) and list(place) == [POSITIONS]:
+            place = place[POSITIONS]
+        return parse_positions(place, f"option {name}")
 
 
 def parse_positions(stored: object, what: str) -> dict[UUID, int]:

@@ -25,6 +25,11 @@ def changes(
 
     ``starting_position``: "earliest" (all that is retained), "latest", "snapshot" (the table's rows
     now, then what follows), or a map from shard id to WAL position.
+
+    .. code-block:: python
+
+        feed = changes(spark, "s3://bucket/documents", starting_position="snapshot")
+        feed.writeStream.foreachBatch(apply).option("checkpointLocation", "s3://bucket/checkpoints").start()
     """
     place = starting_position if isinstance(starting_position, str) else json.dumps(dict(starting_position))
     reader = spark.readStream.format("lancewal").option("readChangeFeed", "true")

@@ -39,6 +39,10 @@ def route(
     A table in n buckets gives n partitions, bucket i in partition i. ``order_by`` sorts the rows
     of each partition by some columns (not in a stream), so that of several rows with one key
     the greatest one is the last, and wins.
+
+    .. code-block:: python
+
+        route(rows, uri, order_by="changed_at").write.format("lancewal").mode("append").save(uri)
     """
     options = Options.parse({**{f"storage.{k}": v for k, v in (storage_options or {}).items()}, "path": uri})
     return routed(df, OpenTable.open(options), order_by)

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.publish import publish
 from lancewal.spark.access import OpenTable
@@ -40,7 +41,7 @@ class StagedMessage(WriterCommitMessage):
     query_id: str | None = None
 
 
-def check_write(options: Options, schema: st.StructType, overwrite: bool) -> None:
+def check_write(options: Options, schema: st.StructType, overwrite: bool) -> BaseTable:
     """Refuse on the driver what every task would refuse; make the table if that is asked for."""
     if overwrite:
         raise InvalidInputError(
@@ -48,10 +49,12 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool) -> Non
             "nor dropped for sure. Append instead, delete rows with changeTypeColumn, or replace the Lance "
             "table itself"
         )
+    options.number("stagingBytes")
     if (options.text("txnAppId") is None) and options.text("txnVersion") is not None:
         raise InvalidInputError("option txnVersion needs txnAppId")
     base = open_for_writing(options, schema)
     SparkRows(base, options.text("changeTypeColumn")).check(arrow_schema(schema))
+    return base
 
 
 def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> list[Staged]:

@@ -40,6 +40,9 @@ class DefaultSource(DataSource):
             from lancewal.spark.job_source import REPORT_SCHEMA
 
             return REPORT_SCHEMA
+        # Here rather than by a stream's reader, whose complaints Spark replaces by one of its own.
+        options.number("maxEntriesPerTrigger")
+        options.number("maxBytesPerTrigger")
         schema = OpenTable.open(options).base.schema
         shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
         names = options.names("columns")
@@ -50,12 +53,16 @@ class DefaultSource(DataSource):
                     f"option columns names {', '.join(unknown) or 'nothing'}; "
                     f"the table has {', '.join(shown.names)}"
                 )
+            if len(set(names)) < len(names):
+                raise InvalidInputError(f"option columns names a column twice: {', '.join(names)}")
             import pyarrow as pa
 
             shown = pa.schema([shown.field(name) for name in names])
         return spark_schema(shown)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from lancewal.spark.options import FEED_OPTIONS
+
         options = self._parsed()
         job = options.text("job")
         if job is not None:
@@ -66,6 +73,7 @@ class DefaultSource(DataSource):
             from lancewal.spark.feed_source import FeedReader
 
             return FeedReader(options, schema)
+        options.refuse(FEED_OPTIONS, "is for the change feed; set readChangeFeed to true as well")
         from lancewal.spark.merged import MergedReader
 
         return MergedReader(options, schema)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: What lancewal wants of every session.
 SESSION_CONF = {
-    # Filters reach the table; off by default, and then they are evaluated by Spark alone.
+    # Without it the option filterPushdown has no effect.
     "spark.sql.python.filterPushdown.enabled": "true",
     # A worker that lives on keeps its imports and its handles on SSTables.
     "spark.python.worker.reuse": "true",
@@ -41,6 +41,11 @@ def session(
     settings that only matter at start are the server's business. ``conf`` wins over ours.
 
     Java is looked for in JAVA_HOME, then on the PATH, then in the ``jre`` extra.
+
+    .. code-block:: python
+
+        spark = session("local[2]", conf={"spark.ui.enabled": "false"})
+        spark = session(remote="sc://host:15002")
     """
     from pyspark.sql import SparkSession
 

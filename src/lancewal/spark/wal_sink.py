@@ -67,7 +67,12 @@ class WalSink(DataSourceArrowWriter):
                 parts.setdefault(shard, []).append(part)
         _refuse_misrouted(router, parts, partition)
         return AppendedMessage(
-            [append_transaction(table.store, shard, part, self._transaction) for shard, part in parts.items()]
+            [
+                append_transaction(
+                    table.store, shard, part, self._transaction, base_version=table.base.version
+                )
+                for shard, part in parts.items()
+            ]
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

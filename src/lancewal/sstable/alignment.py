@@ -21,9 +21,12 @@ class Alignment:
     stored_names: frozenset[str]
 
     @classmethod
-    def of(cls, schema: TableSchema, stored: pa.Schema) -> Alignment:
-        """``stored`` holds the SSTable's columns, annotated with their field ids."""
-        sources = column_sources(stored, schema)
+    def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
+        """``stored`` holds the SSTable's columns, annotated with their field ids.
+
+        ``written_for`` is the version of the table that had them, ``None`` if it is not known.
+        """
+        sources = column_sources(stored, schema, written_for)
         shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
         return cls(shown, frozenset(stored.names) - {TOMBSTONE})
 

@@ -20,6 +20,7 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.bloom import BloomFilter
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
+from lancewal.sstable.field_ids import BASE_VERSION_KEY
 from lancewal.sstable.key_index import KeyIndex
 from lancewal.sstable.key_order import Rows
 from lancewal.sstable.lance_errors import lance_errors
@@ -52,6 +53,12 @@ class OpenedSsTable:
         fields = self.dataset.lance_schema
         primary_key = [field.name() for field in fields.unenforced_primary_key()]
         return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
+
+    @cached_property
+    def written_for(self) -> int | None:
+        """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
+        stated = (self.dataset.schema.metadata or {}).get(BASE_VERSION_KEY, b"")
+        return int(stated) if stated.isdigit() else None
 
     @cached_property
     def key_index(self) -> KeyIndex | None:

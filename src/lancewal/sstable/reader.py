@@ -209,7 +209,10 @@ class SsTable:
     def _alignment(self, schema: TableSchema) -> Alignment:
         known = self._aligned_to
         if known is None or known[0] is not schema:
-            known = self._aligned_to = schema, Alignment.of(schema, self._opened.stored.columns)
+            known = self._aligned_to = (
+                schema,
+                Alignment.of(schema, self._opened.stored.columns, self._opened.written_for),
+            )
         return known[1]
 
     def _cannot_push(

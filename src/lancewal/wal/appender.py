@@ -82,6 +82,8 @@ class WalAppender:
         self._confirmed_at = float("-inf")
         #: Set where batches come in the table's stored form; see ``entry_schema``.
         self.keep_metadata = False
+        #: The version of the base table whose columns the batches have, if they have a version's.
+        self.base_version: int | None = None
         #: The manifest of the claim, as replay must read it.
         self.claimed = manifest
         #: Where :meth:`open` put its sentinel; everything below is settled.
@@ -165,7 +167,7 @@ class WalAppender:
             own = entry_schema(schema, self._epoch, generation, keep_metadata=self.keep_metadata)
             last = (schema, generation, own)
             self._last_schema = last
-        return encode_entry(last[2], batches, tags)
+        return encode_entry(last[2], batches, tags, self.base_version)
 
     def append_encoded(self, data: memoryview) -> int:
         """Create the entry ``data`` after the tail and return its position."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.buffers import aligned, has_wide_values
 from lancewal.format.schema import TableSchema, without_field_ids
 from lancewal.sstable import refuse_null_structs
 
@@ -70,6 +71,7 @@ class Intake:
             i for i, f in enumerate(schema.columns) if not f.nullable or f.name in schema.primary_key
         ]
         self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
+        self._wide = [i for i, f in enumerate(schema.columns) if has_wide_values(f.type)]
         self._has_structs = any(pa.types.is_nested(field.type) for field in schema.columns)
         self._zeros = _false(4096)
 
@@ -157,6 +159,8 @@ class Intake:
                 self._refuse_nulls(columns[position], self.schema.columns.field(position).name, index)
         for position in self._deep_checks:
             _refuse_nested_nulls(columns[position], self.schema.columns.field(position), index)
+        for position in self._wide:
+            columns[position] = aligned(columns[position])
         columns.append(self._no_tombstones(rows))
         stored = pa.RecordBatch.from_arrays(columns, schema=self.schema.stored)
         if self._storage_version is not None and self._has_structs:
@@ -172,6 +176,8 @@ class Intake:
             else pa.nulls(keys.num_rows, field.type)
             for field in self.schema.columns
         ]
+        for position in self._wide:
+            columns[position] = aligned(columns[position])
         columns.append(pa.array([True] * keys.num_rows, pa.bool_()))
         return _compact(pa.RecordBatch.from_arrays(columns, schema=self.schema.stored))
 
@@ -320,6 +326,10 @@ def _has_strict_child(type_: pa.DataType) -> bool:
 
 def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
     """Nulls below a column where the table allows none; those under a null parent do not count."""
+    if pa.types.is_map(field.type):
+        # Arrow takes a map apart only as the list of pairs that it is.
+        field = field.with_type(pa.list_(field.type.field(0)))
+        column = column.cast(field.type)
     for position in range(field.type.num_fields):
         child = field.type.field(position)
         values = (

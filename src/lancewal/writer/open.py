@@ -23,6 +23,7 @@ from lancewal.sstable import write_sstable
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.replay import Replay
 from lancewal.wal.tailer import WalTailer
+from lancewal.writer.adapter import Adapter, columns_to_keep
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.intake import Intake
@@ -82,6 +83,7 @@ def open_shard_writer(
         store, shard, spec_id, manifest_scan_batch_size=config.manifest_scan_batch_size, clock=clock
     )
     appender.keep_metadata = True
+    appender.base_version = base.version
     state = WriterState(shard, appender.epoch)
     stats = WriteStats()
     log = CommitLog(
@@ -91,8 +93,15 @@ def open_shard_writer(
         on_failure=lambda error: state.fail(error, memory_ahead_of_log=True),
     )
     mode: WriteMode
+    adapter: Adapter | None = None
     if config.enable_memtable:
-        mode = _open_memtable_mode(base, config, store, appender, log, state, stats, indexes or ())
+        replay = _replay_of(config, store, appender)
+        kept = columns_to_keep(base, store) if len(replay.range) else base
+        if kept is not base:
+            adapter = Adapter(kept.schema, base.version)
+            indexes = adapter.indexes(indexes or ())
+            appender.base_version = kept.version
+        mode = _open_memtable_mode(kept, config, store, appender, log, state, stats, indexes or (), replay)
     else:
         mode = WalOnlyMode(config, log, state, stats)
     writer = ShardWriter(
@@ -103,6 +112,7 @@ def open_shard_writer(
         mode,
         state,
         stats,
+        adapter,
     )
     if config.enable_memtable:
         register_writer(base.uri, writer)
@@ -120,6 +130,7 @@ def _open_memtable_mode(
     state: WriterState,
     stats: WriteStats,
     indexes: Sequence[IndexSpec],
+    replay: Replay,
 ) -> MemTableMode:
     def make_memtable(generation: int, first_position: int) -> MemTable:
         return MemTable(
@@ -155,7 +166,7 @@ def _open_memtable_mode(
         generation=claimed.current_generation if claimed else layout.FIRST_GENERATION,
     )
     try:
-        _replay(base, config, store, appender, mode, stats)
+        _run_replay(base, replay, appender, mode, stats)
     except BaseException:
         state.close()
         mode.stop()
@@ -163,16 +174,7 @@ def _open_memtable_mode(
     return mode
 
 
-def _replay(
-    base: BaseTable,
-    config: ShardWriterConfig,
-    store: ObjectStore,
-    appender: WalAppender,
-    mode: MemTableMode,
-    stats: WriteStats,
-) -> None:
-    """Load the settled range of the WAL; memory stays within the backpressure limit."""
-    started = time.perf_counter()
+def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppender) -> Replay:
     tailer = WalTailer(
         store,
         appender.shard_id,
@@ -180,11 +182,18 @@ def _replay(
         update_cursor=False,
         manifest_scan_batch_size=config.manifest_scan_batch_size,
     )
-    replay = Replay(appender, tailer)
+    return Replay(appender, tailer)
+
+
+def _run_replay(
+    base: BaseTable, replay: Replay, appender: WalAppender, mode: MemTableMode, stats: WriteStats
+) -> None:
+    """Load the settled range of the WAL; memory stays within the backpressure limit."""
+    started = time.perf_counter()
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
     for entry in replay.entries():
-        mode.replay(entry, [align(batch, base.schema) for batch in entry.batches])
+        mode.replay(entry, [align(batch, base.schema, entry.base_version) for batch in entry.batches])
         entries += 1
         rows += entry.num_rows
         if mode.replay_needs_room() and replay.may_split_after(entry.position, mode.active_generation):

@@ -23,6 +23,7 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.memtable.scan import scan_views
 from lancewal.wal.appender import WalAppender
+from lancewal.writer.adapter import Adapter
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.intake import Intake, Rows
@@ -78,8 +79,11 @@ class ShardWriter:
         mode: WriteMode,
         state: WriterState,
         stats: WriteStats,
+        adapter: Adapter | None = None,
     ) -> None:
+        """``adapter`` is needed where ``mode`` keeps rows with other columns than ``intake`` gives."""
         self.config = config
+        self._adapter = adapter
         self._intake = intake
         self._appender = appender
         self._log = log
@@ -131,6 +135,8 @@ class ShardWriter:
     def write_rows(self, rows: Rows) -> WriteResult:
         """Write what an :class:`Intake` of this writer's schema has accepted."""
         started = time.perf_counter()
+        if self._adapter is not None:
+            rows = self._adapter.adapted(rows)
         self._mode.admit()
         with self._lock:
             self._state.check_usable()
@@ -149,7 +155,8 @@ class ShardWriter:
         Flushed rows are not among them; ``Table.scan`` reads all levels.
         """
         self._state.check_readable()
-        return scan_views(self._mode.views(), self._intake.schema, columns, filter)
+        schema = self._intake.schema if self._adapter is None else self._adapter.schema
+        return scan_views(self._mode.views(), schema, columns, filter)
 
     def active_memtable_ref(self) -> MemTableView:
         """A fixed view of the active MemTable."""

@@ -66,7 +66,9 @@ class Needs:
         ``created`` tells when it was written; asked only where a tag makes it matter.
         """
         if generation > self._floor(min_age).get(shard_id, 0):
-            return f"the base table took it over less than {min_age} ago"
+            # Whole days read better without their zero hours.
+            age = str(min_age).removesuffix(", 0:00:00")
+            return f"the base table took it over less than {age} ago"
         for tagged in self._tagged:
             if generation > tagged.markers.get(shard_id, 0) and _met(tagged.version, created()):
                 return f"base version {tagged.version.number}, tagged {tagged.name!r}, does not hold its rows"

@@ -1,0 +1,49 @@
+"""Speculation on a cluster of two hosts: the slow attempt of a task writes after the commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lancewal.objects import ObjectStore
+from lancewal.sharding import discover_manifests
+from lancewal.staging import is_staged
+from tests.spark.processes import STANDALONE, Driver, running_cluster
+from tests.spark.speculation import ROWS
+from tests.spark.tables import content, named, new_table
+from tests.spark.test_stream_faults import changes_in
+from tests.tables import APPEND_ONLY
+
+WAYS = ("by format", "low latency", "low latency, named")
+
+
+@pytest.mark.timeout(900)
+def test_a_slow_loser_that_writes_after_the_commit_changes_nothing(tmp_path: Path) -> None:
+    """Without a key, where a row that is written twice is there twice."""
+    tables = {way: new_table(tmp_path / way, APPEND_ONLY) for way in WAYS}
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    config = {"directory": str(notes), "tables": {way: table.uri for way, table in tables.items()}}
+    with running_cluster(STANDALONE, tmp_path) as cluster:
+        driver = Driver("tests.spark.speculation", cluster, config)
+        try:
+            driver.expect_success()
+        finally:
+            driver.end()
+    done = {way: json.loads((notes / f"{way} loser").read_text()) for way in WAYS}
+    for way, table in tables.items():
+        assert content(table) == named(0, ROWS), way
+        assert changes_in(table.uri) == ROWS, way
+    staged = done["by format"]
+    assert staged
+    assert all(map(is_staged, staged))
+    listed = {
+        entry.path
+        for manifest in discover_manifests(ObjectStore.from_uri(tables["by format"].uri))
+        for entry in manifest.sstables
+    }
+    assert listed.isdisjoint(staged)
+    assert done["low latency"] == ["ConflictError"], "nothing is left that says what it would repeat"
+    assert done["low latency, named"] == [True], "skipped"
