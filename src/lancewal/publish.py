@@ -48,6 +48,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
+from lancewal.drain_room import DrainRoom
 from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.manifest import ShardManifestStore
@@ -66,7 +67,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Shards that are published at a time; each may hold ``_DRAIN_BYTES`` of its WAL's rows.
+#: Shards that are published at a time. What they hold of their logs is bounded by ``DrainRoom``, and
+#: ``_DRAIN_BYTES`` of each, or one entry.
 _CONCURRENT_SHARDS = 4
 _DRAIN_BYTES = 64 * MB
 #: Claims in a row that may be lost to others before the caller hears of it.
@@ -108,11 +110,12 @@ def publish(
     if by_shard:
         log.start(run)
     failed: dict[UUID, Exception] = {}
+    room = DrainRoom(store)
 
     def one(item: tuple[Shard, list[Staged]]) -> ShardWrite | None:
         shard, found = item
         try:
-            return _publish_shard(base, store, shard, [each.entry for each in found], log, run)
+            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, room)
         except Exception as error:
             # Whatever it is, the other shards are finished before the caller hears of it.
             failed[shard.shard_id] = error
@@ -270,6 +273,7 @@ def _publish_shard(
     entries: Sequence[SsTableEntry],
     log: TransactionLog,
     run: Run,
+    room: DrainRoom,
 ) -> ShardWrite:
     rows = sum(entry.physical_rows or 0 for entry in entries)
     pointer = Pointer(
@@ -281,7 +285,8 @@ def _publish_shard(
     shard.create(store)
 
     def once() -> ShardWrite:
-        epoch, _ = drain(base, store, shard.shard_id)
+        with room.for_log_of(shard.shard_id):
+            epoch, _ = drain(base, store, shard.shard_id)
         manifests = ShardManifestStore(store, shard.shard_id)
         claimed = manifests.require_latest()
         if claimed.writer_epoch != epoch:

@@ -36,39 +36,43 @@ def main(directory: str, *sizes: str) -> None:
         rows = spark.range(0, size, 1, 8).select("id", text.alias("name"))
         uri = f"{directory}/table-{size}"
         options = {"createIfMissing": "true", "primaryKey": "id", "numBuckets": "4"}
-        with peak_of_python() as peak:
-            # A part first in the log, which the commit of the rest has to flush.
-            write(rows.filter("id % 4 = 0"), uri, options=options)
-            rows.filter("id % 4 != 0").write.format("lancewal").mode("append").save(uri)
-            write(rows.filter("id % 4 = 1"), uri)
+        peaks: dict[str, int] = {}
+        with peak_of_python(peaks, "append to an empty table"):
+            rows.filter("id % 4 != 0").write.format("lancewal").mode("append").options(**options).save(uri)
+        with peak_of_python(peaks, "low latency"):
+            write(rows.filter("id % 4 = 0"), uri)
+        with peak_of_python(peaks, "flush and compact"):
             flush(spark, uri)
             compact(spark, uri)
             write(rows.filter("id % 4 = 2"), uri)
+        with peak_of_python(peaks, "read"):
             found = spark.read.format("lancewal").load(uri)
             read = found.agg(F.count("*"), F.sum(F.length("name"))).first()
+        with peak_of_python(peaks, "append to long logs"):
+            rows.filter("id % 100 = 0").write.format("lancewal").mode("append").save(uri)
         assert read is not None
-        sys.stdout.write(json.dumps({"rows": read[0], "bytes": read[1], "python_kb": peak[0]}) + "\n")
+        sys.stdout.write(json.dumps({"rows": read[0], "bytes": read[1], "peaks_kb": peaks}) + "\n")
         sys.stdout.flush()
     spark.stop()
 
 
 @contextmanager
-def peak_of_python() -> Iterator[list[int]]:
-    """The most that all Python processes of the driver's side held together at a moment, in KB.
+def peak_of_python(peaks: dict[str, int], step: str) -> Iterator[None]:
+    """Note the most that all Python processes of the driver's side held together at a moment, in KB.
 
     Some of them live for one commit only, so it is looked at again and again.
     """
-    peak = [0]
     over = threading.Event()
+    peaks[step] = 0
 
     def look() -> None:
         while not over.wait(0.02):
-            peak[0] = max(peak[0], sum(map(resident_kb, driver_side(os.getpid()))))
+            peaks[step] = max(peaks[step], sum(map(resident_kb, driver_side(os.getpid()))))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield peak
+        yield
     finally:
         over.set()
         thread.join()
