@@ -23,13 +23,13 @@ CONF = {
     "spark.driver.memory": "512m",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
-    "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
 }
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 
 def main(directory: str, *sizes: str) -> None:
-    spark = session(LOCAL_CLUSTER, app_name="memory", conf=CONF)
+    conf = {**CONF, "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}
+    spark = session(LOCAL_CLUSTER, app_name="memory", conf=conf)
     spark.sparkContext.setLogLevel("OFF")
     for size in map(int, sizes):
         text = F.repeat(F.sha2(F.col("id").cast("string"), 256), 6)
