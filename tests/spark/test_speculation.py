@@ -19,6 +19,7 @@ from tests.tables import APPEND_ONLY
 WAYS = ("by format", "low latency", "low latency, named")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_slow_loser_that_writes_after_the_commit_changes_nothing(tmp_path: Path) -> None:
     """Without a key, where a row that is written twice is there twice."""
