@@ -168,13 +168,19 @@ def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(
     check("note", None)
 
 
-def test_replay_pairs_no_reused_field_id_either(tmp_path: Path) -> None:
+def table_with_drafts_in_its_log(tmp_path: Path) -> Table:
+    """Its writer died before it flushed two rows with a column ``draft``."""
     table = new_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     dying = table.writer()
     dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
     for shard in dying.shard_writers.values():
         abandon(shard)
+    return table
+
+
+def test_replay_pairs_no_reused_field_id_either(tmp_path: Path) -> None:
+    table = table_with_drafts_in_its_log(tmp_path)
     replace_column(table, "draft", "note")
     with table.writer() as writer:
         writer.put(pa.table({"id": [2], "name": ["y"], "note": ["new value"]}))
@@ -226,12 +232,7 @@ def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
 
 
 def test_replay_gave_a_column_the_values_of_one_that_had_its_name(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
-    lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
-    dying = table.writer()
-    dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
-    for shard in dying.shard_writers.values():
-        abandon(shard)
+    table = table_with_drafts_in_its_log(tmp_path)
     replace_column(table, "draft", "draft")
     with table.writer() as writer:
         writer.put(pa.table({"id": [2], "name": ["y"], "draft": ["new value"]}))

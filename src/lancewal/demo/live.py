@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.cli.figures import count, duration, plural
+from lancewal.demo.background import Background
 from lancewal.demo.corpus import LIBRARY_KINDS
 from lancewal.demo.feeds import SparkFeed
 from lancewal.demo.stage import Stage
@@ -125,24 +125,22 @@ def _check_feed(stage: Stage) -> None:
     )
 
 
-class _Compactor:
+class _Compactor(Background):
     """Compacts beside everybody else, which disturbs nobody."""
 
     def __init__(self, table: Table, stage: Stage) -> None:
+        super().__init__("demo-compactor")
         self._table = table
         self._stage = stage
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-compactor", daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self.start()
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
+        self.stop()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(_COMPACT_EVERY):
+    def run(self) -> None:
+        while not self.stopping.wait(_COMPACT_EVERY):
             try:
                 if self._table.compact().generations:
                     self._stage.measured.compactions.append(self._stage.measured.now())

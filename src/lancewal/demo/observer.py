@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from lancewal.demo.background import Background
 from lancewal.demo.corpus import LIBRARY_KINDS, TOPIC, embed
 from lancewal.demo.incoming import Incoming, Names
 from lancewal.demo.measurements import Levels, Measurements
@@ -22,7 +23,7 @@ _SAME = 1e-6
 _QUESTION = ("exceptions", "except")
 
 
-class Observer:
+class Observer(Background):
     """Scans and searches until it is stopped; what it sees that must not be, it keeps in ``wrong``.
 
     In the shards of the stream a scan must find whole files only, and never fewer than before.
@@ -30,6 +31,7 @@ class Observer:
     """
 
     def __init__(self, table: Table, incoming: Incoming, service: Service, measured: Measurements) -> None:
+        super().__init__("demo-observer")
         self._table = table
         self._incoming = incoming
         self._service = service
@@ -40,27 +42,17 @@ class Observer:
         self.scans = 0
         self._files = dict.fromkeys(LIBRARY_KINDS, 0)
         self._looking = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-observer", daemon=True)
 
     @property
     def files_seen(self) -> int:
         """How many files of the stream are in every shard."""
         return min(self._files.values())
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 self.look()
-                self._stopping.wait(_PAUSE)
+                self.stopping.wait(_PAUSE)
             self.look()
         except Exception as error:
             self.wrong.append(f"a read failed: {error}")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lancewal.demo.background import Background
 from lancewal.demo.corpus import TOPIC, Document, Edition, rows
 from lancewal.demo.incoming import Names, Texts
 from lancewal.demo.measurements import Measurements, Put
@@ -28,10 +29,11 @@ class Written:
     last: Edition | None
 
 
-class Service:
+class Service(Background):
     """Writes the language reference again and again, as one shard's only writer."""
 
     def __init__(self, table: Table, documents: Sequence[Document], measured: Measurements) -> None:
+        super().__init__("demo-service")
         self._table = table
         self._documents = documents
         self._measured = measured
@@ -39,19 +41,8 @@ class Service:
         self._begun: Names = {}
         self._last: Edition | None = None
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         #: Why it stopped by itself.
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="demo-service", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop writing and close the writer."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def written(self) -> Written:
         with self._lock:
@@ -63,7 +54,7 @@ class Service:
         with self._lock:
             return {(TOPIC, name): each.text for name, each in self._acknowledged.items()}
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             with self._table.writer(max_memtable_rows=_MEMTABLE_ROWS) as writer:
                 for edition in self._editions():
@@ -77,7 +68,7 @@ class Service:
                         self._acknowledged[edition.name] = edition
                         self._last = edition
                     self._measured.puts.append(Put(self._measured.now(), seconds))
-                    if self._stopping.wait(_PAUSE):
+                    if self.stopping.wait(_PAUSE):
                         return
         except Exception as error:
             self.failure = error
