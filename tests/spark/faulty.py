@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import uuid
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "faulty_lancewal"
 DIRECTORY = "LANCEWAL_TEST_FAULTS"
 _TAKEN = "taken"
+_PASS = "commit pass"
 
 
 class InjectedError(RuntimeError):
@@ -35,9 +36,10 @@ class InjectedError(RuntimeError):
 
 
 def issue(*tickets: str) -> None:
-    """Put tickets out: "before raise", "after kill", "commit 5" (dies at the fifth write)."""
+    """Put tickets out, to be taken in this order: "before raise", "after kill", "commit 5" (dies at
+    the fifth write), "commit pass" (gets through)."""
     for ticket in tickets:
-        (Path(os.environ[DIRECTORY]) / f"{ticket}.{uuid.uuid4().hex}").touch()
+        (Path(os.environ[DIRECTORY]) / f"{ticket}.{time.monotonic_ns():020}").touch()
 
 
 def left() -> int:
@@ -48,7 +50,8 @@ def left() -> int:
 def suffered() -> list[str]:
     """The tickets that were taken, and so the faults that have happened."""
     taken = Path(os.environ[DIRECTORY]) / _TAKEN
-    return sorted(path.name.split(".")[0] for path in taken.iterdir()) if taken.exists() else []
+    names = [path.name.split(".")[0] for path in taken.iterdir()] if taken.exists() else []
+    return sorted(name for name in names if name != _PASS)
 
 
 def withdraw() -> None:
@@ -57,12 +60,12 @@ def withdraw() -> None:
         path.unlink(missing_ok=True)
 
 
-def take(kind: str, chance: float = 0.5) -> str | None:
-    """A ticket of some kind, maybe; nobody else gets the same."""
-    if DIRECTORY not in os.environ or random.random() > chance:
+def take(kind: str) -> str | None:
+    """The oldest ticket of some kind, if there is one; nobody else gets the same."""
+    if DIRECTORY not in os.environ:
         return None
     taken = Path(os.environ[DIRECTORY]) / _TAKEN
-    for path in sorted(Path(os.environ[DIRECTORY]).glob(f"{kind} *")):
+    for path in sorted(Path(os.environ[DIRECTORY]).glob(f"{kind} *"), key=lambda path: path.suffix):
         try:
             taken.mkdir(exist_ok=True)
             path.rename(taken / path.name)
@@ -73,7 +76,8 @@ def take(kind: str, chance: float = 0.5) -> str | None:
 
 
 def suffer(moment: str) -> None:
-    ticket = take(moment)
+    """Which task gets a ticket is left to chance."""
+    ticket = take(moment) if random.random() < 0.5 else None
     if ticket == f"{moment} kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if ticket is not None:
@@ -86,7 +90,7 @@ def dying_commit() -> Iterator[None]:
     from lancewal.objects import ObjectStore
 
     ticket = take("commit")
-    if ticket is None:
+    if ticket in (None, _PASS):
         yield
         return
     last = int(ticket.split()[1])

@@ -68,15 +68,17 @@ def check_stream(
     files = ChangeFiles(tmp_path / "changes", keyed, seed=batches)
     files.add(batches)
     table = new_table(tmp_path / "table", schema_of(keyed))
-    commits = [f"commit {number}" for number in range(0, 3 * faults, 3)]
-    faulty.issue(*(FAULTS[i % len(FAULTS)] for i in range(faults)), *commits)
+    faulty.issue(*(FAULTS[i % len(FAULTS)] for i in range(faults)))
+    for number in range(0, 3 * faults, 3):
+        faulty.issue(f"commit {number}", "commit pass")
     try:
         restarts = run_to_the_end(spark, path, files, table.uri, tmp_path / "checkpoint", 5 + 4 * faults)
         suffered = faulty.suffered()
     finally:
         faulty.withdraw()
+    # The first commit dies for certain; later ones need not come, where a batch is found done.
     assert restarts > 0
-    assert len(suffered) > 1
+    assert "commit 0" in suffered
     assert content(table) == files.expected()
     assert changes_in(table.uri) == files.changes
     lancewal.open(table.uri).flush()
