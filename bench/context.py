@@ -44,7 +44,7 @@ class Laps:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One pass over a workload. ``scratch`` is empty at its start and removed at its end."""
+    """One pass over a workload. ``scratch`` is empty at its start and removed after the last pass."""
 
     scratch: Path
     quick: bool

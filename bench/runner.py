@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from bench.context import Context
 from bench.machine import machine_facts
 from bench.registry import Workload
 from bench.report import Result
+from bench.scratch import scratch_directory
 
 RESULTS = Path(__file__).parent / "results"
 DEFAULT_REPEATS = 5
@@ -28,18 +28,20 @@ def run(
 ) -> Result:
     """Make ``repeats`` passes; ``progress`` hears the number of passes done so far.
 
-    Each pass has its own scratch directory below the system's temporary one (``TMPDIR``
-    moves it: a file system in memory makes fsync free).
+    Each pass has its own directory below the system's temporary one (``TMPDIR`` moves it: a file
+    system in memory makes fsync free). They are removed after the last pass, not between passes.
     """
     if repeats < 1:
         raise ValueError(f"at least one pass is needed, not {repeats}")
     passes = []
-    for repeat in range(repeats):
-        progress(repeat)
-        with tempfile.TemporaryDirectory(prefix="lancewal-bench-") as scratch:
-            passes.append(workload.run(Context(Path(scratch), quick, repeat)))
-        # What was written and deleted must not reach the disk at the next pass's expense.
-        os.sync()
+    with scratch_directory() as scratch:
+        for repeat in range(repeats):
+            progress(repeat)
+            own = scratch / str(repeat)
+            own.mkdir()
+            passes.append(workload.run(Context(own, quick, repeat)))
+            # What was written must not reach the disk at the next pass's expense.
+            os.sync()
     return Result(
         workload.name,
         workload.description,

@@ -15,6 +15,9 @@ from datetime import timedelta
 MIN_DELETION_AGE = timedelta(minutes=10)
 RECHECK_AFTER = MIN_DELETION_AGE / 2
 
+# Without CLOCK_BOOTTIME this is macOS, whose CLOCK_MONOTONIC goes on while it sleeps.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 #: Seconds on a clock that only grows; tests pass their own.
 Clock = Callable[[], float]
 
@@ -24,5 +27,4 @@ def boot_time() -> float:
 
     A virtual machine that is paused from outside cannot tell: resume none after hours.
     """
-    # Without CLOCK_BOOTTIME this is macOS, whose CLOCK_MONOTONIC goes on while it sleeps.
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_CLOCK)

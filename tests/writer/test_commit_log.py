@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 import pytest
 
-from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.errors import FencedError, InvalidInputError, LanceWalError, StorageError
 from lancewal.objects import ObjectStore
 from lancewal.wal import WalAppender, WalTailer
 from lancewal.writer import WriteStats
@@ -43,6 +46,16 @@ class Fixture:
         rows = batch(value, count)
         with self._order:
             return self.log.enqueue([rows], rows.nbytes, generation).stop
+
+    def offer(self, value: int, generation: int | None = 1) -> Callable[[], object]:
+        """The rows of one put, to be queued by whoever leads."""
+        return lambda: self.enqueue(value, generation)
+
+    def wait_for_offers(self, number: int) -> None:
+        until = time.monotonic() + PATIENCE
+        while len(self.log._offers) < number:
+            assert time.monotonic() < until, "the puts did not come"
+            time.sleep(0.001)
 
     def entries(self) -> list[list[int]]:
         tailer = WalTailer(self.store, self.shard, update_cursor=False)
@@ -235,6 +248,148 @@ def test_durable_rows_are_reported_to_their_home(fixture: Fixture) -> None:
         fixture.log.enqueue([batch(i), batch(i)], 8, 1, home)
         fixture.log.commit_all()
     assert seen == [(2, 1), (4, 2)]
+
+
+class TestPutsThatTheLeaderTakesIn:
+    def test_positions_are_returned_once_the_rows_are_durable(self, fixture: Fixture) -> None:
+        assert fixture.log.commit_put(fixture.offer(1)) == range(1)
+        assert fixture.log.commit_put(fixture.offer(2)) == range(1, 2)
+        assert fixture.log.durable_position == 2
+        assert fixture.entries() == [[1], [2]]
+
+    def test_one_leader_takes_in_the_rows_of_all_who_wait(self, fixture: Fixture) -> None:
+        callers: list[int] = []
+        results: dict[int, range] = {}
+
+        def put(value: int) -> None:
+            def offer() -> None:
+                callers.append(threading.get_ident())
+                fixture.enqueue(value)
+
+            results[value] = fixture.log.commit_put(offer)
+
+        with waiting_puts(fixture, put, [1, 2, 3, 4]):
+            assert callers == callers[:1], "rows were taken in while an entry was being written"
+        assert len(set(callers[1:])) == 1
+        assert [sorted(values) for values in fixture.entries()] == [[0], [1, 2, 3, 4]]
+        positions = sorted(results.values(), key=lambda positions: positions.start)
+        assert positions == [range(i, i + 1) for i in range(5)]
+
+    def test_a_put_that_is_refused_fails_alone(self, fixture: Fixture) -> None:
+        outcomes: dict[int, object] = {}
+
+        def put(value: int) -> None:
+            def offer() -> None:
+                if value % 2:
+                    raise InvalidInputError(f"{value} is odd")
+                fixture.enqueue(value)
+
+            try:
+                outcomes[value] = fixture.log.commit_put(offer)
+            except InvalidInputError as error:
+                outcomes[value] = str(error)
+
+        with waiting_puts(fixture, put, [1, 2, 3, 4, 5]):
+            assert outcomes == {}
+        assert {value: outcomes[value] for value in (1, 3, 5)} == {v: f"{v} is odd" for v in (1, 3, 5)}
+        assert sorted(value for values in fixture.entries() for value in values) == [0, 2, 4]
+        assert fixture.log.failure is None
+
+    def test_refused_puts_alone_write_nothing(self, fixture: Fixture) -> None:
+        def refuse() -> None:
+            raise InvalidInputError("no")
+
+        for _ in range(3):
+            with pytest.raises(InvalidInputError, match="no"):
+                fixture.log.commit_put(refuse)
+        assert fixture.entries() == []
+        assert fixture.log.commit_put(fixture.offer(1)) == range(1)
+
+    def test_a_put_without_rows_is_an_error_and_no_endless_wait(self, fixture: Fixture) -> None:
+        with pytest.raises(StorageError, match="none of its rows"):
+            fixture.log.commit_put(lambda: None)
+
+    def test_a_leader_that_goes_on_lets_those_go_that_it_has_served(self, memory_store: ObjectStore) -> None:
+        """They waited until the leader's own rows, several entries later, were written too."""
+        fixture = Fixture(memory_store, max_entry_bytes=8)
+        first = fixture.enqueue(1)
+        last = fixture.enqueue(2)
+        with fixture.store.faults.pause("put_if_absent", where="/wal/", nth=1) as one:
+            leader = threading.Thread(target=fixture.log.commit, args=(last,))
+            leader.start()
+            one.wait_until_reached()
+            served = threading.Thread(target=fixture.log.commit, args=(first,))
+            served.start()
+            while not fixture.log._waiters:
+                time.sleep(0.001)
+            with fixture.store.faults.pause("put_if_absent", where="/wal/", nth=1) as two:
+                one.release()
+                two.wait_until_reached()
+                served.join(PATIENCE)
+                assert not served.is_alive()
+                assert leader.is_alive()
+        leader.join(PATIENCE)
+        assert fixture.entries() == [[1], [2]]
+
+    def test_nothing_is_taken_in_once_the_log_has_failed(self, fixture: Fixture) -> None:
+        taken: list[int] = []
+        errors: list[str] = []
+
+        def put(value: int) -> None:
+            try:
+                fixture.log.commit_put(lambda: taken.append(value) or fixture.enqueue(value))
+            except StorageError as error:
+                errors.append(str(error))
+
+        with waiting_puts(fixture, put, [1, 2, 3]):
+            fixture.log.fail(StorageError("closed for good"))
+        assert taken == [0]
+        assert errors == ["closed for good"] * 3
+        assert not fixture.log._offers
+
+    def test_a_put_keeps_nothing_alive(self, fixture: Fixture) -> None:
+        """The log kept the last offer, and so the rows and the writer itself."""
+
+        class Rows:
+            pass
+
+        def put(rows: Rows, *, refused: bool) -> None:
+            def offer() -> None:
+                if refused:
+                    raise InvalidInputError(f"{rows} are refused")
+                fixture.enqueue(len(str(rows)))
+
+            with suppress(InvalidInputError):
+                fixture.log.commit_put(offer)
+
+        put(Rows(), refused=False)  # which looks for the log's end, and so is not like the others
+        gc.disable()
+        try:
+            for refused in (False, True):
+                rows = Rows()
+                kept = weakref.ref(rows)
+                put(rows, refused=refused)
+                del rows
+                assert kept() is None
+        finally:
+            gc.enable()
+
+
+@contextmanager
+def waiting_puts(fixture: Fixture, put: Callable[[int], None], values: list[int]) -> Iterator[None]:
+    """``put(0)`` is inside its write, and ``put`` of all ``values`` waits, until the block ends."""
+    with fixture.store.faults.pause("put_if_absent", where="/wal/") as pause:
+        threads = [threading.Thread(target=put, args=(0,))]
+        threads[0].start()
+        pause.wait_until_reached()
+        for count, value in enumerate(values, start=1):
+            threads.append(threading.Thread(target=put, args=(value,)))
+            threads[-1].start()
+            fixture.wait_for_offers(count)
+        yield
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a waiter was never woken"
 
 
 @pytest.fixture(autouse=True)

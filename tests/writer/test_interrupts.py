@@ -11,6 +11,7 @@ import gc
 import linecache
 import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -205,6 +206,75 @@ def test_an_interrupted_put_leaves_no_other_thread_asleep(base: BaseTable) -> No
         put.check([i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)])
 
     assert interrupt_everywhere(attempt, COMMIT_LOG_FILE) > 20
+
+
+def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable) -> None:
+    """It had taken in the rows of another put, but not said so: the next leader took them in again.
+
+    And a put that is interrupted while it stands in line has no effect.
+    """
+    withdrawn = 0
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        nonlocal withdrawn
+        shard = uuid.uuid4()
+        writer = without_flush(open_writer(base, shard, max_memtable_batches=100))
+        put = Puts(writer)
+        held, in_write = threading.Event(), threading.Event()
+        append = writer._log._appender.append_encoded
+
+        def hold(data: memoryview) -> int:
+            in_write.set()
+            assert held.wait(PATIENCE)
+            return append(data)
+
+        writer._log._appender.append_encoded = hold  # type: ignore[method-assign]
+
+        first = threading.Thread(target=_put, args=(put, 10), daemon=True)
+        first.start()
+        assert in_write.wait(PATIENCE)
+
+        def follow() -> None:
+            """The put that is interrupted is the next to lead; two more come behind it."""
+            while not writer._log._offers and not interrupt.raised:
+                time.sleep(0.0005)
+            more = [threading.Thread(target=_put, args=(put, n), daemon=True) for n in (20, 30)]
+            for count, thread in enumerate(more, start=2):
+                thread.start()
+                while len(writer._log._offers) < count and not interrupt.raised:
+                    time.sleep(0.0005)
+            held.set()
+            for thread in more:
+                thread.join(PATIENCE)
+                alive.append(thread.is_alive())
+
+        alive: list[bool] = []
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        in_line = False
+        try:
+            with suppress(StorageError), interrupt:
+                put(1)
+        except KeyboardInterrupt:
+            in_line = not held.is_set()
+        follower.join(2 * PATIENCE)
+        first.join(PATIENCE)
+        assert alive == [False, False], "a waiter was never woken"
+        assert not first.is_alive()
+        abandon(writer)
+        found = [i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)]
+        put.check(found)
+        if in_line:
+            withdrawn += 1
+            assert 10 not in found, "a put that had raised was taken in later"
+
+    assert interrupt_everywhere(attempt, WRITER_FILES, APPENDER_FILE) > 60
+    assert withdrawn > 10
+
+
+def _put(put: Puts, number: int) -> None:
+    with suppress(StorageError):  # the interrupt may have ended the writer
+        put(number)
 
 
 def test_an_interrupted_wait_for_durability_can_be_repeated(base: BaseTable) -> None:

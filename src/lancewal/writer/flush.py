@@ -76,7 +76,7 @@ class FlushQueue:
 
     @property
     def frozen_bytes(self) -> int:
-        return sum(memtable.estimated_size for memtable in list(self._frozen))
+        return sum([memtable.estimated_size for memtable in list(self._frozen)])
 
     @property
     def last_error(self) -> LanceWalError | None:

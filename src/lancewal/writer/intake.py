@@ -6,9 +6,10 @@ effect anywhere, and one that passed cannot fail later at flush.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow as pa
 from lancewal.errors import InvalidInputError
 from lancewal.format.buffers import aligned, has_wide_values
 from lancewal.format.schema import TableSchema, without_field_ids
-from lancewal.sstable import refuse_null_structs
+from lancewal.sstable import needs_present_structs, refuse_null_structs
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -31,9 +32,29 @@ class _Plan:
     schema: pa.Schema
     columns: list[tuple[int | None, _Convert | None, pa.Field]]
 
+    @cached_property
+    def as_given(self) -> bool:
+        """Whether the columns come in the table's form and order already."""
+        return all(
+            source == place and convert is None for place, (source, convert, _) in enumerate(self.columns)
+        )
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+    def shaped(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The table's columns from those of ``batch``."""
+        given = batch.columns
+        if self.as_given:
+            return given  # type: ignore[no-any-return]
+        return [
+            pa.nulls(batch.num_rows, field.type)
+            if source is None
+            else given[source]
+            if convert is None
+            else convert(given[source])
+            for source, convert, field in self.columns
+        ]
+
+
+class Rows(NamedTuple):
     """The accepted rows of one put: they stay together from here to the WAL."""
 
     batches: list[pa.RecordBatch]
@@ -43,7 +64,7 @@ class Rows:
     @classmethod
     def of(cls, batches: list[pa.RecordBatch]) -> Rows:
         rows = sum([batch.num_rows for batch in batches])
-        return cls(batches, rows, sum([batch.get_total_buffer_size() for batch in batches]))
+        return Rows(batches, rows, sum([batch.get_total_buffer_size() for batch in batches]))
 
 
 class Intake:
@@ -60,27 +81,49 @@ class Intake:
     ) -> None:
         """``storage_version`` is the table's, for refusing what its files cannot hold."""
         self.schema = schema
-        self._storage_version = storage_version
+        present = storage_version is not None and needs_present_structs(storage_version, schema.columns)
+        self._version_without_null_structs = storage_version if present else None
         self._cast = cast
         # Callers send the same schema over and over; pyarrow makes a new object for every
         # look at it, so the last one is compared by value.
         self._last_plan: _Plan | None = None
         self._plain = schema.plain
+        self._stored = schema.stored
         self._key_plain = pa.schema([self._plain.field(name) for name in schema.primary_key])
         self._strict = [
             i for i, f in enumerate(schema.columns) if not f.nullable or f.name in schema.primary_key
         ]
         self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
         self._wide = [i for i, f in enumerate(schema.columns) if has_wide_values(f.type)]
-        self._has_structs = any(pa.types.is_nested(field.type) for field in schema.columns)
-        self._zeros = _false(4096)
+        self._looks_deep = bool(self._deep_checks or self._wide or present)
+        self._least_row_bytes = sum(_least_bytes(field.type) for field in schema.columns)
+        self._no_tombstones = _false(1)
 
     def upserts(self, data: Any) -> Rows:
         """Rows to write, in ``schema.stored``."""
-        batches = [self._upsert(batch, index) for index, batch in enumerate(as_batches(data))]
+        return self.shaped(as_batches(data))
+
+    def shaped(self, batches: Sequence[pa.RecordBatch]) -> Rows:
+        """``batches`` as rows to write, in ``schema.stored``."""
         if not batches:
             raise InvalidInputError("cannot write an empty batch list; pass at least one batch")
-        return Rows.of(batches)
+        return Rows.of([self._upsert(batch, index) for index, batch in enumerate(batches)])
+
+    def fit_as_given(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Whether :meth:`shaped` will take these quickly and for certain: nothing to convert or refuse.
+
+        Answers ``False`` for the first rows of a schema, which it does not know yet.
+        """
+        plan = self._last_plan
+        if plan is None or not plan.as_given or self._looks_deep:
+            return False
+        for batch in batches:
+            if not batch.num_rows or not batch.schema.equals(plan.schema):
+                return False
+            for position in self._strict:
+                if batch.column(position).null_count:
+                    return False
+        return bool(batches)
 
     def deletes(self, keys: Any) -> Rows:
         """Tombstones for ``keys``: one value, a list of values, or Arrow data with the key columns."""
@@ -146,14 +189,7 @@ class Intake:
         plan, schema = self._last_plan, batch.schema
         if plan is None or not schema.equals(plan.schema):
             plan = self._last_plan = self._plan(schema)
-        columns = []
-        given = batch.columns
-        for source, convert, field in plan.columns:
-            if source is None:
-                column = pa.nulls(rows, field.type)
-            else:
-                column = given[source] if convert is None else convert(given[source])
-            columns.append(column)
+        columns = plan.shaped(batch)
         for position in self._strict:
             if columns[position].null_count:
                 self._refuse_nulls(columns[position], self.schema.columns.field(position).name, index)
@@ -161,11 +197,14 @@ class Intake:
             _refuse_nested_nulls(columns[position], self.schema.columns.field(position), index)
         for position in self._wide:
             columns[position] = aligned(columns[position])
-        columns.append(self._no_tombstones(rows))
-        stored = pa.RecordBatch.from_arrays(columns, schema=self.schema.stored)
-        if self._storage_version is not None and self._has_structs:
-            refuse_null_structs(stored, self._storage_version)
-        return _compact(stored)
+        live = self._no_tombstones
+        if len(live) != rows:
+            live = self._no_tombstones = _false(rows)
+        columns.append(live)
+        stored = pa.RecordBatch.from_arrays(columns, schema=self._stored)
+        if self._version_without_null_structs is not None:
+            refuse_null_structs(stored, self._version_without_null_structs)
+        return self._compact(stored)
 
     def _tombstones(self, keys: pa.RecordBatch, index: int) -> pa.RecordBatch:
         if keys.num_rows == 0:
@@ -179,7 +218,17 @@ class Intake:
         for position in self._wide:
             columns[position] = aligned(columns[position])
         columns.append(pa.array([True] * keys.num_rows, pa.bool_()))
-        return _compact(pa.RecordBatch.from_arrays(columns, schema=self.schema.stored))
+        return self._compact(pa.RecordBatch.from_arrays(columns, schema=self._stored))
+
+    def _compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Copy a narrow slice, so that it does not keep its parent in memory."""
+        held = batch.get_total_buffer_size()
+        # What a slice really needs takes long to find out, so the least that it can need comes first.
+        if held <= 2 * self._least_row_bytes * batch.num_rows + _SLICE_WASTE_BYTES:
+            return batch
+        if held <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
+            return batch
+        return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
     def _plan(self, schema: pa.Schema) -> _Plan:
         names = schema.names
@@ -220,9 +269,6 @@ class Intake:
             raise InvalidInputError(
                 f"batch {index} has {column.null_count} nulls in {what} {name}, which cannot be null"
             )
-
-    def _no_tombstones(self, rows: int) -> pa.Array:
-        return self._zeros.slice(0, rows) if rows <= len(self._zeros) else _false(rows)
 
 
 def is_tabular(data: Any) -> bool:
@@ -265,12 +311,11 @@ def _false(rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bytes((rows + 7) // 8))])
 
 
-def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Copy a narrow slice, so that it does not keep its parent in memory."""
-    held = batch.get_total_buffer_size()
-    if held <= _SLICE_WASTE_BYTES or held <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
-        return batch
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+def _least_bytes(type_: pa.DataType) -> int:
+    """Bytes that a value of a type takes at least; 0 where that depends on the value."""
+    if pa.types.is_fixed_size_list(type_):
+        return int(type_.list_size * _least_bytes(type_.value_type))
+    return int(type_.bit_width // 8) if pa.types.is_primitive(type_) else 0
 
 
 def _caster(target: pa.DataType, name: str) -> _Convert:

@@ -69,6 +69,7 @@ class MemTableMode:
             context=state.context,
         )
         state.when_ended(self._backpressure.wake)
+        log.on_progress = self._backpressure.wake
         self._wal_flusher = WalFlushWorker(config, log, state)
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
@@ -268,7 +269,7 @@ class MemTableMode:
         )
 
     def _unflushed_bytes(self) -> int:
-        return self._active.estimated_size + self._flushes.frozen_bytes
+        return self._active.estimated_size + self._flushes.frozen_bytes + self._log.offered_bytes
 
     def _make_room(self) -> None:
         """Requires nothing held. A flush must be under way, or the wait would never end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lancewal.memtable import MemTableView
 from lancewal.writer.commit_log import CommitLog
@@ -10,6 +11,8 @@ from lancewal.writer.commit_log import CommitLog
 
 class Durability:
     """Whether the rows of one put are in the WAL, and a way to make sure."""
+
+    __slots__ = ("_end_position", "_log")
 
     def __init__(self, log: CommitLog, end_position: int) -> None:
         self._log = log
@@ -28,8 +31,7 @@ class Durability:
         return self._log.commit(self._end_position, timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(NamedTuple):
     """``batch_positions`` count batches over the writer's life, replayed ones included."""
 
     batch_positions: range

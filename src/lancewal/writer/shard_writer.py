@@ -1,8 +1,9 @@
 """ShardWriter: puts and deletes into one shard, durable, readable at once, fenced.
 
-``put`` checks its rows, waits for room, adds them to the MemTable and the commit log
-under one short lock, and (with ``durable_write``) leads or joins a group commit. All
-that takes longer (flushing, deferred indexing and WAL writes) happens beside it.
+``put`` waits for room, checks its rows, and adds them to the MemTable and the commit log
+under one short lock. With ``durable_write`` it leads or joins a group commit, whose leader
+does this for all who joined. All that takes longer (flushing, deferred indexing and WAL
+writes) happens beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 from uuid import UUID
@@ -26,12 +27,16 @@ from lancewal.wal.appender import WalAppender
 from lancewal.writer.adapter import Adapter
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import Intake, Rows
+from lancewal.writer.intake import Intake, Rows, as_batches
 from lancewal.writer.results import Durability, InMemoryMemTables, MemTableStats, WalStats, WriteResult
 from lancewal.writer.state import WriterState
 from lancewal.writer.stats import StatsLogger, WriteStats, WriteStatsSnapshot
 
 logger = logging.getLogger(__name__)
+
+#: Rows above this size are shaped in the caller's own thread: others, whose rows the same
+#: leader takes in, should not wait while a large slice is copied.
+_LARGE_PUT_BYTES = 256 * 1024
 
 
 class WriteMode(Protocol):
@@ -126,7 +131,16 @@ class ShardWriter:
         without a copy: buffers that Arrow shares with numpy or others must not be changed
         while they are in memory.
         """
-        return self.write_rows(self._intake.upserts(data))
+        batches = as_batches(data)
+        num_bytes = sum([batch.get_total_buffer_size() for batch in batches])
+        if (
+            self._adapter is not None
+            or num_bytes > _LARGE_PUT_BYTES
+            or not self._intake.fit_as_given(batches)
+        ):
+            return self.write_rows(self._intake.shaped(batches))
+        num_rows = sum([batch.num_rows for batch in batches])
+        return self._write(lambda: self._intake.shaped(batches), num_rows, num_bytes)
 
     def delete(self, keys: Any) -> WriteResult:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
@@ -134,20 +148,28 @@ class ShardWriter:
 
     def write_rows(self, rows: Rows) -> WriteResult:
         """Write what an :class:`Intake` of this writer's schema has accepted."""
-        started = time.perf_counter()
         if self._adapter is not None:
             rows = self._adapter.adapted(rows)
+        return self._write(lambda: rows, rows.num_rows, rows.num_bytes)
+
+    def _write(self, shape: Callable[[], Rows], num_rows: int, num_bytes: int) -> WriteResult:
+        """Write the rows that ``shape`` returns, which the leader of a group commit may call."""
+        started = time.perf_counter()
+        self._state.check_usable()
         self._mode.admit()
-        with self._lock:
-            self._state.check_usable()
-            positions = self._mode.insert(rows)
         if self.config.durable_write:
-            self._log.commit(positions.stop)
+            positions = self._log.commit_put(lambda: self._insert(shape()), num_bytes)
         else:
+            positions = self._insert(shape())
             self._mode.nudge()
-        self._stats.record_put(time.perf_counter() - started, rows.num_rows)
+        self._stats.record_put(time.perf_counter() - started, num_rows)
         self._stats_logger.maybe_log()
         return WriteResult(positions, Durability(self._log, positions.stop))
+
+    def _insert(self, rows: Rows) -> range:
+        with self._lock:
+            self._state.check_usable()
+            return self._mode.insert(rows)
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """The newest rows that are in memory: active and frozen MemTables, deletes applied.

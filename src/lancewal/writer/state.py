@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
 
 from lancewal.errors import ClosedError, LanceWalError
+
+E = TypeVar("E", bound=BaseException)
 
 #: How long the garbage collector waits for a thread of a writer that was dropped.
 DROPPED_PATIENCE_SECONDS = 1.0
@@ -19,6 +22,15 @@ def fresh_copy(error: LanceWalError) -> LanceWalError:
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__
     return copied
+
+
+def without_frames(error: E) -> E:
+    """An error to be kept, or to be raised in another thread: its frames hold the rows of others."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 class WriterState:

@@ -34,11 +34,12 @@ class WalOnlyMode:
             config.max_unflushed_memtable_bytes,
             config.backpressure_log_interval.total_seconds(),
             stats,
-            unflushed=lambda: log.pending_bytes,
+            unflushed=lambda: log.pending_bytes + log.offered_bytes,
             relieve=self._write_queue,
             context=state.context,
         )
         state.when_ended(self._backpressure.wake)
+        log.on_progress = self._backpressure.wake
 
     def admit(self) -> None:
         self._backpressure.admit()

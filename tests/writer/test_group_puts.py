@@ -1,0 +1,261 @@
+"""Many threads put through one writer: what their leader does for them must not show."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lancewal.writer.commit_log
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.objects import ObjectStore
+from lancewal.writer import ShardWriter
+from lancewal.writer.commit_log import CommitLog
+from lancewal.writer.commit_queue import Waiter
+from tests.faults import FaultyStore, Pause
+from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
+
+PATIENCE = 20.0
+KIB = 1024
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseTable:
+    return new_table(tmp_path / "t", KEYED)
+
+
+@pytest.fixture
+def append_only(tmp_path: Path) -> BaseTable:
+    return new_table(tmp_path / "a", APPEND_ONLY)
+
+
+def faulty_store(base: BaseTable) -> FaultyStore:
+    return FaultyStore(ObjectStore.from_uri(base.uri, fsync=False))
+
+
+@contextmanager
+def stalled(writer: ShardWriter, store: FaultyStore) -> Iterator[Pause]:
+    """A first put is inside its WAL write until the block ends."""
+    with store.faults.pause("put_if_absent", where="/wal/") as pause:
+        first = threading.Thread(target=writer.put, args=(rows(0, 1, schema=writer.schema),))
+        first.start()
+        pause.wait_until_reached()
+        yield pause
+    first.join(PATIENCE)
+    assert not first.is_alive()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, f"no {what}"
+        time.sleep(0.001)
+
+
+def big(number: int, size: int = 100 * KIB) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([number]), pa.array(["x" * size])], schema=APPEND_ONLY)
+
+
+@pytest.mark.parametrize("memtable", [True, False], ids=["memtable", "wal only"])
+def test_puts_that_stand_in_line_count_for_backpressure(append_only: BaseTable, memtable: bool) -> None:
+    """A slow WAL write let in as many puts as there were threads, whatever the limit."""
+    store = faulty_store(append_only)
+    limit = 400 * KIB
+    writer = open_writer(
+        append_only,
+        store=store,
+        enable_memtable=memtable,
+        max_memtable_size=limit,
+        max_unflushed_memtable_bytes=limit,
+    )
+    threads = []
+    with stalled(writer, store):
+        for number in range(1, 21):
+            before = writer._log.offered_bytes
+            threads.append(threading.Thread(target=writer.put, args=(big(number),)))
+            threads[-1].start()
+            wait_until(
+                lambda: writer._log.offered_bytes > before or writer._log.offered_bytes >= limit,  # noqa: B023
+                "put in line",
+            )
+        assert limit <= writer._log.offered_bytes <= limit + 110 * KIB
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a put that waited for room was never woken"
+    assert writer._log.offered_bytes == 0
+    assert writer._log.durable_position == 21
+    writer.close()
+
+
+def test_a_put_that_waits_for_room_goes_on_with_the_next_entry(append_only: BaseTable) -> None:
+    """In WAL-only mode nobody woke it before ``backpressure_log_interval`` had passed."""
+    writer = open_writer(
+        append_only,
+        enable_memtable=False,
+        max_unflushed_memtable_bytes=300 * KIB,
+        backpressure_log_interval=timedelta(hours=1),
+    )
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            writer.put(big(number))
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pa.record_batch({"id": [1], "other": ["x"]}),
+        pa.record_batch({"id": pa.array([None], pa.int64()), "name": ["x"]}),
+        pa.record_batch({"id": pa.array([], pa.int64()), "name": pa.array([], pa.string())}),
+        [],
+    ],
+    ids=["unknown column", "null key", "empty batch", "no batch"],
+)
+def test_wrong_rows_are_refused_at_once_whatever_the_store_does(base: BaseTable, wrong: object) -> None:
+    """They stood in line behind a stalled write, and got its error."""
+    store = faulty_store(base)
+    writer = open_writer(base, store=store)
+    with stalled(writer, store), pytest.raises(InvalidInputError):
+        writer.put(wrong)
+    assert ids(writer.scan()) == [0]
+    writer.close()
+    with pytest.raises(InvalidInputError):
+        writer.put(wrong)
+
+
+def test_a_failed_writer_that_is_dropped_is_collected(
+    base: BaseTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log kept the puts that the failure had met, and through them the writer."""
+    caplog.set_level(logging.CRITICAL)  # records of the failure would keep its frames
+    monkeypatch.setattr(lancewal.writer.commit_log, "RETRY_PAUSE_SECONDS", 0.0)
+    ended: list[type] = []
+
+    def put(writer: ShardWriter, number: int) -> None:
+        try:
+            writer.put(rows(number, 1))
+        except StorageError as error:
+            ended.append(type(error))
+
+    def fail_while_three_wait(writer: ShardWriter) -> None:
+        appender = writer._log._appender
+        append = appender.append_encoded
+        entries = 0
+
+        def fail(data: memoryview) -> int:
+            nonlocal entries
+            entries += 1
+            if entries > 1:
+                raise StorageError("the disk is gone")
+            wait_until(lambda: len(writer._log._waiters) == 3, "puts in line")
+            return append(data)
+
+        appender.append_encoded = fail  # type: ignore[method-assign]
+        threads = [threading.Thread(target=put, args=(writer, number)) for number in (1, 2, 3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        del appender.append_encoded
+
+    writer = open_writer(base)
+    writer.put(rows(0, 1))
+    fail_while_three_wait(writer)
+    assert ended == [StorageError] * 3
+    kept = weakref.ref(writer)
+    del writer
+    gc.collect()
+    assert kept() is None
+
+
+def test_an_interrupted_lead_does_not_stay_with_one_that_has_gone() -> None:
+    """Ctrl-C between waking the next in line and taking it out of the line: it woke with its rows
+    durable, passed the lead on to itself, and went; everybody after it waited for ever."""
+    from tests.writer.test_commit_log import Fixture
+
+    fixture = Fixture(ObjectStore.from_uri("memory://interrupted-lead"))
+    log = fixture.log
+    gone = threading.Event()
+    interrupted = False
+    leave = log._leave
+
+    def interrupted_wake() -> None:
+        nonlocal interrupted
+        interrupted = True
+        log._waiters[0].wake()
+        raise KeyboardInterrupt
+
+    def slow_leave(waiter: Waiter) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            leave(waiter)
+            gone.set()
+            return
+        if interrupted:
+            assert gone.wait(PATIENCE)  # the other one is faster
+        else:
+            log._wake_first = interrupted_wake  # type: ignore[method-assign]
+        try:
+            leave(waiter)
+        finally:
+            log._wake_first = CommitLog._wake_first.__get__(log)  # type: ignore[method-assign]
+
+    log._leave = slow_leave  # type: ignore[method-assign]
+    second = threading.Thread(target=log.commit_put, args=(fixture.offer(2),), daemon=True)
+
+    def first() -> None:
+        second.start()
+        wait_until(lambda: bool(log._waiters), "put in line")
+        fixture.enqueue(1)
+
+    with suppress(KeyboardInterrupt):
+        log.commit_put(first)
+    assert interrupted
+    later = threading.Thread(target=log.commit_put, args=(fixture.offer(3),), daemon=True)
+    later.start()
+    for thread in (second, later):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert fixture.entries() == [[1, 2], [3]]
+
+
+def test_one_in_line_at_the_end_of_its_patience_does_not_lead_for_ever(base: BaseTable) -> None:
+    """``wait`` with a short timeout, again and again, while others put: none of them hangs."""
+    writer = open_writer(base, durable_write=False, max_wal_flush_interval=None)
+    stop = threading.Event()
+
+    def work(number: int) -> None:
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            result = writer.put(rows(number * 1000 + turn % 50, 1))
+            while not result.durable.wait(0.0002):
+                continue
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert writer._log._leader is None
+    abandon(writer)
