@@ -37,9 +37,7 @@ def run(
     with scratch_directory() as scratch:
         for repeat in range(repeats):
             progress(repeat)
-            own = scratch / str(repeat)
-            own.mkdir()
-            passes.append(workload.run(Context(own, quick, repeat)))
+            passes.append(workload.run(Context(scratch.new_place(), quick, repeat)))
             # What was written must not reach the disk at the next pass's expense.
             os.sync()
     return Result(

@@ -21,15 +21,23 @@ _SET_FLAGS = 0x40086602
 _TOP_DIRECTORY = 0x00020000
 
 
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """A new directory below the system's temporary one, removed at the end with all it holds.
+class Scratch:
+    """A directory below the system's temporary one, and places in it that lie far from each other."""
 
-    Directories that are made in it lie far from each other, and from those that were there before.
-    """
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def new_place(self) -> Path:
+        """An empty directory. Its name is drawn, because ext4 places a directory by its name."""
+        return Path(tempfile.mkdtemp(dir=self._root))
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Scratch]:
+    """Removed at the end with all it holds, and not before: deletions are what slows others down."""
     with tempfile.TemporaryDirectory(prefix="lancewal-bench-") as name:
         spread_subdirectories(Path(name))
-        yield Path(name)
+        yield Scratch(Path(name))
 
 
 def spread_subdirectories(directory: Path) -> None:
