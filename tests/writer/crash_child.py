@@ -39,7 +39,7 @@ def main() -> None:
     base = BaseTable.open(order["uri"])
     journal = os.open(order["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     config = ShardWriterConfig(
-        fsync=False,
+        fsync=order["fsync"],
         stats_log_interval=None,
         enable_memtable=order["memtable"],
         max_memtable_rows=MAX_MEMTABLE_ROWS,

@@ -67,18 +67,21 @@ class Shard:
         self._sstables: dict[str, list[Row]] = {}
         self.lives = 0
 
-    def live_and_die(self, child: Child) -> None:
-        memtable = self._choose.random() < 0.85
+    def start(self, child: Child, *, memtable: bool, fsync: bool = False) -> None:
         child.start(
             {
                 "uri": self.base.uri,
                 "shard": str(self.shard_id),
                 "journal": str(self._journal),
                 "memtable": memtable,
+                "fsync": fsync,
                 "first": self.lives * BATCHES_PER_LIFE,
             }
         )
         self.lives += 1
+
+    def live_and_die(self, child: Child) -> None:
+        self.start(child, memtable=self._choose.random() < 0.85)
         if self._choose.random() < 0.15:
             time.sleep(self._choose.uniform(0, 0.05))  # dies while it opens
         else:
