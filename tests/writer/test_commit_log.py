@@ -374,6 +374,38 @@ class TestPutsThatTheLeaderTakesIn:
         finally:
             gc.enable()
 
+    def test_a_refusal_that_is_kept_does_not_keep_the_rows_of_others(self, fixture: Fixture) -> None:
+        """The error's frames were the leader's, which held the other puts."""
+
+        class Rows:
+            pass
+
+        refusals: list[Exception] = []
+        others: list[weakref.ref[Rows]] = []
+
+        def put(value: int) -> None:
+            rows = Rows()
+
+            def offer() -> None:
+                if value == 2:
+                    raise InvalidInputError("refused")
+                assert rows is not None
+                fixture.enqueue(value)
+
+            if value != 2:
+                others.append(weakref.ref(rows))
+            try:
+                fixture.log.commit_put(offer)
+            except InvalidInputError as error:
+                refusals.append(error)
+
+        fixture.log.commit_put(fixture.offer(9))
+        with waiting_puts(fixture, put, [1, 2, 3]):
+            assert refusals == []
+        gc.collect()
+        assert len(refusals) == 1
+        assert [kept() for kept in others] == [None] * 3
+
 
 @contextmanager
 def waiting_puts(fixture: Fixture, put: Callable[[int], None], values: list[int]) -> Iterator[None]:
