@@ -44,14 +44,13 @@ class _Plan:
         given = batch.columns
         if self.as_given:
             return given  # type: ignore[no-any-return]
-        return [
-            pa.nulls(batch.num_rows, field.type)
-            if source is None
-            else given[source]
-            if convert is None
-            else convert(given[source])
-            for source, convert, field in self.columns
-        ]
+        columns = []
+        for source, convert, field in self.columns:
+            if source is None:
+                columns.append(pa.nulls(batch.num_rows, field.type))
+            else:
+                columns.append(given[source] if convert is None else convert(given[source]))
+        return columns
 
 
 class Rows(NamedTuple):
