@@ -22,6 +22,7 @@ from lancewal.objects import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.commit_queue import Waiter
+from lancewal.writer.state import without_frames
 from tests.faults import FaultyStore, Pause
 from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
 
@@ -184,6 +185,17 @@ def test_a_failed_writer_that_is_dropped_is_collected(
     del writer
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.timeout(10)
+def test_errors_that_cause_each_other_do_not_keep_the_leader_busy_for_ever() -> None:
+    one, other = StorageError("one"), StorageError("other")
+    try:
+        raise one from other
+    except StorageError:
+        other.__cause__ = one
+    assert without_frames(one) is one
+    assert one.__traceback__ is None
 
 
 def test_an_interrupted_lead_does_not_stay_with_one_that_has_gone() -> None:

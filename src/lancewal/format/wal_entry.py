@@ -111,10 +111,8 @@ def encode_entry(
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as writer:
         writer.write_batch(batches[0], custom_metadata=own)
-        if len(batches) > 1:
-            # In one call, which keeps the batches apart: each call lets go of the interpreter,
-            # and with many threads that costs more than writing a small batch.
-            writer.write_table(pa.Table.from_batches(batches[1:]))
+        for batch in batches[1:]:
+            writer.write_batch(batch)
     return _seal(sink.getvalue())
 
 

@@ -1,8 +1,8 @@
 """ShardWriter: puts and deletes into one shard, durable, readable at once, fenced.
 
-``put`` waits for room, checks its rows, and adds them to the MemTable and the commit log
+``put`` checks its rows, waits for room, and adds the rows to the MemTable and the commit log
 under one short lock. With ``durable_write`` it leads or joins a group commit, whose leader
-does this for all who joined. All that takes longer (flushing, deferred indexing and WAL
+adds the rows of all who joined. All that takes longer (flushing, deferred indexing and WAL
 writes) happens beside it.
 """
 

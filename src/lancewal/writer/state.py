@@ -26,8 +26,11 @@ def fresh_copy(error: LanceWalError) -> LanceWalError:
 
 def without_frames(error: E) -> E:
     """An error to be kept, or to be raised in another thread: its frames hold the rows of others."""
+    seen: set[int] = set()
     each: BaseException | None = error
-    while each is not None:
+    # Causes may go round in a circle.
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
         each.__traceback__ = None
         each = each.__cause__ or each.__context__
     return error
