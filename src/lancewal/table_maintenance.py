@@ -79,7 +79,8 @@ class TableMaintenance:
 
         ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
         be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
-        ``retention`` sets it kind by kind.
+        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
+        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
         """
         with activity.collection(self._store.uri) as record:
             return record(

@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 
 from lancewal.base import BaseTable
+from lancewal.clock import HostClock, boot_time, host_clock
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import (
     CompactionReport,
@@ -85,9 +86,19 @@ class Site:
     def compact(self, **how: Any) -> CompactionReport:
         return compact(self.base, self.store, **how)
 
+    def look(self) -> GcReport:
+        """A collection that only sees what there is: it keeps everything for ever."""
+        return look(self.base, self.store)
+
     def collect(self, **how: Any) -> GcReport:
-        """Everything that may go, as if a year had passed."""
-        how.setdefault("now", datetime.now(UTC) + LATER)
+        """Everything that may go, as if a year had passed since a collection saw it.
+
+        With ``now`` it is that time on all clocks, and only what :meth:`look` or an
+        earlier collection saw may go.
+        """
+        if "now" not in how:
+            return collect_later(self.base, self.store, **how)
+        how.setdefault("clock", clock_at(how["now"]))
         return collect_garbage(self.base, self.store, **how)
 
     def verify(self, **how: Any) -> VerifyReport:
@@ -100,6 +111,23 @@ class Site:
     def plain(self, value: str = "name") -> list[tuple[Any, Any]]:
         """All rows of the base table as plain Lance shows them."""
         return pairs(self.dataset.to_table(), value)
+
+
+def look(base: BaseTable, store: ObjectStore) -> GcReport:
+    return collect_garbage(base, store, min_age=100 * LATER)
+
+
+def collect_later(base: BaseTable, store: ObjectStore, **how: Any) -> GcReport:
+    """A collection a year after one that saw everything which is there now."""
+    look(base, store)
+    later = datetime.now(UTC) + LATER
+    return collect_garbage(base, store, now=later, clock=clock_at(later), **how)
+
+
+def clock_at(now: datetime) -> HostClock:
+    """This machine's clock at another time."""
+    ahead = (now - datetime.now(UTC)).total_seconds()
+    return HostClock(host_clock().name, lambda: boot_time() + ahead)
 
 
 def apply(writer: ShardWriter, *operations: pa.RecordBatch | pa.Table | list[Any]) -> None:

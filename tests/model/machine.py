@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -28,12 +27,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import lancewal
 from lancewal.errors import FencedError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.maintenance import Resource, collect_garbage, compact, points
+from lancewal.maintenance import Resource, compact, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, base_overlap
 from lancewal.sharding import discover_manifests
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
+from tests.maintenance.support import collect_later
 from tests.model.compaction import append_by_hand, delete_from_base, merge_by_hand, upsert_into_base
 from tests.model.reads import check_lookups, check_scans
 from tests.model.table_model import KEY_NUMBERS, NUMBER, TEXT, Column, Keys, TableModel
@@ -242,9 +242,8 @@ class TableMachine(RuleBasedStateMachine):
         """What the base holds leaves the manifests, or all that nobody needs leaves the storage."""
         if collect and not any(map(self._lost_shards, self.writers.values())):
             # As if all were old. A writer that lost a shard would know by then, so there is none.
-            later = datetime.now(UTC) + timedelta(days=365)
             old = set(Resource) - {Resource.ORPHANS, Resource.STAGING_FILES}
-            collect_garbage(self.other.base(), self.store, resources=old, now=later)
+            collect_later(self.other.base(), self.store, resources=old)
             return
         base = self.other.base()
         for manifest in discover_manifests(self.store):

@@ -14,7 +14,9 @@ from uuid import UUID
 
 from lancewal import layout
 from lancewal.base import BaseTable
+from lancewal.clock import HostClock, host_clock
 from lancewal.errors import InvalidInputError
+from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import points
 from lancewal.maintenance.durability import sync_file_system
 from lancewal.maintenance.gc import (
@@ -25,6 +27,7 @@ from lancewal.maintenance.gc import (
     wal_entries,
 )
 from lancewal.maintenance.gc.context import ShardContext, storage_time
+from lancewal.maintenance.gc.looks import Extent, Looks
 from lancewal.maintenance.gc.needs import Needs
 from lancewal.maintenance.gc.report import GcReport
 from lancewal.maintenance.gc.retention import Resource, Retention
@@ -44,11 +47,14 @@ def collect_garbage(
     shards: Sequence[UUID | str] | None = None,
     dry_run: bool = False,
     now: datetime | None = None,
+    clock: HostClock | None = None,
 ) -> GcReport:
     """Delete garbage that is old enough; of all resources and shards, or of some.
 
-    ``retention`` gives each resource its age, ``min_age`` one for all. ``dry_run`` deletes
-    nothing and reports the same. ``now`` is for tests; by default the storage's own clock counts.
+    ``retention`` gives each resource its age, ``min_age`` one for all. What has to have an age
+    goes when an earlier collection has seen it, that long ago; so the first one leaves most of
+    it. ``dry_run`` deletes nothing, and leaves no record of having seen anything. ``now`` and
+    ``clock`` are for tests; by default the storage's time and this machine's own clock count.
     """
     if retention is not None and min_age is not None:
         raise InvalidInputError("pass retention or min_age, not both")
@@ -67,24 +73,35 @@ def collect_garbage(
     now = now or storage_time(store, dry_run=dry_run)
     needs = Needs(base, store, now, for_all_versions=retention.for_all_versions)
     points.reached("collect: nothing is deleted yet")
+    clock = clock or host_clock()
     for shard_id, manifest in zip(shard_ids, manifests, strict=True):
         if manifest is None:
             raise InvalidInputError(f"there is no shard {shard_id} in {store.uri}")
-        _collect_shard(ShardContext(store, shard_id, manifest, needs, retention, now, report), wanted)
+        looks = Looks.read(store, shard_id, _extent(manifest, needs), clock)
+        _collect_shard(ShardContext(store, shard_id, manifest, needs, retention, now, looks, report), wanted)
     if Resource.STAGING_FILES in wanted:
-        staging_files.collect(store, retention, now, report)
+        staging_files.collect(store, retention, now, clock, report)
     report.seconds = time.perf_counter() - started
     logger.info("garbage collection of %s: %s", store.uri, report.counts())
     return report
 
 
+def _extent(manifest: ShardManifest, needs: Needs) -> Extent:
+    covered = manifest.replay_after_wal_entry_position
+    return Extent(covered, manifest.version, needs.marker(manifest.shard_id))
+
+
 def _collect_shard(shard: ShardContext, wanted: frozenset[Resource]) -> None:
+    directories = bool(wanted & {Resource.SSTABLES, Resource.ORPHANS})
+    if not shard.dry_run:
+        # First, so that a collection which is always killed half way still comes forward.
+        shard.looks.record(shard.store, sstables.look(shard) if directories else None)
     if Resource.MANIFEST_ENTRIES in wanted:
         manifest_entries.collect(shard)
     # Before the SSTables: an entry that goes keeps none.
     if Resource.WAL_ENTRIES in wanted:
         wal_entries.collect(shard)
-    if wanted & {Resource.SSTABLES, Resource.ORPHANS}:
+    if directories:
         sstables.collect(shard, wanted)
     if Resource.MANIFEST_VERSIONS in wanted:
         manifest_versions.collect(shard)

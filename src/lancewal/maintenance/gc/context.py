@@ -10,6 +10,7 @@ from uuid import UUID
 
 from lancewal import layout
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance.gc.looks import Looks, unseen
 from lancewal.maintenance.gc.needs import Needs
 from lancewal.maintenance.gc.report import Collected, GcReport, Kept
 from lancewal.maintenance.gc.retention import Resource, Retention
@@ -20,11 +21,11 @@ _CLOCK_DIR = f"{layout.OWN_DIR}/clock"
 
 
 def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
-    """The time by the clock that stamps objects: this machine's may be wrong by more than is safe.
+    """The time by the clock that stamps objects, also on local disks, which may be mounted.
 
-    A dry run writes nothing, and goes by this machine's.
+    A dry run writes nothing, and goes by this machine's clock.
     """
-    if store.is_local or dry_run:
+    if dry_run:
         return datetime.now(UTC)
     store.put(f"{_CLOCK_DIR}/now", b"", durable=False)
     # By a listing, like all other times: those of single objects may be rounded differently.
@@ -42,11 +43,13 @@ class ShardContext:
     needs: Needs
     retention: Retention
     now: datetime
+    looks: Looks
     report: GcReport
     #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
     pruned: dict[str, int] = field(default_factory=dict)
     #: WAL positions that this collection deleted, or would delete.
     deleted_positions: set[int] = field(default_factory=set)
+    _files: dict[str, list[ObjectInfo]] = field(default_factory=dict)
 
     @property
     def dry_run(self) -> bool:
@@ -61,8 +64,28 @@ class ShardContext:
         """The WAL's entries by position, ascending, as listed once."""
         return numbered(self.store.list(layout.wal_dir(self.shard_id)), layout.parse_wal_name)
 
+    @cached_property
+    def directory_names(self) -> list[str]:
+        """The shard's directories, as listed once."""
+        return self.store.list_directories(layout.shard_dir(self.shard_id))
+
+    def files(self, directory_name: str) -> Sequence[ObjectInfo]:
+        """What one of the shard's directories holds, as listed once."""
+        if directory_name not in self._files:
+            path = layout.sstable_dir(self.shard_id, directory_name)
+            self._files[directory_name] = self.store.list(path)
+        return self._files[directory_name]
+
     def is_old(self, modified: datetime, resource: Resource) -> bool:
+        """By its stamp; that alone is not enough for anything to go (see ``looks``)."""
         return self.now - modified >= self.retention.least_age(resource)
+
+    def unseen_compacted(self, generation: int, resource: Resource) -> str | None:
+        """Why a generation stays that was not known to be compacted long enough ago."""
+        age = self.retention.least_age(resource)
+        if generation <= self.looks.reach("compacted", age):
+            return None
+        return unseen(self.looks.age_of("compacted", generation), age)
 
     def collected(self, resource: Resource, name: str, num_bytes: int = 0) -> None:
         self.report.collected.append(Collected(resource, self.shard_id, name, num_bytes))

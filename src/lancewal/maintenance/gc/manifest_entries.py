@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from lancewal import layout
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext
@@ -44,7 +43,7 @@ def _is_needed(shard: ShardContext, entry: SsTableEntry) -> bool:
         entry.generation,
         shard.retention.manifest_entries,
         lambda: written_at(shard, entry.path),
-    )
+    ) or shard.unseen_compacted(entry.generation, _RESOURCE)
     if reason is not None:
         shard.kept(_RESOURCE, entry.path, reason)
     return reason is not None
@@ -52,5 +51,4 @@ def _is_needed(shard: ShardContext, entry: SsTableEntry) -> bool:
 
 def written_at(shard: ShardContext, path: str) -> datetime | None:
     """When the first file of an SSTable was written; ``None`` when there is none."""
-    infos = shard.store.list(layout.sstable_dir(shard.shard_id, path))
-    return min((info.modified for info in infos), default=None)
+    return min((info.modified for info in shard.files(path)), default=None)

@@ -51,6 +51,9 @@ class Retention:
     tagged and do not hold the generation; with ``for_all_versions`` for every base version that
     still exists and was the newest one while the SSTable was there, until it is cleaned up.
 
+    Ages are by the storage's clock, and, since any clock may be wrong, also by what collections
+    have seen: nothing goes before one of them saw it, that long ago (``lancewal.maintenance.gc.looks``).
+
     All but the first two must be at least ten minutes: it takes writers that long to
     notice that they were stopped, and that a slot may have been emptied meanwhile.
     ``allow_unsafe`` lifts that for tests; with it a stalled writer may lose rows.

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 
 from lancewal import layout
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext, numbered
+from lancewal.maintenance.gc.looks import held, unseen
 from lancewal.maintenance.gc.retention import Resource
 from lancewal.objects import ObjectInfo
 from lancewal.parallel import ordered_map
@@ -32,13 +33,11 @@ _REMOTE_READERS = 16
 
 def collect(shard: ShardContext, resources: frozenset[Resource]) -> None:
     """Delete directories of compacted generations, or of dead attempts, or both."""
-    listed = {entry.path for entry in shard.manifest.sstables} - shard.pruned.keys()
     past = _Past(shard)
-    directories = [
-        _Directory(shard, name, past)
-        for name in shard.store.list_directories(layout.shard_dir(shard.shard_id))
-        if name not in listed and layout.parse_sstable_name(name) is not None
-    ]
+    directories = [_Directory(shard, name, past) for name in _unlisted(shard)]
+    for each in directories:
+        if each.resource is None and each.waits is not None:
+            shard.kept(Resource.ORPHANS, each.name, each.waits)
     garbage = [each for each in directories if each.resource in resources]
     if not garbage:
         return
@@ -50,6 +49,24 @@ def collect(shard: ShardContext, resources: frozenset[Resource]) -> None:
             shard.kept(each.resource, each.name, reason)
         elif shard.dry_run or _delete(shard, each.name):
             shard.collected(each.resource, each.name, sum(info.size for info in each.infos))
+
+
+def look(shard: ShardContext) -> dict[str, str]:
+    """The directories that the manifest does not name and no flush will, with what they hold."""
+    return {
+        name: held(shard.files(name))
+        for name in _unlisted(shard)
+        if is_staged(name) or (layout.parse_sstable_name(name) or 0) < shard.manifest.current_generation
+    }
+
+
+def _unlisted(shard: ShardContext) -> list[str]:
+    listed = {entry.path for entry in shard.manifest.sstables} - shard.pruned.keys()
+    return [
+        name
+        for name in shard.directory_names
+        if name not in listed and layout.parse_sstable_name(name) is not None
+    ]
 
 
 class _Past:
@@ -83,9 +100,9 @@ class _Directory:
     name: str
     past: _Past
 
-    @cached_property
+    @property
     def infos(self) -> Sequence[ObjectInfo]:
-        return self.shard.store.list(layout.sstable_dir(self.shard.shard_id, self.name))
+        return self.shard.files(self.name)
 
     @cached_property
     def resource(self) -> Resource | None:
@@ -113,12 +130,14 @@ class _Directory:
         # is compacted has to be free.
         staged = is_staged(self.name)
         generation = self.past.generation(self.name) if staged else layout.parse_sstable_name(self.name)
+        if generation is None:
+            generation = self._marker
         return self.shard.needs.reason(
             self.shard.shard_id,
-            self._marker if generation is None else generation,
+            generation,
             self.shard.retention.sstables,
             partial(_first, self.infos),
-        )
+        ) or self.shard.unseen_compacted(generation, Resource.SSTABLES)
 
     @property
     def _marker(self) -> int:
@@ -127,12 +146,25 @@ class _Directory:
     @property
     def _is_abandoned(self) -> bool:
         """Whether nobody can be at work on it any more."""
+        return self._looks_abandoned and self.waits is None
+
+    @cached_property
+    def waits(self) -> str | None:
+        """Why it stays although its files look old enough."""
+        age = self.shard.looks.age_of_name(self.name, held(self.infos))
+        return unseen(age, self._least_age) if self._looks_abandoned and age < self._least_age else None
+
+    @property
+    def _looks_abandoned(self) -> bool:
         newest = max((info.modified for info in self.infos), default=None)
-        if newest is None:
-            return True
+        return newest is None or self.shard.now - newest >= self._least_age
+
+    @property
+    def _least_age(self) -> timedelta:
+        age = self.shard.retention.orphans
         if is_staged(self.name) and not self.shard.retention.allow_unsafe:
-            return self.shard.now - newest >= max(STAGED_DELETION_AGE, self.shard.retention.orphans)
-        return self.shard.is_old(newest, Resource.ORPHANS)
+            return max(STAGED_DELETION_AGE, age)
+        return age
 
 
 def _first(infos: Sequence[ObjectInfo]) -> datetime | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from lancewal import layout
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext
+from lancewal.maintenance.gc.looks import unseen
 from lancewal.maintenance.gc.retention import Resource
 from lancewal.transactions import Unsettled
 
@@ -39,10 +40,15 @@ def _doomed(shard: ShardContext) -> list[int]:
     while last_run - 1 in infos:
         last_run -= 1
     doomed = []
+    age = shard.retention.least_age(_RESOURCE)
+    seen = shard.looks.reach("covered", age)
     for position in list(infos)[:-1]:
         if position > shard.manifest.replay_after_wal_entry_position:
             break
         if shard.is_old(infos[position].modified, _RESOURCE):
+            if position > seen:
+                shard.kept(_RESOURCE, f"wal/{position}", unseen(shard.looks.age_of("covered", position), age))
+                break
             doomed.append(position)
         elif position >= last_run:
             break

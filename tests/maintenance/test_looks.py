@@ -1,0 +1,173 @@
+"""The age of a look is never more than it is, whoever measures it and however often."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lancewal import layout
+from lancewal.clock import HostClock, boot_time, host_clock
+from lancewal.maintenance.gc.looks import Extent, Looks
+from lancewal.objects import ObjectStore
+
+SHARD = UUID(int=7)
+
+
+def new_store() -> ObjectStore:
+    return ObjectStore.from_uri(f"memory://looks-{uuid4()}")
+
+
+@dataclass
+class World:
+    """True time, and machines that each know only how long they have been up."""
+
+    now: float = 0.0
+    booted: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def clock(self, host: int) -> HostClock:
+        boots, since = self.booted.setdefault(host, (0, -1000.0 * host))
+        return HostClock(f"{host}/{boots}", lambda: self.now - since)
+
+    def reboot(self, host: int) -> None:
+        boots, _ = self.booted.get(host, (0, 0.0))
+        self.booted[host] = boots + 1, self.now
+
+
+def looks_of(store: ObjectStore, world: World, host: int, extent: Extent) -> Looks:
+    return Looks.read(store, SHARD, extent, world.clock(host))
+
+
+hosts = st.integers(0, 10)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("pass"), st.integers(1, 5000)),
+        st.tuples(st.just("grow"), st.integers(1, 5)),
+        st.tuples(st.just("collect"), hosts),
+        st.tuples(st.just("lose"), hosts),
+        st.tuples(st.just("reboot"), hosts),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_a_look_is_never_taken_for_older_than_it_is(does: list[tuple[str, int]]) -> None:
+    store, world = new_store(), World()
+    reached = 0
+    since: dict[int, float] = {}
+    names: dict[str, float] = {}
+    for what, number in does:
+        if what == "pass":
+            world.now += number
+        elif what == "grow":
+            reached += number
+            since |= dict.fromkeys(range(reached - number + 1, reached + 1), world.now)
+            names[f"dir-{reached}"] = world.now
+        elif what == "reboot":
+            world.reboot(number)
+        else:
+            looks = looks_of(store, world, number, Extent(reached, reached, reached))
+            # A collector that overwrites another one's record, or dies before its own, does no harm.
+            before = looks_of(store, world, number, Extent(reached, reached, reached))
+            looks.record(store, dict.fromkeys(names, "held"))
+            for each, written in since.items():
+                assert looks.age_of("covered", each).total_seconds() <= world.now - written + 1e-6
+            for name, written in names.items():
+                assert looks.age_of_name(name, "held").total_seconds() <= world.now - written + 1e-6
+            if what == "lose":
+                before.record(store, None)
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 100_000), st.integers(0, 2)), min_size=3, max_size=80),
+    needed=st.integers(1, 100_000),
+)
+def test_garbage_waits_little_longer_than_it_must(runs: list[tuple[int, int]], needed: int) -> None:
+    """On one machine, whatever the rhythm of its collections and of the table."""
+    store, world = new_store(), World()
+    seen: list[float] = []
+    for gap, grown in runs:
+        world.now += gap
+        seen += [world.now] * grown
+        looks_of(store, world, 1, Extent(covered=len(seen))).record(store, None)
+    looks = looks_of(store, world, 1, Extent(covered=len(seen)))
+    reach = looks.reach("covered", timedelta(seconds=needed))
+    due = [number for number, since in enumerate(seen, 1) if world.now - since >= 1.25 * needed]
+    assert reach >= max(due, default=0)
+    late = [number for number, since in enumerate(seen, 1) if world.now - since < needed]
+    assert reach < min(late, default=len(seen) + 1)
+
+
+def test_two_machines_that_collect_in_turn_come_forward() -> None:
+    store, world = new_store(), World()
+    extent = Extent(5, 5, 5)
+    for turn in range(6):
+        looks_of(store, world, turn % 2, extent).record(store, None)
+        world.now += 300
+    assert looks_of(store, world, 0, extent).age_of("covered", 5) == timedelta(seconds=1800)
+    # The other one began with what was proven then, and has measured since.
+    assert looks_of(store, world, 1, extent).age_of("covered", 5) >= timedelta(seconds=1500)
+
+
+def test_a_machine_that_boots_every_day_still_comes_to_a_week() -> None:
+    store, world = new_store(), World()
+    for _ in range(15):
+        for _ in range(24):
+            looks_of(store, world, 1, Extent(5)).record(store, None)
+            world.now += 3600
+        world.reboot(1)
+    assert looks_of(store, world, 1, Extent(5)).reach("covered", timedelta(days=7)) == 5
+
+
+def test_a_shard_that_was_set_back_is_looked_at_anew() -> None:
+    """After a restore the same numbers are given again; what was seen of them was another life's."""
+    store, world = new_store(), World()
+    looks_of(store, world, 1, Extent(100, 40, 7)).record(store, {"dir": "held"})
+    world.now += 10_000
+    for set_back in (Extent(50, 40, 7), Extent(100, 39, 7), Extent(100, 40, 6)):
+        looks = looks_of(store, world, 1, set_back)
+        assert looks.reach("covered", timedelta(seconds=1)) == 0
+        assert looks.age_of_name("dir", "held") == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b'{"looks": 3}',
+        b'{"looks": [{}]}',
+        b'{"looks": [{"covered":1,"version":1,"compacted":1,"names":[],"age":1,"made_by":{}}]}',
+        b'{"looks": [{"covered":1,"version":1,"compacted":1,"names":{},"age":Infinity,"made_by":{}}]}',
+        b'{"looks": [{"covered":1,"version":1,"compacted":1,"names":{},"age":1,"made_by":{"a":NaN}}]}',
+    ],
+)
+def test_a_damaged_record_begins_anew(content: bytes) -> None:
+    store, world = new_store(), World()
+    path = f"{layout.OWN_DIR}/looks/{SHARD}.json"
+    store.put(path, content)
+    looks = looks_of(store, world, 1, Extent(9, 9, 9))
+    assert looks.reach("covered", timedelta(seconds=1)) == 0
+    looks.record(store, None)
+    assert len(json.loads(store.get(path))["looks"]) == 1
+
+
+def test_a_record_stays_small() -> None:
+    store, world = new_store(), World()
+    for number in range(2000):
+        looks_of(store, world, number % 20, Extent(number, number, number)).record(store, None)
+        world.now += 60
+    (record,) = store.list(f"{layout.OWN_DIR}/looks")
+    assert record.size < 40_000
+
+
+def test_this_machines_clock_is_the_same_for_all_its_processes() -> None:
+    assert host_clock().name == host_clock.__wrapped__().name
+    assert host_clock().read is boot_time
