@@ -123,7 +123,21 @@ def parse_sstable_name(name: str) -> int | None:
     return int(match.group(2)) if match else None
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether ``name`` is one of a directory's own entries, and leads nowhere else.
+
+    >>> is_plain_name("0a1b2c3d_gen_1"), is_plain_name("../0a1b2c3d_gen_1"), is_plain_name("")
+    (True, False, False)
+    """
+    return name not in ("", ".", "..") and not set("/\\") & set(name) and name.isprintable()
+
+
 def sstable_dir(shard_id: UUID, name: str) -> str:
+    """The directory of an SSTable; refuses a name that leads out of the shard, whoever wrote it down."""
+    if not is_plain_name(name):
+        raise InvalidInputError(
+            f"{name!r} cannot be an SSTable of shard {shard_id}: it must be the name of a directory in it"
+        )
     return f"{shard_dir(shard_id)}/{name}"
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from lancewal import layout
 from lancewal.errors import WalCorruptError
 from lancewal.format.wal_entry import WalEntry
 from lancewal.manifest import ShardManifestStore
@@ -65,6 +66,8 @@ class Pointer:
         try:
             content = json.loads(text)
             names = tuple(str(name) for name in content["sstables"])
+            if not all(map(layout.is_plain_name, names)):
+                raise ValueError(f"SSTables {names} lead out of the shard")
             return cls(str(content["run"]), names, int(content["bytes"]), entry.tags[TRANSACTION_TAG])
         except (ValueError, KeyError, TypeError) as error:
             raise WalCorruptError(entry.shard_id, entry.position, f"unreadable pointer ({error})") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from uuid import UUID, uuid4
 import lance
 import pyarrow as pa
 
+from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.clock import HostClock, boot_time, host_clock
 from lancewal.format.shard_manifest import ShardManifest
@@ -25,8 +29,12 @@ from lancewal.maintenance import (
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader.table_reader import TableReader
+from lancewal.sharding import Shard, ShardRouter
+from lancewal.staging import Staged, Stager
+from lancewal.wal.tip import retained_positions
 from lancewal.writer import ShardWriter
-from tests.tables import KEYED, new_table, open_writer
+from lancewal.writer.intake import Intake
+from tests.tables import KEYED, new_table, open_writer, rows
 
 LATER = timedelta(days=365)
 #: Ages that no real collection may have; tests of what is left at once use them.
@@ -113,6 +121,13 @@ class Site:
         return pairs(self.dataset.to_table(), value)
 
 
+def three_generations(where: Path) -> Site:
+    site = Site(where, data=pa.Table.from_batches([rows(0, 5)]))
+    for generation in range(3):
+        site.flush(rows(10 * generation, 12, prefix=f"g{generation}"))
+    return site
+
+
 def look(base: BaseTable, store: ObjectStore) -> GcReport:
     return collect_garbage(base, store, min_age=100 * LATER)
 
@@ -128,6 +143,41 @@ def clock_at(now: datetime) -> HostClock:
     """This machine's clock at another time."""
     ahead = (now - datetime.now(UTC)).total_seconds()
     return HostClock(host_clock().name, lambda: boot_time() + ahead)
+
+
+def directories(site: Site) -> list[int]:
+    """The numbers in the names of the SSTables that exist."""
+    names = site.store.list_directories(layout.shard_dir(site.shard_id))
+    return sorted(n for n in map(layout.parse_sstable_name, names) if n is not None)
+
+
+def positions(site: Site) -> list[int]:
+    return retained_positions(site.store, site.shard_id)
+
+
+def versions(site: Site) -> list[int]:
+    names = (info.path.rsplit("/", 1)[-1] for info in site.store.list(layout.manifest_dir(site.shard_id)))
+    return sorted(v for v in map(layout.parse_manifest_name, names) if v is not None)
+
+
+def age(site: Site, path: str, by: timedelta) -> None:
+    """Make a local file, or all below a directory, look older than it is."""
+    root = Path(site.store.uri) / path
+    then = time.time() - by.total_seconds()
+    for each in [root, *root.rglob("*")] if root.is_dir() else [root]:
+        os.utime(each, (then, then))
+
+
+def stage(site: Site, batch: pa.RecordBatch) -> list[Staged]:
+    base = site.base
+    stager = Stager(base, site.store, ShardRouter.for_table(base.details, base.schema))
+    stager.add(Intake(base.schema).upserts(batch).batches[0])
+    staged = stager.finish()
+    # The router's own shard is another one; the site's has more to collect.
+    here = layout.sstable_dir(site.shard_id, staged[0].entry.path)
+    source = layout.sstable_dir(staged[0].shard.shard_id, staged[0].entry.path)
+    (Path(site.store.uri) / source).rename(Path(site.store.uri) / here)
+    return [replace(staged[0], shard=Shard(site.shard_id, 0, ()))]
 
 
 def apply(writer: ShardWriter, *operations: pa.RecordBatch | pa.Table | list[Any]) -> None:

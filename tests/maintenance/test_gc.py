@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,16 +12,14 @@ import pyarrow as pa
 import pytest
 
 import lancewal.maintenance.gc.collect as collect_module
-import lancewal.maintenance.gc.context as context_module
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.clock import MIN_DELETION_AGE, HostClock
+from lancewal.clock import MIN_DELETION_AGE
 from lancewal.errors import FencedError, InvalidInputError, WalTruncatedError
 from lancewal.feed import ChangeFeed
 from lancewal.maintenance import (
     Resource,
     Retention,
-    collect_garbage,
     execute_shard,
     plan_compaction,
     points,
@@ -34,15 +29,24 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.publish import publish
 from lancewal.reader.table_reader import TableReader
-from lancewal.sharding import Shard, ShardRouter
-from lancewal.staging import STAGED_DELETION_AGE, Staged, Stager
+from lancewal.staging import STAGED_DELETION_AGE
 from lancewal.transactions import Run, Transaction, TransactionLog
 from lancewal.wal import WalAppender, WalTailer
-from lancewal.wal.tip import retained_positions
 from lancewal.writer import open_shard_writer
 from lancewal.writer.intake import Intake
 from tests.faults import FaultyStore
-from tests.maintenance.support import NOTHING_KEPT, Site, clock_at, named
+from tests.maintenance.support import (
+    NOTHING_KEPT,
+    Site,
+    age,
+    clock_at,
+    directories,
+    named,
+    positions,
+    stage,
+    three_generations,
+    versions,
+)
 from tests.tables import APPEND_ONLY, abandon, fast, rows
 
 DAY = timedelta(days=1)
@@ -51,33 +55,7 @@ DAY = timedelta(days=1)
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     """Three flushed generations, of which nothing is compacted."""
-    site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5)]))
-    for generation in range(3):
-        site.flush(rows(10 * generation, 12, prefix=f"g{generation}"))
-    return site
-
-
-def directories(site: Site) -> list[int]:
-    """The numbers in the names of the SSTables that exist."""
-    names = site.store.list_directories(layout.shard_dir(site.shard_id))
-    return sorted(n for n in map(layout.parse_sstable_name, names) if n is not None)
-
-
-def positions(site: Site) -> list[int]:
-    return retained_positions(site.store, site.shard_id)
-
-
-def versions(site: Site) -> list[int]:
-    names = (info.path.rsplit("/", 1)[-1] for info in site.store.list(layout.manifest_dir(site.shard_id)))
-    return sorted(v for v in map(layout.parse_manifest_name, names) if v is not None)
-
-
-def age(site: Site, path: str, by: timedelta) -> None:
-    """Make a local file, or all below a directory, look older than it is."""
-    root = Path(site.store.uri) / path
-    then = time.time() - by.total_seconds()
-    for each in [root, *root.rglob("*")] if root.is_dir() else [root]:
-        os.utime(each, (then, then))
+    return three_generations(tmp_path / "table")
 
 
 class TestCompactedGenerations:
@@ -250,18 +228,6 @@ class TestOrphans:
         assert (left.exists(), report.counts()["staging_files"]) == (False, 1)
 
 
-def stage(site: Site, batch: pa.RecordBatch) -> list[Staged]:
-    base = site.base
-    stager = Stager(base, site.store, ShardRouter.for_table(base.details, base.schema))
-    stager.add(Intake(base.schema).upserts(batch).batches[0])
-    staged = stager.finish()
-    # The router's own shard is another one; the site's has more to collect.
-    here = layout.sstable_dir(site.shard_id, staged[0].entry.path)
-    source = layout.sstable_dir(staged[0].shard.shard_id, staged[0].entry.path)
-    (Path(site.store.uri) / source).rename(Path(site.store.uri) / here)
-    return [replace(staged[0], shard=Shard(site.shard_id, 0, ()))]
-
-
 class TestWal:
     def test_covered_entries_go_and_the_last_one_stays(self, site: Site) -> None:
         assert positions(site) == list(range(1, 6))
@@ -393,126 +359,6 @@ class TestStalledWriter:
         assert [entry.position for entry in WalTailer(site.store, site.shard_id)] == [5]
         site.collect(resources=["wal_entries"])
         assert positions(site) == [5]
-
-
-class TestClocks:
-    """Whatever a clock says, what a collection sees first goes with a later one."""
-
-    AHEAD = timedelta(hours=1)
-
-    def test_a_clock_an_hour_ahead_cannot_empty_the_slot_of_a_writer_that_was_stopped_for_seconds(
-        self, tmp_path: Path
-    ) -> None:
-        site = Site(tmp_path / "table")
-        slow = FaultyStore(site.store)
-        stale = open_shard_writer(site.base, site.shard_id, fast(durable_write=True), store=slow, indexes=())
-        stale.put(rows(0, 1))
-        stale.put(rows(1, 1))
-        with ThreadPoolExecutor(1) as pool, slow.faults.pause("put_if_absent", where="/wal/") as pause:
-            waiting = pool.submit(stale.put, rows(666, 1))
-            pause.wait_until_reached()
-            site.flush(rows(10, 3))
-            site.flush(rows(20, 3))
-            site.compact()
-            age(site, layout.MEM_WAL_DIR, self.AHEAD)
-            for _ in range(2):
-                collect_garbage(site.base, site.store, min_age=timedelta(0))
-            pause.release()
-            with pytest.raises(FencedError):
-                waiting.result()
-        abandon(stale)
-        assert positions(site) == list(range(1, 7))
-        assert [i for i, _ in site.merged()] == [0, 1, 10, 11, 12, 20, 21, 22]
-
-    def test_nor_the_slot_of_a_manifest_version(self, site: Site) -> None:
-        age(site, layout.MEM_WAL_DIR, self.AHEAD)
-        before = versions(site)
-        for _ in range(2):
-            collect_garbage(site.base, site.store, min_age=timedelta(0))
-        assert versions(site) == before
-
-    def test_the_report_says_when_it_goes(self, site: Site) -> None:
-        age(site, layout.MEM_WAL_DIR, self.AHEAD)
-        now = datetime.now(UTC)
-        first = site.collect(now=now, min_age=timedelta(0), clock=HostClock("host", lambda: 100.0))
-        second = site.collect(now=now, min_age=timedelta(0), clock=HostClock("host", lambda: 280.0))
-        waiting = {"wal/1", "manifest/1"}
-        assert {(kept.name, kept.reason) for kept in first.kept} == {
-            (name, "first seen by this collection; goes in a collection 0:10:00 from now or later")
-            for name in waiting
-        }
-        assert {(kept.name, kept.reason) for kept in second.kept} == {
-            (name, "first seen 0:03:00 ago; goes in a collection 0:07:00 from now or later")
-            for name in waiting
-        }
-
-    def test_what_was_seen_long_enough_ago_goes(self, site: Site) -> None:
-        age(site, layout.MEM_WAL_DIR, self.AHEAD)
-        readings = iter([0.0, 0.0, *[MIN_DELETION_AGE.total_seconds()] * 2])
-        clock = HostClock("host", lambda: next(readings))
-        now = datetime.now(UTC)
-        assert site.collect(now=now, min_age=timedelta(0), clock=clock).collected == []
-        newest = site.manifest.version
-        site.flush(rows(90, 1))
-        age(site, layout.MEM_WAL_DIR, self.AHEAD)
-        site.collect(now=now, min_age=timedelta(0), clock=clock)
-        # What came after the first look stays.
-        assert (positions(site)[0], versions(site)[0]) == (6, newest + 1)
-
-    def test_a_clock_an_hour_back_only_keeps_things_longer(self, site: Site) -> None:
-        site.compact()
-        site.look()
-        back = datetime.now(UTC) - self.AHEAD
-        before = positions(site), versions(site)
-        site.collect(now=back, min_age=timedelta(0), clock=clock_at(datetime.now(UTC) + DAY))
-        assert positions(site) == before[0]
-        assert set(before[1]) <= set(versions(site))
-
-    def test_a_bulk_load_under_way_survives_a_clock_two_days_ahead(self, site: Site) -> None:
-        (staged,) = stage(site, rows(600, 5))
-        age(site, layout.sstable_dir(site.shard_id, staged.entry.path), 2 * DAY)
-        for _ in range(2):
-            report = collect_garbage(site.base, site.store)
-        assert [(kept.resource, kept.name) for kept in report.kept] == [(Resource.ORPHANS, staged.entry.path)]
-        publish(site.base, site.store, [staged])
-        assert set(named(range(600, 605), "name")) <= set(site.merged())
-
-    def test_a_directory_that_was_written_to_since_is_seen_anew(self, site: Site) -> None:
-        dead = layout.sstable_dir(site.shard_id, "0123abcd_gen_2")
-        site.store.put(f"{dead}/data/x.lance", b"one")
-        site.look()
-        site.store.put(f"{dead}/data/y.lance", b"two")
-        later = datetime.now(UTC) + 2 * DAY
-        site.collect(now=later)
-        assert site.store.list(dead)
-        site.collect(now=later + 2 * DAY)
-        assert not site.store.list(dead)
-
-    def test_sstables_that_reads_may_still_use_survive_a_clock_two_days_ahead(self, site: Site) -> None:
-        site.compact()
-        age(site, "", 2 * DAY)
-        for _ in range(2):
-            report = collect_garbage(site.base, site.store)
-        assert directories(site) == [1, 2, 3]
-        assert {kept.reason.split(";")[0] for kept in report.kept if kept.resource is Resource.SSTABLES} == {
-            "first seen by this collection"
-        }
-
-    def test_the_time_is_the_storages_also_on_a_local_disk(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A mounted file system has a clock of its own: files are as old as it says."""
-
-        class Wrong(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:
-                return datetime.now(tz) + timedelta(days=700)
-
-        monkeypatch.setattr(context_module, "datetime", Wrong)
-        site.look()
-        site.compact()
-        collect_garbage(site.base, site.store, clock=clock_at(datetime.now(UTC) + 2 * DAY))
-        assert (directories(site), len(positions(site))) == ([1, 2, 3], 5)
 
 
 class TestChoices:

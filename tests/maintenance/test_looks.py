@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lancewal.maintenance.gc.context as context_module
 from lancewal import layout
-from lancewal.clock import HostClock, boot_time, host_clock
+from lancewal.clock import MIN_DELETION_AGE, HostClock, boot_time, host_clock
+from lancewal.errors import FencedError
+from lancewal.maintenance import Resource, collect_garbage
 from lancewal.maintenance.gc.looks import Extent, Looks
 from lancewal.objects import ObjectStore
+from lancewal.publish import publish
+from lancewal.writer import open_shard_writer
+from tests.faults import FaultyStore
+from tests.maintenance.support import (
+    Site,
+    age,
+    clock_at,
+    directories,
+    named,
+    positions,
+    stage,
+    three_generations,
+    versions,
+)
+from tests.tables import abandon, fast, rows
+
+DAY = timedelta(days=1)
 
 SHARD = UUID(int=7)
 
@@ -171,3 +193,129 @@ def test_a_record_stays_small() -> None:
 def test_this_machines_clock_is_the_same_for_all_its_processes() -> None:
     assert host_clock().name == host_clock.__wrapped__().name
     assert host_clock().read is boot_time
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Three flushed generations, of which nothing is compacted."""
+    return three_generations(tmp_path / "table")
+
+
+class TestClocks:
+    """Whatever a clock says, what a collection sees first goes with a later one."""
+
+    AHEAD = timedelta(hours=1)
+
+    def test_a_clock_an_hour_ahead_cannot_empty_the_slot_of_a_writer_that_was_stopped_for_seconds(
+        self, tmp_path: Path
+    ) -> None:
+        site = Site(tmp_path / "table")
+        slow = FaultyStore(site.store)
+        stale = open_shard_writer(site.base, site.shard_id, fast(durable_write=True), store=slow, indexes=())
+        stale.put(rows(0, 1))
+        stale.put(rows(1, 1))
+        with ThreadPoolExecutor(1) as pool, slow.faults.pause("put_if_absent", where="/wal/") as pause:
+            waiting = pool.submit(stale.put, rows(666, 1))
+            pause.wait_until_reached()
+            site.flush(rows(10, 3))
+            site.flush(rows(20, 3))
+            site.compact()
+            age(site, layout.MEM_WAL_DIR, self.AHEAD)
+            for _ in range(2):
+                collect_garbage(site.base, site.store, min_age=timedelta(0))
+            pause.release()
+            with pytest.raises(FencedError):
+                waiting.result()
+        abandon(stale)
+        assert positions(site) == list(range(1, 7))
+        assert [i for i, _ in site.merged()] == [0, 1, 10, 11, 12, 20, 21, 22]
+
+    def test_nor_the_slot_of_a_manifest_version(self, site: Site) -> None:
+        age(site, layout.MEM_WAL_DIR, self.AHEAD)
+        before = versions(site)
+        for _ in range(2):
+            collect_garbage(site.base, site.store, min_age=timedelta(0))
+        assert versions(site) == before
+
+    def test_the_report_says_when_it_goes(self, site: Site) -> None:
+        age(site, layout.MEM_WAL_DIR, self.AHEAD)
+        now = datetime.now(UTC)
+        first = site.collect(now=now, min_age=timedelta(0), clock=HostClock("host", lambda: 100.0))
+        second = site.collect(now=now, min_age=timedelta(0), clock=HostClock("host", lambda: 280.0))
+        waiting = {"wal/1", "manifest/1"}
+        assert {(kept.name, kept.reason) for kept in first.kept} == {
+            (name, "first seen by this collection; goes in a collection 0:10:00 from now or later")
+            for name in waiting
+        }
+        assert {(kept.name, kept.reason) for kept in second.kept} == {
+            (name, "first seen 0:03:00 ago; goes in a collection 0:07:00 from now or later")
+            for name in waiting
+        }
+
+    def test_what_was_seen_long_enough_ago_goes(self, site: Site) -> None:
+        age(site, layout.MEM_WAL_DIR, self.AHEAD)
+        readings = iter([0.0, 0.0, *[MIN_DELETION_AGE.total_seconds()] * 2])
+        clock = HostClock("host", lambda: next(readings))
+        now = datetime.now(UTC)
+        assert site.collect(now=now, min_age=timedelta(0), clock=clock).collected == []
+        newest = site.manifest.version
+        site.flush(rows(90, 1))
+        age(site, layout.MEM_WAL_DIR, self.AHEAD)
+        site.collect(now=now, min_age=timedelta(0), clock=clock)
+        # What came after the first look stays.
+        assert (positions(site)[0], versions(site)[0]) == (6, newest + 1)
+
+    def test_a_clock_an_hour_back_only_keeps_things_longer(self, site: Site) -> None:
+        site.compact()
+        site.look()
+        back = datetime.now(UTC) - self.AHEAD
+        before = positions(site), versions(site)
+        site.collect(now=back, min_age=timedelta(0), clock=clock_at(datetime.now(UTC) + DAY))
+        assert positions(site) == before[0]
+        assert set(before[1]) <= set(versions(site))
+
+    def test_a_bulk_load_under_way_survives_a_clock_two_days_ahead(self, site: Site) -> None:
+        (staged,) = stage(site, rows(600, 5))
+        age(site, layout.sstable_dir(site.shard_id, staged.entry.path), 2 * DAY)
+        for _ in range(2):
+            report = collect_garbage(site.base, site.store)
+        assert [(kept.resource, kept.name) for kept in report.kept] == [(Resource.ORPHANS, staged.entry.path)]
+        publish(site.base, site.store, [staged])
+        assert set(named(range(600, 605), "name")) <= set(site.merged())
+
+    def test_a_directory_that_was_written_to_since_is_seen_anew(self, site: Site) -> None:
+        dead = layout.sstable_dir(site.shard_id, "0123abcd_gen_2")
+        site.store.put(f"{dead}/data/x.lance", b"one")
+        site.look()
+        site.store.put(f"{dead}/data/y.lance", b"two")
+        later = datetime.now(UTC) + 2 * DAY
+        site.collect(now=later)
+        assert site.store.list(dead)
+        site.collect(now=later + 2 * DAY)
+        assert not site.store.list(dead)
+
+    def test_sstables_that_reads_may_still_use_survive_a_clock_two_days_ahead(self, site: Site) -> None:
+        site.compact()
+        age(site, "", 2 * DAY)
+        for _ in range(2):
+            report = collect_garbage(site.base, site.store)
+        assert directories(site) == [1, 2, 3]
+        assert {kept.reason.split(";")[0] for kept in report.kept if kept.resource is Resource.SSTABLES} == {
+            "first seen by this collection"
+        }
+
+    def test_the_time_is_the_storages_also_on_a_local_disk(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A mounted file system has a clock of its own: files are as old as it says."""
+
+        class Wrong(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:
+                return datetime.now(tz) + timedelta(days=700)
+
+        monkeypatch.setattr(context_module, "datetime", Wrong)
+        site.look()
+        site.compact()
+        collect_garbage(site.base, site.store, clock=clock_at(datetime.now(UTC) + 2 * DAY))
+        assert (directories(site), len(positions(site))) == ([1, 2, 3], 5)

@@ -341,7 +341,7 @@ class TestErrors:
     ) -> None:
         store = ObjectStore.from_uri(tmp_path)
         store.put("a", b"x")
-        for name in ("open", "scandir", "stat", "unlink"):
+        for name in ("open", "scandir", "lstat", "unlink"):
             monkeypatch.setattr(os, name, failing(code))
         calls: list[Callable[[], object]] = [
             lambda: store.put_if_absent("b", b"x"),

@@ -428,7 +428,14 @@ class TestFaultyStore:
 
     def test_covers_the_whole_interface(self, local_store: ObjectStore) -> None:
         public = {name for name in vars(ObjectStore) if not name.startswith("_")}
-        assert public - set(vars(FaultyStore)) == {"from_uri", "fsync", "is_local", "local_path"}
+        assert public - set(vars(FaultyStore)) == {
+            "from_uri",
+            "fsync",
+            "is_local",
+            "link",
+            "local_path",
+            "refuse_links",
+        }
         store = FaultyStore(local_store)
         assert store.is_local
         assert store.local_path("a") == local_store.local_path("a")

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.proto import DecodeError, ShardManifestMessage
+from lancewal.layout import is_plain_name
 
 WRITE_ID_BYTES = 16
 
@@ -202,7 +203,10 @@ def _problem(manifest: ShardManifest) -> str | None:
     for entry in manifest.sstables:
         if entry.generation < 1:
             return f"SSTable {entry.path!r} has no generation"
-        # Garbage collection deletes by this path: it must not lead out of the shard.
-        if not entry.path or entry.path.startswith("/") or ".." in entry.path.split("/"):
-            return f"SSTable generation {entry.generation} has the path {entry.path!r}"
+        # Rows are read, and garbage is deleted, by this path: it must not lead out of the shard.
+        if not is_plain_name(entry.path):
+            return (
+                f"SSTable generation {entry.generation} has the path {entry.path!r}, "
+                "which is not the name of a directory in the shard's"
+            )
     return None

@@ -5,6 +5,9 @@ either succeeds or finds the name taken, so a race has exactly one winner, reade
 objects only, and a writer that is killed leaves nothing behind. Where the file system has no
 nameless files, a hidden staging file takes their place; a kill may leave that one, unlisted,
 for garbage collection.
+
+Symbolic links below the root are never followed: they lead to what is not the table's. Reading or
+writing through one is refused; a link is listed and deleted as what it is. The root itself may be one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from lancewal.errors import StorageError
@@ -37,7 +40,11 @@ _ADVICE = {
     errno.EISDIR: "a directory stands where a file is needed",
     errno.ENAMETOOLONG: "the name is too long for this file system",
 }
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _MODE = 0o666
+# To go through a directory takes no permission to read it.
+_WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+_MAX_PLAIN = 1 << 16
 # A directory may be removed by somebody else between its making and its use; not for ever, though.
 _DIRECTORY_ATTEMPTS = 8
 
@@ -52,6 +59,8 @@ class LocalBackend:
         # Directories whose own entries up to the root are synced, by inode: a directory that was
         # deleted and made again is another one. Racing threads at worst sync twice.
         self._anchored: dict[str, int] = {}
+        # Directories that were reached without a link; looked at once, reads and writes are too many.
+        self._plain: set[str] = set()
 
     def full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -59,6 +68,7 @@ class LocalBackend:
     def create(self, path: str, data: memoryview) -> bool:
         target = self.full_path(path)
         directory = os.path.dirname(target)
+        self._refuse_link_above(path, "create")
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
@@ -77,7 +87,7 @@ class LocalBackend:
             return
         target = self.full_path(path)
         try:
-            _sync(target, os.O_RDONLY)
+            _sync(target, os.O_RDONLY | os.O_NOFOLLOW)
             self._sync_directory(os.path.dirname(target))
         except OSError as error:
             raise _failure("sync", target, error) from error
@@ -86,6 +96,7 @@ class LocalBackend:
         target = self.full_path(path)
         directory = os.path.dirname(target)
         sync = durable and self.fsync
+        self._refuse_link_above(path, "write")
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
@@ -112,8 +123,11 @@ class LocalBackend:
 
     def head(self, path: str) -> ObjectInfo | None:
         target = self.full_path(path)
+        self._refuse_link_above(path, "look up")
         try:
-            status = os.stat(target)
+            status = os.lstat(target)
+            if stat.S_ISLNK(status.st_mode):
+                raise _is_a_link(target)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -127,27 +141,60 @@ class LocalBackend:
         return self._list(prefix, staging=True)
 
     def list_directories(self, prefix: str) -> builtins.list[str]:
-        directory = self.full_path(prefix)
         try:
-            return [entry.name for entry in self._entries(directory) if entry.is_dir()]
+            with self._directory(prefix) as directory:
+                return [
+                    entry.name
+                    for entry in _entries(directory)
+                    # A link too, so that nobody takes what it stands for as missing.
+                    if entry.is_dir(follow_symlinks=False) or entry.is_symlink()
+                ]
+        except _NOT_THERE:
+            return []
         except OSError as error:
-            raise _failure("list", directory, error) from error
+            raise _failure("list", self.full_path(prefix), error) from error
 
     def delete(self, path: str) -> None:
-        target = self.full_path(path)
+        above, _, name = path.rpartition("/")
         try:
-            os.unlink(target)
-        except (FileNotFoundError, NotADirectoryError):
+            with self._directory(above) as directory:
+                os.unlink(name, dir_fd=directory)
+        except _NOT_THERE:
             return
         except OSError as error:
-            raise _failure("delete", target, error) from error
+            raise _failure("delete", self.full_path(path), error) from error
 
     def delete_prefix(self, prefix: str) -> int:
-        directory = self.full_path(prefix)
+        above, _, name = prefix.rpartition("/")
         try:
-            return self._delete_tree(directory)
+            with self._directory(above) as directory:
+                return _delete_tree(directory, name)
+        except _NOT_THERE:
+            return 0
         except OSError as error:
-            raise _failure("delete", error.filename or directory, error) from error
+            raise _failure("delete", self.full_path(prefix), error) from error
+
+    def link(self, path: str) -> ObjectInfo | None:
+        """The link that stands at ``path`` itself, if one does."""
+        above, _, name = path.rpartition("/")
+        try:
+            with self._directory(above) as directory:
+                status = os.lstat(name, dir_fd=directory)
+        except _NOT_THERE:
+            return None
+        except OSError as error:
+            raise _failure("look up", self.full_path(path), error) from error
+        return _info(path, status) if stat.S_ISLNK(status.st_mode) else None
+
+    def refuse_links(self, path: str) -> None:
+        """Raise if there is a link on the way to the directory ``path``, or anywhere below it."""
+        try:
+            with self._directory(path) as directory:
+                _refuse_links_below(directory)
+        except _NOT_THERE:
+            return
+        except OSError as error:
+            raise _failure("open", self.full_path(path), error) from error
 
     def _create(self, directory: str, target: str, data: memoryview) -> bool:
         if self._nameless_files:
@@ -167,7 +214,7 @@ class LocalBackend:
     def _link_nameless(self, directory: str, target: str, data: memoryview) -> bool | None:
         """Whether ``target`` was created; ``None`` where the file system cannot do it this way."""
         try:
-            file = os.open(directory, os.O_TMPFILE | os.O_WRONLY, _MODE)
+            file = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW, _MODE)
         except OSError as error:
             if error.errno in _NO_NAMELESS_FILES:
                 return None
@@ -217,8 +264,9 @@ class LocalBackend:
 
     def _read(self, path: str, start: int, length: int | None) -> bytes:
         target = self.full_path(path)
+        self._refuse_link_above(path, "read")
         try:
-            file = os.open(target, os.O_RDONLY)
+            file = os.open(target, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 there = max(os.fstat(file).st_size - start, 0)
                 wanted = there if length is None else min(length, there)
@@ -235,47 +283,123 @@ class LocalBackend:
             raise _failure("read", target, error) from error
 
     def _list(self, prefix: str, *, staging: bool) -> builtins.list[ObjectInfo]:
-        found = []
-        pending = [prefix]
-        while pending:
-            below = pending.pop()
-            directory = self.full_path(below)
-            try:
-                for entry in self._entries(directory):
-                    path = f"{below}/{entry.name}" if below else entry.name
-                    if entry.is_dir():
-                        pending.append(path)
-                    elif is_staging_name(entry.name) == staging:
-                        with suppress(FileNotFoundError):
-                            found.append(_info(path, entry.stat()))
-            except OSError as error:
-                raise _failure("list", directory, error) from error
+        found: builtins.list[ObjectInfo] = []
+        try:
+            with self._directory(prefix) as directory:
+                _list_below(directory, prefix, staging, found)
+        except _NOT_THERE:
+            return []
+        except OSError as error:
+            raise _failure("list", self.full_path(prefix), error) from error
         return found
 
-    def _entries(self, directory: str) -> Iterator[os.DirEntry[str]]:
-        """What a directory holds; nothing when it does not exist (any more)."""
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
-            yield from entries
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[int]:
+        """A descriptor of a directory that was reached without following a link below the root.
 
-    def _delete_tree(self, directory: str) -> int:
-        deleted = 0
-        for entry in builtins.list(self._entries(directory)):
-            # Links are removed, never followed: what they point at is not ours.
-            if entry.is_dir(follow_symlinks=False):
-                deleted += self._delete_tree(entry.path)
-                continue
-            with suppress(FileNotFoundError):
-                os.unlink(entry.path)
-                deleted += 1
+        It is one of ``_NOT_THERE`` when there is none, and ``ELOOP`` for a link on the way.
+        """
+        current = os.open(self._root, _WALK)
         try:
-            os.rmdir(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return deleted
+            for name in path.split("/") if path else ():
+                below = _open_directory(name, current)
+                os.close(current)
+                current = below
+            yield current
+        finally:
+            os.close(current)
+
+    def _refuse_link_above(self, path: str, action: str) -> None:
+        above = path[: max(path.rfind("/"), 0)]
+        if above in self._plain:
+            return
+        try:
+            with self._directory(above):
+                pass
+        except _NOT_THERE:
+            return
         except OSError as error:
-            # Somebody wrote into it meanwhile: what is new stays.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+            raise _failure(action, self.full_path(path), error) from error
+        if len(self._plain) >= _MAX_PLAIN:
+            self._plain.clear()
+        self._plain.add(above)
+
+
+def _open_directory(name: str, parent: int) -> int:
+    try:
+        return os.open(name, _WALK | os.O_NOFOLLOW, dir_fd=parent)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
+            raise _is_a_link(name) from None
+        raise
+
+
+def _entries(directory: int) -> Iterator[os.DirEntry[str]]:
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+    try:
+        with os.scandir(readable) as entries:
+            yield from entries
+    finally:
+        os.close(readable)
+
+
+def _list_below(directory: int, path: str, staging: bool, found: list[ObjectInfo]) -> None:
+    for entry in _entries(directory):
+        # What vanishes meanwhile was not there.
+        with suppress(*_NOT_THERE):
+            below = f"{path}/{entry.name}" if path else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                with _opened(entry.name, directory) as child:
+                    _list_below(child, below, staging, found)
+            elif is_staging_name(entry.name) == staging:
+                found.append(_info(below, entry.stat(follow_symlinks=False)))
+
+
+def _delete_tree(parent: int, name: str) -> int:
+    """Delete a directory with all below it; how many objects. Of a link only the link goes."""
+    deleted = 0
+    try:
+        with _opened(name, parent) as directory:
+            for entry in list(_entries(directory)):
+                with suppress(*_NOT_THERE):
+                    if entry.is_dir(follow_symlinks=False):
+                        deleted += _delete_tree(directory, entry.name)
+                    else:
+                        os.unlink(entry.name, dir_fd=directory)
+                        deleted += 1
+        os.rmdir(name, dir_fd=parent)
+    except _NOT_THERE:
         return deleted
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            os.unlink(name, dir_fd=parent)
+            return deleted + 1
+        # Somebody wrote into it meanwhile: what is new stays.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    return deleted
+
+
+def _refuse_links_below(directory: int) -> None:
+    for entry in _entries(directory):
+        if entry.is_symlink():
+            raise _is_a_link(entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            with suppress(*_NOT_THERE), _opened(entry.name, directory) as child:
+                _refuse_links_below(child)
+
+
+@contextmanager
+def _opened(name: str, parent: int) -> Iterator[int]:
+    directory = _open_directory(name, parent)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _is_a_link(name: str) -> OSError:
+    return OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
 
 
 def _stage(target: str, data: memoryview, *, sync: bool) -> str:
@@ -322,6 +446,12 @@ def _info(path: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _failure(action: str, target: str, error: OSError) -> StorageError:
+    if error.errno == errno.ELOOP:
+        link = os.path.basename(error.filename or target)
+        return StorageError(
+            f"cannot {action} {target!r}: {link!r} is a symbolic link, and none below a table is followed; "
+            "put what it points at in its place, or remove it"
+        )
     kind = TransientError if error.errno in _MAY_PASS else StorageError
     advice = _ADVICE.get(error.errno or 0, error.strerror or type(error).__name__)
     name = errno.errorcode.get(error.errno or 0, "unknown")

@@ -149,6 +149,23 @@ class ObjectStore:
         check_path(path)
         return self._backend.full_path(path) if isinstance(self._backend, LocalBackend) else None
 
+    def link(self, path: str) -> ObjectInfo | None:
+        """The symbolic link that stands at ``path``; ``None`` where none does, and on remote stores.
+
+        Links are listed and deleted as what they are, and everything else that would go
+        through one is a ``StorageError``: what they lead to is not the table's.
+        """
+        check_path(path)
+        return self._backend.link(path) if isinstance(self._backend, LocalBackend) else None
+
+    def refuse_links(self, directory: str) -> None:
+        """Raise a ``StorageError`` if a symbolic link is on the way to ``directory``, or below it.
+
+        For whoever passes the directory to a library that follows links.
+        """
+        if isinstance(self._backend, LocalBackend):
+            self._backend.refuse_links(check_prefix(directory))
+
     @_observed
     def put_if_absent(self, path: str, data: Data) -> PutOutcome:
         """Store ``data`` at ``path`` unless an object is there; of all racers one gets CREATED.
@@ -206,7 +223,10 @@ class ObjectStore:
 
     @_observed
     def list_directories(self, prefix: str = "") -> builtins.list[str]:
-        """Names of the directories directly below ``prefix``, sorted (empty ones on local disks too)."""
+        """Names of the directories directly below ``prefix``, sorted.
+
+        On local disks empty ones too, and symbolic links, which may stand for directories.
+        """
         directory = check_prefix(prefix)
         return sorted(self._persist(lambda: self._backend.list_directories(directory)))
 

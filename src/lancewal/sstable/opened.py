@@ -44,6 +44,7 @@ class OpenedSsTable:
 
     @cached_property
     def dataset(self) -> lance.LanceDataset:
+        self._refuse_links()
         with lance_errors(f"open the SSTable at {self.uri}"):
             return lance.dataset(self.uri, storage_options=self._storage_options, session=_session())
 
@@ -63,6 +64,7 @@ class OpenedSsTable:
     @cached_property
     def key_index(self) -> KeyIndex | None:
         """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
+        self._refuse_links()
         try:
             return KeyIndex(self.uri, self._storage_options)
         except StorageError:
@@ -101,6 +103,10 @@ class OpenedSsTable:
     @cached_property
     def _fragments(self) -> list[lance.LanceFragment]:
         return list(self.dataset.get_fragments())
+
+    def _refuse_links(self) -> None:
+        # Lance follows them, out of the table too.
+        self._store.refuse_links(self._directory)
 
     @property
     def _storage_options(self) -> dict[str, str]:

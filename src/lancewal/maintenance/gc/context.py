@@ -70,10 +70,11 @@ class ShardContext:
         return self.store.list_directories(layout.shard_dir(self.shard_id))
 
     def files(self, directory_name: str) -> Sequence[ObjectInfo]:
-        """What one of the shard's directories holds, as listed once."""
+        """What one of the shard's directories holds, as listed once; of a link, the link."""
         if directory_name not in self._files:
             path = layout.sstable_dir(self.shard_id, directory_name)
-            self._files[directory_name] = self.store.list(path)
+            link = self.store.link(path)
+            self._files[directory_name] = self.store.list(path) if link is None else [link]
         return self._files[directory_name]
 
     def is_old(self, modified: datetime, resource: Resource) -> bool:

@@ -47,7 +47,7 @@ def collect(shard: ShardContext, resources: frozenset[Resource]) -> None:
         reason = "a WAL entry points to it" if each.name in pointed else each.need
         if reason is not None:
             shard.kept(each.resource, each.name, reason)
-        elif shard.dry_run or _delete(shard, each.name):
+        elif shard.dry_run or _delete(shard, each):
             shard.collected(each.resource, each.name, sum(info.size for info in each.infos))
 
 
@@ -103,6 +103,15 @@ class _Directory:
     @property
     def infos(self) -> Sequence[ObjectInfo]:
         return self.shard.files(self.name)
+
+    @property
+    def path(self) -> str:
+        return layout.sstable_dir(self.shard.shard_id, self.name)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link, to be removed as what it is."""
+        return any(info.path == self.path for info in self.infos)
 
     @cached_property
     def resource(self) -> Resource | None:
@@ -185,14 +194,16 @@ def _pointed(shard: ShardContext) -> set[str]:
     return pointed
 
 
-def _delete(shard: ShardContext, name: str) -> bool:
+def _delete(shard: ShardContext, directory: _Directory) -> bool:
     """Delete unless it was published since; its dataset's versions first, so that no half of it opens."""
     newest = shard.manifests.require_latest()
-    if any(entry.path == name for entry in newest.sstables):
+    if any(entry.path == directory.name for entry in newest.sstables):
         return False
-    directory = layout.sstable_dir(shard.shard_id, name)
-    shard.store.delete_prefix(f"{directory}/_versions")
+    if directory.is_link:
+        logger.warning("%s is a symbolic link; what it points at stays", directory.path)
+    else:
+        shard.store.delete_prefix(f"{directory.path}/_versions")
     points.reached("collect: an SSTable is half deleted")
-    shard.store.delete_prefix(directory)
+    shard.store.delete_prefix(directory.path)
     points.reached("collect: an SSTable is deleted")
     return True

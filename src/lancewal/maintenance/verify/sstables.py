@@ -30,6 +30,11 @@ def _check_entry(shard: ShardCheck, entry: SsTableEntry) -> None:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
     # Once the base holds a generation nobody needs its SSTable; a collector may just be at it.
     lost = Severity.ERROR if entry.generation > shard.marker else Severity.INFO
+    try:
+        shard.store.refuse_links(directory)
+    except LanceWalError as error:
+        shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, str(error), entry.generation)
+        return
     names = {info.path.removeprefix(f"{directory}/") for info in shard.store.list(directory)}
     if not names:
         text = f"the manifest names {entry.path}, which does not exist"
