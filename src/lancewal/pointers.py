@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -34,6 +35,8 @@ from lancewal.wal.tailer import WalTailer
 
 _POINTER_TAG = "pointer"
 _CONFIRMATION_TAG = "confirms"
+#: A digest and a version: the record's path is made of them.
+_TRANSACTION = re.compile(r"[0-9a-f]{32}:[0-9]{1,19}")
 
 
 class Fate(enum.Enum):
@@ -68,7 +71,10 @@ class Pointer:
             names = tuple(str(name) for name in content["sstables"])
             if not all(map(layout.is_plain_name, names)):
                 raise ValueError(f"SSTables {names} lead out of the shard")
-            return cls(str(content["run"]), names, int(content["bytes"]), entry.tags[TRANSACTION_TAG])
+            transaction = entry.tags[TRANSACTION_TAG]
+            if not _TRANSACTION.fullmatch(transaction):
+                raise ValueError(f"{transaction!r} names no transaction")
+            return cls(str(content["run"]), names, int(content["bytes"]), transaction)
         except (ValueError, KeyError, TypeError) as error:
             raise WalCorruptError(entry.shard_id, entry.position, f"unreadable pointer ({error})") from error
 

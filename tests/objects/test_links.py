@@ -283,6 +283,13 @@ class TestNamesInRecords:
         with pytest.raises(WalCorruptError, match="out of the shard"):
             Pointer.of(entry)
 
+    @pytest.mark.parametrize("tag", ["../../../../outside:1", "", "0" * 32, f"{'0' * 32}:x"])
+    def test_a_pointer_of_no_transaction_is_corrupt(self, site: Site, tag: str) -> None:
+        tags = Pointer("run", ("0a1b2c3d_gen_1",), 1, tag).tags()
+        entry = WalEntry(site.shard_id, 3, 1, None, [], sentinel=True, tags=tags)
+        with pytest.raises(WalCorruptError, match="transaction"):
+            Pointer.of(entry)
+
     @pytest.mark.parametrize("name", PATHS)
     def test_no_path_is_made_of_a_name_that_leads_out(self, site: Site, name: str) -> None:
         with pytest.raises(InvalidInputError, match="directory"):

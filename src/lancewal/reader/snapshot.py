@@ -45,6 +45,7 @@ from lancewal.reader.source import Source
 from lancewal.reader.sstable_source import KeyedSsTable, SsTableSource
 from lancewal.reader.tail import ShardTail, TailEntries
 from lancewal.sstable import SsTable
+from lancewal.sstable.opened import keep_sstables
 from lancewal.writer.registry import live_writer
 
 WantsShard = Callable[[ShardIdentity], bool]
@@ -148,7 +149,7 @@ class ShardReader:
             store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
         )
         self._tail = ShardTail(store, shard_id, self._manifests)
-        self._sstables: dict[str, KeyedSsTable] = {}
+        self._sstables: dict[str, KeyedSsTable] | None = None
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
 
@@ -191,12 +192,14 @@ class ShardReader:
         flushed.sort(key=lambda entry: entry.generation, reverse=True)
         known = self._sstables
         opened = {
-            entry.path: known.get(entry.path)
+            entry.path: (known or {}).get(entry.path)
             or KeyedSsTable(SsTable.open(self._store, self._shard_id, entry))
             for entry in flushed
         }
         # What no reader needs any more is let go with the old dictionary.
         self._sstables = opened
+        if known is None or known.keys() != opened.keys():
+            keep_sstables(self._store, self._shard_id, opened.keys())
         sources: list[Source] = [
             *memory,
             *(SsTableSource(opened[entry.path], base.schema) for entry in flushed),

@@ -1,15 +1,18 @@
 """SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
 
-An SSTable never changes once a manifest names it, so what was opened stays valid.
+An SSTable never changes once a manifest names it, so what was opened stays valid. What no reader
+needs any more is closed: a file that garbage collection deletes takes its space until it is.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, lru_cache
+from uuid import UUID
 
 import lance
 import numpy as np
@@ -27,6 +30,7 @@ from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 
+_INDEXES_DIR = "_indices"
 _MAX_OPEN = 256
 _INDEX_CACHE_BYTES = 512 << 20
 _METADATA_CACHE_BYTES = 128 << 20
@@ -41,12 +45,21 @@ class OpenedSsTable:
         self._store = store
         self._directory = directory
         self.uri = layout.child_uri(store.uri, directory)
+        #: Whether Lance's session may keep files of its indexes open.
+        self.may_have_index_files = False
 
     @cached_property
     def dataset(self) -> lance.LanceDataset:
         self._refuse_links()
+        indexes = self._store.local_path(f"{self._directory}/{_INDEXES_DIR}")
+        self.may_have_index_files |= indexes is not None and os.path.isdir(indexes)
         with lance_errors(f"open the SSTable at {self.uri}"):
             return lance.dataset(self.uri, storage_options=self._storage_options, session=_session())
+
+    def close(self, *, only_dataset: bool = False) -> None:
+        """Close its files; who has it still, and asks for one, opens that again."""
+        for name in ("dataset", "_fragments") if only_dataset else ("dataset", "_fragments", "key_index"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def stored(self) -> TableSchema:
@@ -114,6 +127,8 @@ class OpenedSsTable:
 
 
 _opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
+#: By shard, which of its SSTables are among the opened ones.
+_of_shard: dict[_Identity, set[_Identity]] = {}
 _lock = threading.Lock()
 
 
@@ -124,16 +139,50 @@ def open_sstable(store: ObjectStore, directory: str) -> OpenedSsTable:
         opened = _opened.get(identity)
         if opened is None:
             opened = _opened[identity] = OpenedSsTable(store, directory)
+            _of_shard.setdefault(_shard_of(identity), set()).add(identity)
         _opened.move_to_end(identity)
         if len(_opened) > _MAX_OPEN:
-            _opened.popitem(last=False)
+            _forget(next(iter(_opened)))
         return opened
 
 
 def forget_sstable(store: ObjectStore, directory: str) -> None:
-    """Open it anew next time: its sidecars were rewritten."""
+    """Close it, and open it anew next time: its sidecars were rewritten, or it was deleted."""
     with _lock:
-        _opened.pop(_identity(store, directory), None)
+        _close([_identity(store, directory)])
+
+
+def keep_sstables(store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
+    """Close all SSTables of a shard but these; reads that are under way keep what they have."""
+    shard = _identity(store, layout.shard_dir(shard_id))
+    with _lock:
+        opened = _of_shard.get(shard, ())
+        _close([each for each in opened if each[0].rpartition("/")[2] not in names])
+
+
+def _close(identities: Sequence[_Identity]) -> None:
+    closing = [opened for identity in identities if (opened := _forget(identity)) is not None]
+    if any(opened.may_have_index_files for opened in closing):
+        # Lance cannot close those of one SSTable: it gets a new session, and loads the others again.
+        _session.cache_clear()
+        for opened in _opened.values():
+            opened.close(only_dataset=True)
+    for opened in closing:
+        opened.close()
+
+
+def _forget(identity: _Identity) -> OpenedSsTable | None:
+    opened = _opened.pop(identity, None)
+    if opened is not None:
+        others = _of_shard[_shard_of(identity)]
+        others.discard(identity)
+        if not others:
+            del _of_shard[_shard_of(identity)]
+    return opened
+
+
+def _shard_of(identity: _Identity) -> _Identity:
+    return identity[0].rpartition("/")[0], identity[1]
 
 
 def _identity(store: ObjectStore, directory: str) -> _Identity:

@@ -23,6 +23,7 @@ from lancewal.maintenance.gc.retention import Resource
 from lancewal.objects import ObjectInfo
 from lancewal.parallel import ordered_map
 from lancewal.pointers import Pointer
+from lancewal.sstable.opened import forget_sstable
 from lancewal.staging import STAGED_DELETION_AGE, is_staged
 from lancewal.wal.tailer import WalTailer
 
@@ -205,5 +206,6 @@ def _delete(shard: ShardContext, directory: _Directory) -> bool:
         shard.store.delete_prefix(f"{directory.path}/_versions")
     points.reached("collect: an SSTable is half deleted")
     shard.store.delete_prefix(directory.path)
+    forget_sstable(shard.store, directory.path)
     points.reached("collect: an SSTable is deleted")
     return True
