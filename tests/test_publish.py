@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lancewal import layout, publish
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError, StorageError
 from lancewal.feed import ChangeFeed
+from lancewal.format.shard_manifest import ShardManifest
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader
@@ -26,7 +28,7 @@ from lancewal.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.wal import WalTailer
 from lancewal.writer.intake import Intake
-from tests.faults import FaultyStore
+from tests.faults import Call, Faults, FaultyStore
 from tests.tables import APPEND_ONLY, KEYED, fast, rows
 
 SHARDS = 3
@@ -279,6 +281,138 @@ def remove_proofs(store: ObjectStore) -> None:
         manifests.commit_update(None, lambda m: replace(m, sstables=()))
         for position in positions:
             store.delete(layout.wal_entry(manifest.shard_id, position))
+
+
+def claim(store: ObjectStore, rival_row: int) -> None:
+    """What every flush job, task and writer begins with."""
+    for manifest in discover_manifests(store):
+        ShardManifestStore(store, manifest.shard_id).claim_epoch(manifest.shard_spec_id)
+
+
+def flush(store: ObjectStore, rival_row: int) -> None:
+    base = base_of(store)
+    for manifest in discover_manifests(store):
+        publish.drain(base, store, manifest.shard_id)
+
+
+def put(store: ObjectStore, rival_row: int) -> None:
+    with lancewal.open(store.uri).writer() as writer:
+        writer.put(batch_of(base_of(store), rival_row, 1))
+
+
+def publish_beside(store: ObjectStore, rival_row: int) -> None:
+    published(store, batch_of(base_of(store), rival_row, 1), Transaction(f"rival-{rival_row}", 0))
+
+
+def compact(store: ObjectStore, rival_row: int) -> None:
+    """Takes what is listed off the manifest, so that the feed must know it by other signs."""
+    flush(store, rival_row)
+    lancewal.open(store.uri).compact()
+    compacted = base_of(store).compacted_generation
+
+    def pruned(manifest: ShardManifest) -> ShardManifest:
+        left = [e for e in manifest.sstables if e.generation > compacted(manifest.shard_id)]
+        return replace(manifest, sstables=tuple(left))
+
+    for manifest in discover_manifests(store):
+        names = [entry.path for entry in manifest.sstables]
+        Unsettled.read(store).preserve(manifest.shard_id, sstables=names)
+        ShardManifestStore(store, manifest.shard_id).commit_update(None, pruned)
+
+
+Rival = Callable[[ObjectStore, int], None]
+
+
+def writes_the_shard(call: Call) -> bool:
+    return call.kind in ("put_if_absent", "put") and layout.OWN_DIR not in call.path
+
+
+def any_call(call: Call) -> bool:
+    return True
+
+
+class Meeting(FaultyStore):
+    """A store whose user meets somebody at the ``number``-th call that ``is_met``, and is watched at each."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        is_met: Callable[[Call], bool],
+        number: int,
+        meet: Callable[[], None],
+        watch: Callable[[], None],
+    ) -> None:
+        super().__init__(inner)
+        self.faults = _Meetings(is_met, number, meet, watch)
+
+    @property
+    def met(self) -> bool:
+        return self.faults.left == 0
+
+
+class _Meetings(Faults):
+    def __init__(
+        self, is_met: Callable[[Call], bool], number: int, meet: Callable[[], None], watch: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._is_met, self._meet, self._watch = is_met, meet, watch
+        self.left = number
+
+    def run(self, kind: str, path: str, call: Callable[[], Any]) -> Any:
+        if self._is_met(Call(kind, path)):
+            self._watch()
+            if self.left:
+                self.left -= 1
+                if not self.left:
+                    self._meet()
+                    self._watch()
+        return super().run(kind, path, call)
+
+
+class Follower:
+    """Reads the feed on from where it stopped, as somebody does who looks at every moment."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._feed = ChangeFeed.open(store.uri)
+        self._place = self._feed.latest()
+        self.rows: list[tuple[int, str]] = []
+
+    def look(self) -> None:
+        end = self._feed.latest()
+        for batch in self._feed.changes(self._place, end):
+            self.rows += zip(batch["id"].to_pylist(), batch["name"].to_pylist(), strict=True)
+        self._place = end
+
+
+@pytest.mark.parametrize(
+    "is_met", [writes_the_shard, pytest.param(any_call, marks=pytest.mark.soak)], ids=["few", "all"]
+)
+@pytest.mark.parametrize("rival", [claim, flush, put, publish_beside, compact])
+@pytest.mark.parametrize("write", [published, appended])
+def test_a_rival_at_any_storage_call_put_rows_into_the_feed_twice(
+    tmp_path: Path, write: Write, rival: Rival, is_met: Callable[[Call], bool]
+) -> None:
+    """One shard, and one rival at one call of each write; a follower looks whenever something may be new."""
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "table"))
+    lancewal.initialize(str(tmp_path / "table"), unsharded=True, writer_defaults=fast())
+    store = ObjectStore.from_uri(tmp_path / "table", fsync=False)
+    base = base_of(store)
+    published(store, batch_of(base, 0, 5), Transaction("first", 0))
+    done = [(0, 5)]
+    follower = Follower(store)
+    for number in itertools.count(1):
+        meeting = Meeting(store, is_met, number, partial(rival, store, 1000 + number), follower.look)
+        write(meeting, batch_of(base, number * 10, 5), Transaction("app", number))
+        done.append((number * 10, 5))
+        if not meeting.met:
+            break
+        if rival in (put, publish_beside):
+            done.append((1000 + number, 1))
+    assert number > 4, "the pointer, the manifest and the confirmation are met at the least"
+    follower.look()
+    assert content(store) == expected(*done)
+    assert fed(store) == expected(*done)
+    assert sorted(follower.rows) == expected(*done[1:])
 
 
 def test_a_loser_that_wakes_up_after_the_commit_changes_nothing(keyed: ObjectStore) -> None:

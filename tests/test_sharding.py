@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import logging
+import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,21 +19,23 @@ from lance.mem_wal import evaluate_sharding_spec
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, SplitShardError
 from lancewal.format.index_details import MemWalDetails, ShardingField, ShardingSpec
 from lancewal.format.schema import FIELD_ID_KEY, TableSchema
-from lancewal.format.shard_manifest import ShardManifest
+from lancewal.format.shard_manifest import ShardFieldEntry, ShardManifest
+from lancewal.format.shard_value import result_type_to_arrow
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.sharding import (
-    Shard,
     ShardRouter,
     decoded_values,
     discover_manifests,
     discover_shards,
+    former_shard_id_of,
     shard_id_of,
 )
-from tests.tables import APPEND_ONLY, KEYED, new_table, rows
+from lancewal.table import Table
+from tests.tables import APPEND_ONLY, KEYED, new_table, open_writer, rows
 
 NOON = datetime.datetime(2026, 11, 15, 12)
 
@@ -160,13 +164,55 @@ def test_parts_do_not_hold_each_others_rows() -> None:
         assert part.get_total_buffer_size() <= 8 * part.num_rows + 64
 
 
-def test_shard_ids_are_the_same_on_every_machine() -> None:
-    # Part of the format: rows that were written go to the same shard for ever.
-    assert shard_id_of(1, "bucket", bytes(4)) == UUID("02c4dbd5-02e0-5e2a-b6a4-86ca43ae2e65")
-    assert shard_id_of(1, "bucket", None) == UUID("409699d1-b0d7-5088-81a5-de019ca93a6b")
-    assert bucket_router(8).shard_of(1) == UUID("f319d72d-c5e5-5130-89f7-c3e189d18601")
-    tenants = identity_router(pa.string(), "utf8")
-    assert tenants.shard_of("tenant") == UUID("8a49d253-cc0f-5cac-a57f-284abbdab1bd")
+#: Observed with lancedb 0.40.0: for each value a table was made with ``set_lsm_write_spec`` (bucket,
+#: identity or unsharded), one row was written by ``merge_insert``, and this was the directory below
+#: ``_mem_wal`` (or the shard that a refusal to switch shards named). It refuses to route nulls.
+LANCEDB_IDENTITY: list[tuple[str, Any, str]] = [
+    ("int8", 0, "4a0dc4f0-c058-53f9-a779-198482dda67a"),
+    ("int8", -1, "874633f6-b94e-5c15-99c3-64565f7be084"),
+    ("int8", 127, "fbc61e09-11aa-5c8f-837b-0d62da9fd2fd"),
+    ("int16", 1, "7b5acb00-59fb-5670-9adc-28faeff6ad95"),
+    ("int16", -(1 << 15), "cafcc69b-bd99-5a2e-acdd-6bdbdf2f2baf"),
+    ("int32", 0, "568cdb16-5552-576c-ab9e-6289f37e165b"),
+    ("int32", 7, "d8a9c3ca-182a-5872-9c53-414a376aed07"),
+    ("int32", -(1 << 31), "e56b1b7a-487f-5b41-a2bb-c74260d4fbef"),
+    ("int64", 1, "d2e289e0-8bef-529d-9036-907161abc5f8"),
+    ("int64", -(1 << 63), "2c6ce851-9e36-539f-80d8-c2a1c04b8183"),
+    ("uint8", 255, "874633f6-b94e-5c15-99c3-64565f7be084"),
+    ("uint16", (1 << 16) - 1, "cb457cf3-6f7b-5d4f-8055-f15d5492d3a0"),
+    ("uint32", 1 << 31, "e56b1b7a-487f-5b41-a2bb-c74260d4fbef"),
+    ("uint64", 1 << 63, "2c6ce851-9e36-539f-80d8-c2a1c04b8183"),
+    ("uint64", (1 << 64) - 1, "8a683252-cf82-5ecd-ab99-32c83380b59a"),
+    ("boolean", True, "a2c19f99-f09f-59d2-8990-f72d42b1e6c4"),
+    ("boolean", False, "4a0dc4f0-c058-53f9-a779-198482dda67a"),
+    ("utf8", "", "3faaecb2-2ed3-5f84-b276-f84487228724"),
+    ("utf8", "a", "81e4f11a-aed9-5327-9633-84f7b1fa80f4"),
+    ("utf8", "é", "80edb09a-d33d-5eaf-ba92-026f03c97650"),
+    ("utf8", "a/b\0", "9cf504ea-5495-5b4b-bfdd-4eb723ee0483"),
+    ("large_utf8", "é", "80edb09a-d33d-5eaf-ba92-026f03c97650"),
+]
+LANCEDB_BUCKETS = {1: "e00299e4-8c4b-50fc-bbdd-ce8179135761", 2: "1d8d46d4-1ffd-5f6e-9aea-466d5ea76fdb"}
+LANCEDB_UNSHARDED = UUID("aa48498d-ac91-59e2-8452-69f46010ace2")
+
+
+@pytest.mark.parametrize(("type_name", "value", "shard"), LANCEDB_IDENTITY)
+def test_identity_shards_have_the_names_of_lancedb(type_name: str, value: Any, shard: str) -> None:
+    router = identity_router(result_type_to_arrow(type_name), type_name)
+    assert router.shard_of(value) == UUID(shard)
+
+
+def test_bucket_shards_and_the_only_one_have_the_names_of_lancedb() -> None:
+    field = ShardingField("bucket", (0,), "bucket", None, "int32", {"num_buckets": "4"})
+    router = ShardRouter.for_table(details_of(field), schema_of(pa.int32()))
+    assert {value: str(router.shard_of(value)) for value in LANCEDB_BUCKETS} == LANCEDB_BUCKETS
+    assert unsharded_router().shard_of(None) == LANCEDB_UNSHARDED
+
+
+def test_former_shard_ids_are_the_same_on_every_machine() -> None:
+    # Tables exist that have them.
+    assert former_shard_id_of(1, "bucket", bytes(4)) == UUID("02c4dbd5-02e0-5e2a-b6a4-86ca43ae2e65")
+    assert former_shard_id_of(1, "bucket", None) == UUID("409699d1-b0d7-5088-81a5-de019ca93a6b")
+    assert identity_router(pa.string(), "utf8").shard_of(None) == former_shard_id_of(1, "bucket", None)
 
 
 def test_null_and_the_text_null_are_different_shards() -> None:
@@ -259,7 +305,7 @@ def test_newest_spec_decides() -> None:
     assert len(router.known_shards()) == 5
 
 
-# --- the shard of an unsharded table ----------------------------------------------------
+# --- shards that are there already ------------------------------------------------------
 
 
 def unsharded_router() -> ShardRouter:
@@ -268,32 +314,164 @@ def unsharded_router() -> ShardRouter:
     )
 
 
-def manifest_of(shard_id: UUID) -> ShardManifest:
-    return ShardManifest(version=1, writer_epoch=1, shard_id=shard_id, shard_spec_id=1)
+#: How a table is sharded, and two ids of the row with id 1: LanceDB's, and that of earlier versions.
+SHARDINGS: dict[str, tuple[dict[str, Any], UUID, UUID]] = {
+    "bucket": (
+        {"bucket_column": "id", "num_buckets": 4},
+        shard_id_of("bucket", bytes(4)),
+        former_shard_id_of(1, "bucket", bytes(4)),
+    ),
+    "identity": (
+        {"identity_column": "id"},
+        shard_id_of("identity", (1).to_bytes(8, "little")),
+        former_shard_id_of(1, "bucket", (1).to_bytes(8, "little")),
+    ),
+    "unsharded": (
+        {"unsharded": True},
+        LANCEDB_UNSHARDED,
+        former_shard_id_of(1, "bucket", bytes(4)),
+    ),
+}
 
 
-def test_unsharded_table_keeps_the_shard_that_lance_made() -> None:
-    theirs = uuid4()
-    router = unsharded_router().adopting([manifest_of(theirs)])
-    assert router.shard_of(1) == theirs
-    assert router.known_shards() == [Shard(theirs, 1, ())]
-    assert [shard for shard, _ in router.split(pa.record_batch({"k": [1, 2]}))] == [theirs]
+@dataclass(frozen=True)
+class Sharded:
+    """A table, and the shards that the row with id 1 could be in."""
+
+    base: BaseTable
+    store: ObjectStore
+    lancedb: UUID
+    former: UUID
+
+    def router(self) -> ShardRouter:
+        return ShardRouter.of_table(BaseTable.open(self.base.uri), self.store)
+
+    def values(self) -> tuple[ShardFieldEntry, ...]:
+        return ShardRouter.for_table(self.base.details, self.base.schema).shard_for(1).field_entries
+
+    def make(self, shard_id: UUID, *, silent: bool = False) -> ShardManifestStore:
+        """A shard for the row with id 1; Lance says nothing of its values when it makes one."""
+        manifests = ShardManifestStore(self.store, shard_id)
+        manifests.initialize_shard(1, () if silent else self.values())
+        return manifests
+
+    def retire(self, shard_id: UUID) -> None:
+        manifests = ShardManifestStore(self.store, shard_id)
+        epoch, _ = manifests.claim_epoch(1)
+        manifests.seal(epoch)
 
 
-def test_unsharded_table_prefers_its_own_shard() -> None:
-    own = unsharded_router().shard_of(None)
-    assert unsharded_router().adopting([]).shard_of(None) == own
-    assert unsharded_router().adopting([manifest_of(own), manifest_of(uuid4())]).shard_of(None) == own
+@pytest.fixture(params=SHARDINGS)
+def sharded(request: pytest.FixtureRequest, tmp_path: Path) -> Sharded:
+    arguments, lancedb, former = SHARDINGS[request.param]
+    base = new_table(tmp_path / "t", **arguments)
+    return Sharded(base, ObjectStore.from_uri(base.uri, fsync=False), lancedb, former)
 
 
-def test_unsharded_table_with_several_foreign_shards_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="2 shards"):
-        unsharded_router().adopting([manifest_of(uuid4()), manifest_of(uuid4())])
+def test_new_shards_get_the_name_of_lancedb(sharded: Sharded) -> None:
+    assert sharded.router().shard_of(1) == sharded.lancedb
+    sharded.router().shard_for(1).create(sharded.store)
+    assert sharded.router().shard_of(1) == sharded.lancedb
 
 
-def test_bucket_tables_adopt_nothing() -> None:
-    router = bucket_router(4)
-    assert router.adopting([manifest_of(uuid4())]) is router
+def test_a_shard_of_an_earlier_version_stays_in_use(sharded: Sharded) -> None:
+    sharded.make(sharded.former)
+    shard = sharded.router().shard_for(1)
+    assert shard.shard_id == sharded.former
+    assert shard.create(sharded.store).version == 1
+    assert discover_shards(sharded.store) == [sharded.former]
+
+
+def test_a_shard_that_lancedb_made_is_used_although_it_does_not_say_its_value(sharded: Sharded) -> None:
+    sharded.make(sharded.lancedb, silent=True)
+    shard = sharded.router().shard_for(1)
+    assert shard.shard_id == sharded.lancedb
+    assert shard.create(sharded.store).shard_field_entries == ()
+
+
+def test_a_shard_that_was_named_by_hand_is_used_by_its_value(sharded: Sharded) -> None:
+    chosen = uuid4()
+    sharded.make(chosen)
+    shard = sharded.router().shard_for(1)
+    assert (shard.shard_id, shard.field_entries) == (chosen, sharded.values())
+    shard.create(sharded.store)
+    batch = pa.record_batch({"id": [1]})
+    assert [shard for shard, _ in sharded.router().split(batch)] == [chosen]
+
+
+def test_two_shards_for_one_value_are_refused(sharded: Sharded) -> None:
+    ids = [sharded.lancedb, sharded.former, uuid4()]
+    for shard_id in ids:
+        sharded.make(shard_id, silent=shard_id == sharded.lancedb)
+    with pytest.raises(SplitShardError, match="repair") as caught:
+        sharded.router().route(pa.record_batch({"id": [1]}))
+    assert caught.value.shard_ids == tuple(ids)
+    assert pickle.loads(pickle.dumps(caught.value)).shard_ids == tuple(ids)
+    manifests = discover_manifests(sharded.store)
+    ((kept, *others),) = sharded.router().groups(manifests)
+    assert kept.shard_id == sharded.lancedb, "LanceDB goes on writing there"
+    assert {m.shard_id for m in others} == {*ids[1:]}
+
+
+@pytest.mark.parametrize("retired", ["former", "lancedb"])
+def test_a_shard_that_is_drained_and_sealed_is_out_of_the_running(sharded: Sharded, retired: str) -> None:
+    for shard_id in (sharded.lancedb, sharded.former):
+        sharded.make(shard_id)
+    sharded.retire(getattr(sharded, retired))
+    other = sharded.lancedb if retired == "former" else sharded.former
+    shard = sharded.router().shard_for(1)
+    assert shard.shard_id == other
+    shard.create(sharded.store)
+
+
+def test_a_sealed_shard_with_rows_is_not_out_of_the_running(sharded: Sharded) -> None:
+    for shard_id in (sharded.lancedb, sharded.former):
+        sharded.make(shard_id)
+    with open_writer(sharded.base, sharded.former, store=sharded.store) as writer:
+        writer.put(rows(1, 1))
+    ShardManifestStore(sharded.store, sharded.former).seal(writer.epoch)
+    with pytest.raises(SplitShardError):
+        sharded.router().shard_for(1)
+
+
+def test_all_shards_retired_gives_a_new_one(sharded: Sharded) -> None:
+    sharded.make(sharded.former)
+    sharded.retire(sharded.former)
+    shard = sharded.router().shard_for(1)
+    assert shard.shard_id == sharded.lancedb
+    assert shard.create(sharded.store).version == 1
+
+
+@pytest.mark.parametrize("late", ["former", "lancedb"])
+def test_a_rival_that_turned_up_after_the_listing_is_refused_at_the_opening(
+    sharded: Sharded, late: str
+) -> None:
+    if late == "lancedb":
+        sharded.make(sharded.former)
+    shard = sharded.router().shard_for(1)
+    sharded.make(getattr(sharded, late), silent=True)
+    with pytest.raises(SplitShardError):
+        shard.create(sharded.store)
+
+
+def test_a_table_writer_refuses_two_shards_for_one_value_and_goes_on_with_others(tmp_path: Path) -> None:
+    base = new_table(tmp_path / "t", identity_column="id")
+    table = Table.open(base.uri)
+    store = ObjectStore.from_uri(base.uri, fsync=False)
+    shard = ShardRouter.for_table(base.details, base.schema).shard_for(1)
+    for shard_id in (shard.shard_id, *shard.rivals):
+        ShardManifestStore(store, shard_id).initialize_shard(1, shard.field_entries)
+    with table.writer(fsync=False) as writer:
+        with pytest.raises(SplitShardError):
+            writer.put(rows(0, 3))
+        assert table.count_rows() == 0, "nothing was written"
+        writer.put(rows(2, 2))
+        assert table.count_rows() == 2
+        with pytest.raises(SplitShardError):
+            table.shard_for(1)
+        assert table.repair().failed == []
+        writer.put(rows(0, 3))
+    assert table.count_rows() == 4
 
 
 # --- discovery --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 
@@ -47,6 +47,26 @@ def _rebuild_fenced(shard_id: UUID, local: int, stored: int, text: str) -> Fence
 
 class SealedShardError(LanceWalError):
     """The shard's status is SEALED: it refuses writers until it is unsealed."""
+
+
+class SplitShardError(LanceWalError):
+    """Several shards are for one value of the sharding column; nothing was written.
+
+    A row in one of them is neither older nor newer than one in another, so an update would be lost
+    by chance. ``table.repair()`` moves the rows of all but one to the base table and seals those.
+    """
+
+    def __init__(self, shard_ids: Sequence[UUID]) -> None:
+        self.shard_ids = tuple(shard_ids)
+        super().__init__(
+            f"the shards {', '.join(map(str, self.shard_ids))} are all for the same value of the sharding "
+            "column, made by different programs or versions, and nothing says which one a row belongs to. "
+            "Stop their writers and run table.repair() or `lancewal verify --repair`: it keeps one of "
+            "them, moves the rows of the others to the base table and seals those. Then open a new writer"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (SplitShardError, (self.shard_ids,))
 
 
 class ClosedError(LanceWalError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 import lance
@@ -26,6 +27,7 @@ from lancewal.sharding import (
     IDENTITY,
     MAX_BUCKETS,
     UNSHARDED,
+    Shard,
     ShardRouter,
     check_shard_column,
     discover_shards,
@@ -287,7 +289,12 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     writer: a failure here is worth a warning, not an error.
     """
     shards = router.known_shards()
+
+    def create(shard: Shard) -> None:
+        # No shard was there: nobody can have made a rival.
+        replace(shard, rivals=()).create(store)
+
     try:
-        list(ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))))
+        list(ordered_map(create, shards, min(_SHARD_CREATORS, len(shards))))
     except LanceWalError as error:
         logger.warning("not all %d shards were created, their first writers will: %s", len(shards), error)

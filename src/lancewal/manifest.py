@@ -119,7 +119,10 @@ class ShardManifestStore:
     def initialize_shard(
         self, spec_id: int = 0, field_entries: Sequence[ShardFieldEntry] = ()
     ) -> ShardManifest:
-        """Write version 1 with the shard's field values; a shard made the same way is left as it is."""
+        """Write version 1 with the shard's field values; a shard made the same way is left as it is.
+
+        So is one of the spec without any values: Lance says none when it makes a shard.
+        """
         first = ShardManifest(
             version=layout.FIRST_MANIFEST_VERSION,
             writer_epoch=0,
@@ -132,7 +135,8 @@ class ShardManifestStore:
         if present is None and self._create(first, started):
             return first
         present = present or self.require_latest()
-        if (present.shard_spec_id, present.field_values) != (spec_id, first.field_values):
+        same_values = present.field_values in ({}, first.field_values)
+        if present.shard_spec_id != spec_id or not same_values:
             raise InvalidInputError(
                 f"shard {self._shard_id} exists with sharding spec {present.shard_spec_id} and field values "
                 f"{present.field_values}; it cannot be initialised with spec {spec_id} and "

@@ -6,14 +6,27 @@ Who reads the log as a change feed reads the SSTables in the pointer's place.
 
 What became of a pointer at position *p* of epoch *e* can always be told:
 
-1. A confirmation of its run stands in the log: published. It mostly stands at *p* + 1, for
-   under one epoch only one process writes; after a crash it may come later.
-2. The manifest lists the SSTables: published.
-3. The manifest's epoch is *e*: published if its replay cursor has reached *p*, because
+1. A confirmation of its run stands at *p* + 1: published, for under one epoch only one process
+   writes, and the next epoch begins with a sentinel.
+2. The manifest's epoch is *e*: published if its replay cursor has reached *p*, because
    under this epoch nothing else moves it there; else the outcome is open.
-4. The epoch has moved on, so nobody can publish it any more. SSTables leave a manifest
-   only after a mark was written for a transaction that is not done, and a transaction is
-   done only after its confirmations. So without 1, 2 and a mark it was never published.
+3. The epoch has moved on, and **a later pointer of the same run** stands in the log: dropped. The
+   run lost the shard between this pointer and its commit, claimed again, found nothing published, and
+   wrote the later one. Only the last pointer of a run counts.
+4. The epoch has moved on, and this is the run's last pointer: published if the manifest lists its
+   SSTables, or has listed them (a mark says so, or a confirmation later in the log), else dropped.
+   SSTables leave a manifest only after a mark was written for a transaction that is not done, and
+   a transaction is done only after its confirmations.
+
+**The answer never changes**, so that rows are in the feed exactly once, for a follower that looks at
+every moment as for one that reads all of it later. *Published* under 1 and 2 is the commit itself. Once the
+epoch has moved on, no commit for *p* can happen any more. If there was one, every later run finds it
+(see ``lancewal.publish``) and writes no further pointer: 4 says published, for ever. If there was
+none, 4 says dropped, and should the run publish the same SSTables after a new claim, its new
+pointer stands in the log before its commit: from then on 3 says dropped. The log is therefore
+asked last: who sees SSTables listed, marked or confirmed also sees the pointer that they were
+published by. Garbage collection deletes a log from its beginning, so it never takes the later pointer
+and leaves the earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +34,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -93,17 +106,26 @@ def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, point
     if confirms(tailer.read_entry(position + 1), pointer):
         return Fate.PUBLISHED
     manifest = ShardManifestStore(store, shard_id).require_latest()
-    if _lists(pointer.sstables, [entry.path for entry in manifest.sstables]):
-        return Fate.PUBLISHED
     if manifest.writer_epoch == epoch:
         reached = manifest.replay_after_wal_entry_position >= position
         return Fate.PUBLISHED if reached else Fate.OPEN
     # The mark is asked for after the manifest, and the later log after the mark: a mark is
     # written before SSTables leave the manifest, and removed after a late confirmation.
-    if has_mark(store, pointer.transaction, shard_id, pointer.run_id):
-        return Fate.PUBLISHED
-    later = tailer.entries(position + 1, tailer.next_position())
-    return Fate.PUBLISHED if any(confirms(entry, pointer) for entry in later) else Fate.DROPPED
+    published = _lists(pointer.sstables, [entry.path for entry in manifest.sstables])
+    published = published or has_mark(store, pointer.transaction, shard_id, pointer.run_id)
+    for entry in _sentinels(tailer, position + 1, tailer.next_position()):
+        later = Pointer.of(entry)
+        if later is not None and later.run_id == pointer.run_id:
+            return Fate.DROPPED
+        published = published or confirms(entry, pointer)
+    return Fate.PUBLISHED if published else Fate.DROPPED
+
+
+def _sentinels(tailer: WalTailer, start: int, end: int) -> Iterator[WalEntry]:
+    for position, header in zip(range(start, end), tailer.headers(start, end), strict=True):
+        if header is None or header.sentinel:
+            # One that is missing is refused as everywhere.
+            yield from tailer.entries(position, position + 1)
 
 
 def _lists(names: Sequence[str], listed: Sequence[str]) -> bool:

@@ -26,7 +26,8 @@ The steps of a run, and what a crash right after each leaves:
 2. ``started``: a record whose names no manifest lists, and whose tag no entry has;
 3. claim, and drain the WAL into SSTables, so that what is published is newer than every row
    before it: the shard as it was, under another epoch;
-4. the pointer: the change feed sees it, finds the SSTables unlisted, and waits or drops it;
+4. the pointer: the change feed sees it, finds the SSTables unlisted, and waits or drops it; a
+   run that lost the shard right here writes another one, and only its last one counts;
 5. the manifest commit: written; the next run finds the names;
 6. the confirmation, for the feed: written; the next run finds the names and confirms late;
 7. ``done``: nothing is left to do, a further run skips all.

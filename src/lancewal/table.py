@@ -22,7 +22,7 @@ from lancewal.parallel import ordered_map
 from lancewal.reader import LookupResult, Scan, TableReader
 from lancewal.reader.search import full_text_search, vector_search
 from lancewal.shard_info import ShardInfo, shard_infos
-from lancewal.sharding import UNSHARDED, Shard, ShardRouter, discover_manifests
+from lancewal.sharding import Shard, ShardRouter, discover_manifests
 from lancewal.status import TableStatus, table_status
 from lancewal.table_maintenance import TableMaintenance
 from lancewal.writer.config import ShardWriterConfig
@@ -119,7 +119,7 @@ class Table(TableMaintenance):
 
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
-        return self._router(self._reader.base())
+        return ShardRouter.of_table(self._reader.base(), self._store)
 
     def shard_for(self, value: Any = None) -> UUID:
         """The shard of the rows with ``value`` in the sharding column; created when it is missing."""
@@ -162,9 +162,8 @@ class Table(TableMaintenance):
                 base, shard.shard_id, config, store=store, spec_id=shard.spec_id, cast=cast
             )
 
-        return TableWriter(
-            base.schema, self._router(base), open_shard, cast=cast, storage_version=base.storage_version
-        )
+        router = ShardRouter.of_table(base, self._store)
+        return TableWriter(base.schema, router, open_shard, cast=cast, storage_version=base.storage_version)
 
     def shard_writer(
         self,
@@ -319,7 +318,7 @@ class Table(TableMaintenance):
     def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:
         if ShardManifestStore(self._store, shard_id).read_latest() is not None:
             return
-        for shard in self._router(base).known_shards():
+        for shard in ShardRouter.for_table(base.details, base.schema).known_shards():
             if shard.shard_id == shard_id:
                 shard.create(self._store)
                 return
@@ -333,12 +332,6 @@ class Table(TableMaintenance):
             several = not keys or any(isinstance(each, dict | tuple) for each in keys)
             return not several and len(self.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
-
-    def _router(self, base: BaseTable) -> ShardRouter:
-        router = ShardRouter.for_table(base.details, base.schema)
-        if router.transform != UNSHARDED:
-            return router
-        return router.adopting(discover_manifests(self._store))
 
     def _writer_store(self, config: ShardWriterConfig) -> ObjectStore:
         if self._share_store:

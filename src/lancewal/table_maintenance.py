@@ -109,5 +109,9 @@ class TableMaintenance:
         return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
 
     def repair(self, findings: Sequence[Finding] | None = None) -> RepairReport:
-        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters."""
+        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
+
+        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
+        but one are taken over from their writers, flushed, compacted and sealed.
+        """
         return repair(self._reader.base(), self._store, findings)

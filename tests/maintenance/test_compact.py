@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
-from lancewal.maintenance import CompactionPlan, Progress, execute_shard, plan_compaction, points
+from lancewal.maintenance import CompactionPlan, Progress, compact, execute_shard, plan_compaction, points
 from lancewal.manifest import ShardManifestStore
 from lancewal.markers import fence_id, is_fence
 from lancewal.objects import ObjectStore
+from lancewal.reader.table_reader import TableReader
 from tests.maintenance.support import Site, named
-from tests.tables import KEY, KEYED, rows
+from tests.tables import KEY, KEYED, new_table, open_writer, rows
 
 
 @pytest.fixture
@@ -424,3 +425,106 @@ def test_any_history_reads_the_same_after_compaction(
     site.collect()
     assert site.plain() == sorted(model.items())
     assert site.verify().ok, str(site.verify())
+
+
+# --- a key in two shards -----------------------------------------------------------------
+
+
+class Divided:
+    """A table whose keys may be in any of three shards, as several programs left it.
+
+    Nobody says what is newer; but a read must give the same before, during and after a compaction.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.base = new_table(where, data=pa.Table.from_batches([rows(0, 8, prefix="base")]))
+        self.store = ObjectStore.from_uri(self.base.uri, fsync=False)
+        self.shards = sorted(uuid4() for _ in range(3))
+
+    def flush(self, shard: int, first: int, count: int, dead: int, prefix: str) -> None:
+        with open_writer(self.base, self.shards[shard], store=self.store) as writer:
+            writer.put(rows(first, count, prefix=prefix))
+            writer.delete([dead])
+
+    def append(self, shard: int, first: int, count: int, prefix: str) -> None:
+        with open_writer(self.base, self.shards[shard], store=self.store, enable_memtable=False) as writer:
+            writer.put(rows(first, count, prefix=prefix))
+
+    def merged(self) -> list[dict[str, Any]]:
+        reader = TableReader(self.store, live_writers=False)
+        scanned = reader.scan().to_table().sort_by("id").to_pylist()
+        looked_up = reader.lookup(list(range(20))).table.sort_by("id").to_pylist()
+        assert looked_up == scanned, "a lookup and a scan let the same version win"
+        return scanned
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    flushes=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 6), st.integers(0, 12)),
+        min_size=2,
+        max_size=7,
+    ),
+    tails=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=2),
+    asked=st.none() | st.integers(0, 2),
+    limit=st.sampled_from([1, 200, 1 << 30]),
+)
+def test_compaction_changed_what_reads_give_for_a_key_in_two_shards(
+    tmp_path_factory: pytest.TempPathFactory,
+    flushes: list[tuple[int, int, int, int]],
+    tails: list[tuple[int, int]],
+    asked: int | None,
+    limit: int,
+) -> None:
+    table = Divided(tmp_path_factory.mktemp("divided") / "t")
+    for number, (shard, first, count, dead) in enumerate(flushes):
+        table.flush(shard, first, count, dead, f"flush{number}")
+    for number, (shard, first) in enumerate(tails):
+        table.append(shard, first, 3, f"tail{number}")
+    expected = table.merged()
+    wanted = None if asked is None else [table.shards[flushes[asked % len(flushes)][0]]]
+    plan = plan_compaction(table.base, table.store, wanted, max_commit_bytes=limit)
+    assert CompactionPlan.from_json(plan.to_json()) == plan
+    # Every part may be the last one before a crash.
+    for unit in plan.units:
+        for part in unit:
+            execute_shard(part, store=table.store)
+            assert table.merged() == expected
+    compact(table.base, table.store)
+    assert table.merged() == expected
+
+
+def test_parts_after_one_that_failed_would_change_reads_and_are_left(tmp_path: Path) -> None:
+    table = Divided(tmp_path / "t")
+    for number, shard in enumerate([0, 1, 0, 1]):
+        table.flush(shard, 0, 5, 9, f"flush{number}")
+    expected = table.merged()
+
+    merges = iter(range(10))
+
+    def fail(point: str) -> None:
+        if point == "merge: rows are read" and next(merges) == 1:
+            raise RuntimeError("the second part")
+
+    points.on_reached(fail)
+    try:
+        with pytest.raises(PartialWriteError, match="the second part"):
+            compact(table.base, table.store)
+    finally:
+        points.on_reached(None)
+    assert next(merges) == 2, "nothing was tried after it"
+    assert table.merged() == expected
+    report = compact(table.base, table.store)
+    assert table.merged() == expected
+    assert sorted(shard.shard_id for shard in report.shards) == table.shards[:2], "one report for each shard"
+
+
+def test_shards_that_say_nothing_but_share_no_key_are_compacted_side_by_side(tmp_path: Path) -> None:
+    table = Divided(tmp_path / "t")
+    for shard, first in [(0, 0), (0, 1), (1, 100), (1, 101), (2, 2)]:
+        with open_writer(table.base, table.shards[shard], store=table.store) as writer:
+            writer.put(rows(first, 3))
+    plan = plan_compaction(table.base, table.store)
+    assert [[part.shard_id for part in unit] for unit in plan.units if len(unit) == 1] == [[table.shards[1]]]
+    (sharing,) = [unit for unit in plan.units if len(unit) > 1]
+    assert {part.together for part in sharing} == {(table.shards[0], table.shards[2])}

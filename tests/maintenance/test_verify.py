@@ -14,17 +14,32 @@ import pyarrow as pa
 import pytest
 
 from lancewal import layout
-from lancewal.errors import InvalidInputError
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError, SplitShardError
 from lancewal.format.schema import TOMBSTONE_FIELD
-from lancewal.format.shard_manifest import ShardManifest, encode_manifest
-from lancewal.maintenance import Kind, Severity, execute_shard, plan_compaction, points, repair
+from lancewal.format.shard_manifest import ShardManifest, ShardStatus, encode_manifest
+from lancewal.maintenance import (
+    Kind,
+    Severity,
+    compact,
+    execute_shard,
+    plan_compaction,
+    points,
+    repair,
+    verify,
+)
 from lancewal.maintenance.commits import commit_marker
 from lancewal.manifest import ShardManifestStore
+from lancewal.objects import ObjectStore
+from lancewal.reader.table_reader import TableReader
+from lancewal.sharding import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable
+from lancewal.table import Table
 from lancewal.wal import WalAppender
+from lancewal.writer.drain import drain_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
-from tests.tables import APPEND_ONLY, rows
+from tests.tables import APPEND_ONLY, new_table, open_writer, rows
 
 
 @pytest.fixture
@@ -303,3 +318,100 @@ class TestRepair:
         report = repair(site.base, site.store)
         assert ([f.kind for f in report.left], report.repaired) == ([Kind.DANGLING_PATH], [])
         assert report.to_dict()["left"][0]["kind"] == "dangling_path"
+
+
+# --- rows that belong together in several shards ------------------------------------------
+
+
+class TestSplitShards:
+    """A table in buckets that an earlier lancewal and LanceDB have both written."""
+
+    @pytest.fixture
+    def split(self, tmp_path: Path) -> Split:
+        return Split(tmp_path / "table")
+
+    def test_one_key_in_two_shards_is_reported(self, split: Split) -> None:
+        report = verify(split.base, split.store)
+        found = {(finding.kind, finding.severity) for finding in report.findings}
+        assert found == {
+            (Kind.SPLIT_SHARD, Severity.WARNING),
+            (Kind.KEYS_IN_TWO_SHARDS, Severity.ERROR),
+        }
+        shared = report.of(Kind.KEYS_IN_TWO_SHARDS)
+        assert sum(int(finding.text.split()[0]) for finding in shared) == 32
+        assert {finding.shard_id for finding in report.of(Kind.SPLIT_SHARD)} == {
+            shard.rivals[0] for shard in split.shards
+        }
+        quick = verify(split.base, split.store, deep=False)
+        assert {finding.kind for finding in quick.findings} == {Kind.SPLIT_SHARD}
+
+    def test_compaction_changed_32_of_32_keys(self, split: Split) -> None:
+        flush_all(split.base, split.store)
+        before = split.merged()
+        compact(split.base, split.store)
+        assert split.merged() == before
+
+    def test_repair_retires_the_shards_of_the_earlier_version(self, split: Split) -> None:
+        table = Table.open(split.base.uri)
+        with pytest.raises(SplitShardError), table.writer(fsync=False) as writer:
+            writer.put(rows(0, 32, prefix="refused"))
+        flush_all(split.base, split.store)
+        before = split.merged()
+        report = table.repair()
+        assert report.failed == []
+        assert {finding.kind for finding in report.repaired} == {Kind.SPLIT_SHARD}
+        assert split.merged() == before
+        assert table.verify().findings == []
+        sealed = {info.shard_id for info in table.shards() if info.status is ShardStatus.SEALED}
+        assert sealed == {shard.rivals[0] for shard in split.shards}
+        with table.writer(fsync=False) as writer:
+            writer.put(rows(0, 32, prefix="after"))
+            assert set(writer.shard_writers) == {shard.shard_id for shard in split.shards}
+        assert {row["name"] for row in split.merged()} == {f"after_{number}" for number in range(32)}
+        assert table.verify().findings == []
+
+    def test_a_shard_that_was_taken_over_meanwhile_is_not_sealed(self, split: Split) -> None:
+        def claim(point: str) -> None:
+            for shard in split.shards:
+                ShardManifestStore(split.store, shard.rivals[0]).claim_epoch(1)
+
+        points.on_reached(claim)
+        try:
+            report = repair(split.base, split.store)
+        finally:
+            points.on_reached(None)
+        assert report.failed
+        assert all("epoch" in text for _, text in report.failed)
+        assert repair(split.base, split.store).failed == []
+        assert verify(split.base, split.store).findings == []
+
+
+class Split:
+    """Four buckets, each with a shard of an earlier lancewal and a silent one that Lance made."""
+
+    def __init__(self, where: Path) -> None:
+        self.base = new_table(where, bucket_column="id", num_buckets=4)
+        self.store = ObjectStore.from_uri(self.base.uri, fsync=False)
+        router = ShardRouter.for_table(self.base.details, self.base.schema)
+        self.shards = router.known_shards()
+        for shard, part in router.route(rows(0, 32, prefix="lancewal")):
+            ShardManifestStore(self.store, shard.rivals[0]).initialize_shard(1, shard.field_entries)
+            for prefix in ("older", "lancewal"):
+                with open_writer(self.base, shard.rivals[0], store=self.store) as writer:
+                    writer.put(renamed(part, prefix))
+        for shard, part in router.route(rows(0, 32, prefix="lancedb")):
+            with self.base.dataset.mem_wal_writer(str(shard.shard_id), durable_write=True) as theirs:
+                theirs.put(part)
+
+    def merged(self) -> list[dict[str, Any]]:
+        return TableReader(self.store, live_writers=False).scan().to_table().sort_by("id").to_pylist()
+
+
+def renamed(batch: pa.RecordBatch, prefix: str) -> pa.RecordBatch:
+    names = [f"{prefix}_{number}" for number in batch.column("id").to_pylist()]
+    return pa.record_batch([batch.column("id"), pa.array(names)], schema=batch.schema)
+
+
+def flush_all(base: BaseTable, store: ObjectStore) -> None:
+    for manifest in discover_manifests(store):
+        drain_shard(base, manifest, store)

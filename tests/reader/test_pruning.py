@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from lancewal.reader import Scan, TableReader
+from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.sharding import ShardRouter
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import KEY
@@ -120,3 +122,46 @@ def test_shards_that_do_not_say_their_value_are_always_read(tmp_path: Path) -> N
         writer.put(named({1: "one", 2: "two"}))
     assert names(table.live.scan(filter="id = 1").to_table()) == {1: "one"}
     assert names(table.live.lookup([1, 2]).table) == {1: "one", 2: "two"}
+
+
+@pytest.mark.parametrize("column", ["tenant", "id"])
+def test_an_unsigned_identity_above_the_signed_range_raised(tmp_path: Path, column: str) -> None:
+    big = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+    schema = pa.schema(
+        [pa.field("id", pa.uint64(), False, KEY), pa.field("name", pa.string())]
+        if column == "id"
+        else [
+            pa.field("tenant", pa.uint64(), False, {"lance-schema:unenforced-primary-key:position": "1"}),
+            pa.field("id", pa.uint64(), False, {"lance-schema:unenforced-primary-key:position": "2"}),
+            pa.field("name", pa.string()),
+        ]
+    )
+    table = TableUnderTest(tmp_path / "t", schema, identity_column=column, maintained_indexes=[])
+    data = pa.table(dict.fromkeys(schema.names[:-1], big) | {"name": [f"n{n}" for n in big]}, schema)
+    assert set(write(table, data)) == set(big)
+    reader = TableReader(table.store)
+    keys = data.select(schema.names[:-1])
+    assert reader.lookup(keys).table.to_pylist() == data.to_pylist()
+    for number in big:
+        found = reader.scan(filter=f"{column} = {number}").to_table()
+        assert found["name"].to_pylist() == [f"n{number}"]
+        assert reader.lookup(keys.filter(pc.equal(keys[column], pa.scalar(number, pa.uint64())))).found.all()
+    inside = reader.scan(filter=f"{column} IN ({', '.join(map(str, big[2:]))})")
+    assert inside.count_rows() == 3
+    assert len(inside.snapshot.shards) == 3
+
+
+def test_shards_with_one_value_share_keys_and_others_do_not(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t", bucket_column="id", num_buckets=4, maintained_indexes=[])
+    base = table.live.base()
+    pruner = ShardPruner(base.details, base.schema)
+    first, second, again = (
+        ShardIdentity(uuid4(), 1, (("bucket", bytes([bucket, 0, 0, 0])),)) for bucket in (0, 1, 0)
+    )
+    silent = ShardIdentity(uuid4(), 1, ())
+    by_hand = ShardIdentity(uuid4(), 0, ())
+    assert pruner.key_groups([]) == []
+    assert pruner.key_groups([silent]) == [[silent]]
+    assert pruner.key_groups([first, second, again]) == [[first, again], [second]]
+    for stranger in (silent, by_hand):
+        assert pruner.key_groups([first, second, stranger]) == [[first, second, stranger]]

@@ -24,6 +24,7 @@ from lancewal.errors import (
     NotInitializedError,
     PartialWriteError,
     SealedShardError,
+    SplitShardError,
 )
 
 P = ParamSpec("P")
@@ -110,7 +111,7 @@ def exit_code(error: BaseException) -> int:
     """The code for an error of the library."""
     if isinstance(error, NotInitializedError):
         return NOT_FOUND
-    if isinstance(error, InvalidInputError | SealedShardError):
+    if isinstance(error, InvalidInputError | SealedShardError | SplitShardError):
         return REFUSED
     if isinstance(error, FencedError | ConflictError):
         return TAKEN_OVER

@@ -175,7 +175,11 @@ def _show_collected(report: GcReport) -> None:
 def verify(
     table: options.TableArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Rebuild what can be rebuilt without a guess, then verify again.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Put right what can be, such as indexes and split shards; then verify again.",
+        ),
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
@@ -218,4 +222,4 @@ def _show_findings(report: VerifyReport) -> None:
     if hidden > 0:
         out.print(f"  … and {figures.count(hidden)} more, see --json")
     if any(finding.repairable for finding in report.findings):
-        out.print("  some of it can be rebuilt: lancewal verify --repair")
+        out.print("  some of it can be put right: lancewal verify --repair")

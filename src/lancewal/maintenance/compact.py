@@ -32,6 +32,7 @@ DEFAULT_WORKERS = 2
 
 @dataclass(frozen=True)
 class _Failed:
+    shard_id: UUID
     error: Exception
 
 
@@ -93,19 +94,23 @@ def compact(
     # Without a key shards would only refuse each other's commits.
     workers = max_workers if plan.has_key else 1
     failed: dict[UUID, Exception] = {}
-    for shard, outcome in zip(plan.shards, ordered_map(execute, plan.shards, workers), strict=True):
+    done: dict[UUID, ShardReport] = {}
+    for outcome in (each for outcomes in ordered_map(execute, plan.units, workers) for each in outcomes):
         if isinstance(outcome, _Failed):
-            failed[shard.shard_id] = outcome.error
+            failed[outcome.shard_id] = outcome.error
+        elif outcome.shard_id in done:
+            done[outcome.shard_id].add(outcome)
         else:
-            report.shards.append(outcome)
+            done[outcome.shard_id] = outcome
+    report.shards += done.values()
     if not plan.has_key:
         finish_compaction(store)
     if failed:
         raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
     if optimize_indexes or compact_files:
-        done = optimize_base(store, indexes=optimize_indexes, files=compact_files)
-        report.indexes_optimized = done.indexes_optimized
-        report.files_removed, report.files_added = done.files_removed, done.files_added
+        optimized = optimize_base(store, indexes=optimize_indexes, files=compact_files)
+        report.indexes_optimized = optimized.indexes_optimized
+        report.files_removed, report.files_added = optimized.files_removed, optimized.files_added
     report.base_version = BaseTable.open(base.uri, base.storage_options, store=store).version
     store_column_history(store, report.base_version)
     report.seconds = time.perf_counter() - started
@@ -114,12 +119,16 @@ def compact(
 
 def _executor(
     store: ObjectStore, progress: ProgressCallback | None
-) -> Callable[[ShardPlan], ShardReport | _Failed]:
-    def execute(plan: ShardPlan) -> ShardReport | _Failed:
-        try:
-            return execute_shard(plan, store=store, progress=progress)
-        except Exception as error:
-            logger.warning("compaction failed: %s", error, extra={"shard": str(plan.shard_id)})
-            return _Failed(error)
+) -> Callable[[Sequence[ShardPlan]], list[ShardReport | _Failed]]:
+    def execute(unit: Sequence[ShardPlan]) -> list[ShardReport | _Failed]:
+        outcomes: list[ShardReport | _Failed] = []
+        for plan in unit:
+            try:
+                outcomes.append(execute_shard(plan, store=store, progress=progress))
+            except Exception as error:
+                logger.warning("compaction failed: %s", error, extra={"shard": str(plan.shard_id)})
+                # What comes after it would lie below it.
+                return [*outcomes, _Failed(plan.shard_id, error)]
+        return outcomes
 
     return execute

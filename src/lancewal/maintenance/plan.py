@@ -8,8 +8,10 @@ then is left out, nothing is done twice.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -17,10 +19,15 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
+from lancewal.maintenance.shared_keys import flushed_keys, sharing_keys
 from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
-from lancewal.sharding import discover_shards, read_manifests
+from lancewal.reader.pruning import ShardIdentity, ShardPruner
+from lancewal.reader.source import newest_first
+from lancewal.sharding import discover_manifests
+
+logger = logging.getLogger(__name__)
 
 #: Rows of so many bytes go into one commit. A merge needs two to three times that in memory.
 DEFAULT_COMMIT_BYTES = 256 << 20
@@ -53,13 +60,18 @@ class CommitPlan:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The part of one shard. ``after`` is the newest generation that the base held already."""
+    """The part of one shard. ``after`` is the newest generation that the base held already.
+
+    ``together`` are the shards, this one too, that hold versions of each other's keys. Their parts
+    are carried out one after the other, in the plan's order, and none after one that failed.
+    """
 
     uri: str
     shard_id: UUID
     after: int
     commits: tuple[CommitPlan, ...]
     max_commit_bytes: int = DEFAULT_COMMIT_BYTES
+    together: tuple[UUID, ...] = ()
 
     @property
     def sstables(self) -> tuple[SsTableEntry, ...]:
@@ -92,6 +104,7 @@ class ShardPlan:
             "shard_id": str(self.shard_id),
             "after": self.after,
             "max_commit_bytes": self.max_commit_bytes,
+            "together": [str(shard_id) for shard_id in self.together],
             "commits": [
                 {
                     "num_bytes": commit.num_bytes,
@@ -123,6 +136,7 @@ class ShardPlan:
                 stored["after"],
                 commits,
                 stored["max_commit_bytes"],
+                tuple(UUID(shard_id) for shard_id in stored.get("together", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInputError(f"this is no compaction plan of a shard: {error!r}") from error
@@ -130,7 +144,10 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """All shards that have something to compact; ``base_version`` is the one the plan was made for."""
+    """All shards that have something to compact; ``base_version`` is the one the plan was made for.
+
+    A shard that shares keys with others may have several parts.
+    """
 
     uri: str
     base_version: int
@@ -139,6 +156,18 @@ class CompactionPlan:
 
     def __bool__(self) -> bool:
         return bool(self.shards)
+
+    @property
+    def units(self) -> list[list[ShardPlan]]:
+        """The parts in lists that can be carried out side by side, each in its order."""
+        units: list[list[ShardPlan]] = []
+        sharing: dict[tuple[UUID, ...], list[ShardPlan]] = {}
+        for part in self.shards:
+            unit = sharing.setdefault(part.together, []) if part.together else []
+            if not unit:
+                units.append(unit)
+            unit.append(part)
+        return units
 
     @property
     def rows(self) -> int:
@@ -204,31 +233,83 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Which SSTables the base table does not hold yet, of all shards or of some.
 
+    Where a key is in several shards, all of these are part of the plan, in the order in which reads let
+    their levels count (:func:`lancewal.reader.source.newest_first`): the oldest first. Then no
+    read gives another row for the compaction, whether it is whole, under way or failed.
+
     Generations are grouped until a group has ``max_commit_bytes``. One that is larger by itself
     takes several commits, of which the last one carries its marker.
     """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
-    shard_ids = discover_shards(store) if shards is None else [layout.parse_shard_id(s) for s in shards]
-    manifests = read_manifests(store, shard_ids)
-    missing = [s for s, manifest in zip(shard_ids, manifests, strict=True) if manifest is None]
+    wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
+    # All of them, even where some are asked for: others may share their keys.
+    manifests = discover_manifests(store)
+    missing = (wanted or set()) - {manifest.shard_id for manifest in manifests}
     if missing:
-        raise InvalidInputError(f"there are no shards {', '.join(map(str, missing))} in {store.uri}")
+        raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: in an older version pruned generations would look lost.
     base = BaseTable.open(base.uri, base.storage_options, store=store)
     markers = appended_generations(base)
     has_key = bool(base.schema.primary_key)
-    plans = []
-    for manifest in manifests:
-        assert manifest is not None
-        after = markers.get(manifest.shard_id, 0)
-        pending = pending_sstables(manifest, after)
-        if pending:
-            sizes = list(ordered_map(_sizer(store, manifest.shard_id), pending, _workers(store)))
+    groups = [[manifest] for manifest in manifests]
+    if has_key:
+        groups = _sharing_keys(store, base, manifests, markers)
+    plans: list[ShardPlan] = []
+    for group in groups:
+        if wanted is not None and wanted.isdisjoint(manifest.shard_id for manifest in group):
+            continue
+        together = tuple(sorted(m.shard_id for m in group)) if len(group) > 1 else ()
+        for shard_id, after, pending in _in_order(group, markers):
+            sizes = list(ordered_map(_sizer(store, shard_id), pending, _workers(store)))
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
-            plans.append(ShardPlan(base.uri, manifest.shard_id, after, commits, max_commit_bytes))
+            plans.append(ShardPlan(base.uri, shard_id, after, commits, max_commit_bytes, together))
     return CompactionPlan(base.uri, base.version, has_key, tuple(plans))
+
+
+def _sharing_keys(
+    store: ObjectStore, base: BaseTable, manifests: Sequence[ShardManifest], markers: Mapping[UUID, int]
+) -> list[list[ShardManifest]]:
+    """Shards that have something to compact, those that hold the same keys together.
+
+    Keys are read only where the shards do not say that they hold different ones.
+    """
+
+    def is_waiting(manifest: ShardManifest) -> bool:
+        newest = max((entry.generation for entry in manifest.sstables), default=0)
+        return max(newest, manifest.current_generation - 1) > markers.get(manifest.shard_id, 0)
+
+    waiting = {ShardIdentity.of(manifest): manifest for manifest in manifests if is_waiting(manifest)}
+    groups: list[list[ShardManifest]] = []
+    for possible in ShardPruner(base.details, base.schema).key_groups(list(waiting)):
+        members = [waiting[identity] for identity in possible]
+        if len(members) == 1:
+            groups.append(members)
+            continue
+        try:
+            keys = [flushed_keys(store, base.schema, m, markers.get(m.shard_id, 0)) for m in members]
+        except Exception as error:
+            # Damaged, or compacted and collected by others meanwhile: in order it is right anyhow.
+            logger.debug("keys of shards were not read, which are compacted in order therefore: %s", error)
+            groups.append(members)
+        else:
+            groups += [[members[number] for number in group] for group in sharing_keys(keys)]
+    return sorted(groups, key=lambda group: group[0].shard_id)
+
+
+def _in_order(
+    group: Sequence[ShardManifest], markers: Mapping[UUID, int]
+) -> Iterator[tuple[UUID, int, list[SsTableEntry]]]:
+    """The SSTables of shards that share keys, oldest first: shard, generation before, and its next ones."""
+    after = {manifest.shard_id: markers.get(manifest.shard_id, 0) for manifest in group}
+    pending = [(m.shard_id, entry) for m in group for entry in pending_sstables(m, after[m.shard_id])]
+    if len(group) > 1:
+        pending.sort(key=lambda each: newest_first(False, each[1].generation, each[0]), reverse=True)
+    for shard_id, run in groupby(pending, key=lambda each: each[0]):
+        entries = [entry for _, entry in run]
+        yield shard_id, after[shard_id], entries
+        after[shard_id] = entries[-1].generation
 
 
 def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:

@@ -11,11 +11,13 @@ from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
+from lancewal.maintenance.compact import compact
 from lancewal.maintenance.tags import mark_pending, remove_tags
 from lancewal.maintenance.verify.findings import Finding, Kind
 from lancewal.maintenance.verify.run import verify
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
+from lancewal.publish import drain
 from lancewal.sstable import rebuild_sidecars
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,10 @@ def repair(
     base: BaseTable, store: ObjectStore | None = None, findings: Sequence[Finding] | None = None
 ) -> RepairReport:
     """Put right what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
+
+    Of several shards for one sharding value one is kept, and the others are retired: **taken over from
+    their writers**, flushed, compacted into the base table and sealed. A key that is in two of them
+    stays as reads give it after a flush.
 
     ``findings`` are those of a verification; without them the table is verified first. All other
     findings are left as they are: no row is changed, and nothing is deleted.
@@ -96,9 +102,20 @@ def _finish_append(base: BaseTable, store: ObjectStore, finding: Finding) -> Non
     remove_tags(store)
 
 
+def _retire(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+    """Bring all rows of a shard into the base table, and let it take no more."""
+    assert finding.shard_id is not None
+    epoch, _ = drain(base, store, finding.shard_id)
+    # With all shards that share its keys, in their order.
+    compact(base, store, [finding.shard_id])
+    # Refused when somebody has taken the shard over since it was drained.
+    ShardManifestStore(store, finding.shard_id).seal(epoch)
+
+
 _ACTIONS: dict[Kind, Callable[[BaseTable, ObjectStore, Finding], None]] = {
     Kind.HINT_WRONG: _repair_hint,
     Kind.SIDECAR_MISSING: _rebuild_sidecars,
     Kind.SIDECAR_WRONG: _rebuild_sidecars,
     Kind.APPEND_UNFINISHED: _finish_append,
+    Kind.SPLIT_SHARD: _retire,
 }

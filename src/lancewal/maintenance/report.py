@@ -56,6 +56,12 @@ class ShardReport:
     def rows_replaced(self) -> int:
         return self.rows_in - self.rows_upserted
 
+    def add(self, later: ShardReport) -> None:
+        """Take up a further part of the same shard."""
+        for each in fields(self):
+            if each.name != "shard_id":
+                setattr(self, each.name, getattr(self, each.name) + getattr(later, each.name))
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "shard_id": str(self.shard_id)}
 

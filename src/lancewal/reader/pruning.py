@@ -53,20 +53,22 @@ class ShardPruner:
                 if column is not None and (not schema.primary_key or column in schema.primary_key):
                     self._fields[spec.spec_id] = (field, column)
 
-    def keys_have_one_shard(self, shards: Sequence[ShardIdentity]) -> bool:
-        """Whether all versions of a key are in the same shard.
+    def key_groups(self, shards: Sequence[ShardIdentity]) -> list[list[ShardIdentity]]:
+        """The shards in groups, such that all versions of a key are in the shards of one group.
 
-        Only where the shards say which values they hold, each others than the rest: Lance
-        names the spec but no value when it makes a shard, and then any key may be in it.
+        Shards that say which value they hold are alone, or with those that say the same. Lance
+        names the spec but no value when it makes a shard, and then any key may be in it: all
+        shards are one group.
         """
-        if len(shards) <= 1:
-            return True
         specs = {shard.spec_id for shard in shards}
-        if len(specs) != 1 or not specs <= self._fields.keys():
-            return False
-        field_id = self._fields[specs.pop()][0].field_id
-        values = {dict(shard.values).get(field_id) for shard in shards}
-        return None not in values and len(values) == len(shards)
+        if len(shards) > 1 and (len(specs) != 1 or not specs <= self._fields.keys()):
+            return [list(shards)]
+        groups: dict[bytes | None, list[ShardIdentity]] = {}
+        for shard in shards:
+            known = self._fields.get(shard.spec_id)
+            value = None if known is None else dict(shard.values).get(known[0].field_id)
+            groups.setdefault(value, []).append(shard)
+        return [list(shards)] if None in groups else list(groups.values())
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
         """Whether a row of the shard can fulfil the predicate."""
@@ -114,6 +116,8 @@ class KeyLocator:
         if values is None:
             values = self._values[shard.spec_id] = _sharding_values(field, column)
         value = decode_shard_value(stored, result_type_to_arrow(field.result_type))
+        # Of its exact type: Arrow takes a bare number for a signed one.
+        value = pa.scalar(value, values.type)
         return np.asarray(pc.equal(values, value).to_numpy(zero_copy_only=False), np.bool_)
 
 

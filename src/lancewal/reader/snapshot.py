@@ -41,7 +41,7 @@ from lancewal.reader.key_set import KeySet
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.restart import SnapshotMovedError
-from lancewal.reader.source import Source
+from lancewal.reader.source import Source, newest_first
 from lancewal.reader.sstable_source import KeyedSsTable, SsTableSource
 from lancewal.reader.tail import ShardTail, TailEntries
 from lancewal.sstable import SsTable
@@ -101,16 +101,14 @@ class Snapshot:
     def groups(self) -> list[list[Source]]:
         """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
 
-        A group is a shard, unless a key can be in several. What is newer in two shards
-        nothing says; then rows in memory count as newer than flushed ones, and a higher
-        generation as newer than a lower one, so that every read gives the same answer.
+        A group is a shard, unless a key can be in several; their levels are in the order of
+        :func:`~lancewal.reader.source.newest_first`.
         """
-        filled = [shard for shard in self.shards if shard.sources]
-        if self.pruner.keys_have_one_shard([shard.identity for shard in filled]):
-            return [list(shard.sources) for shard in filled]
-        sources = [source for shard in filled for source in shard.sources]
-        sources.sort(key=lambda s: (not s.in_memory, -s.generation, s.shard_id))
-        return [sources]
+        filled = {shard.identity: shard.sources for shard in self.shards if shard.sources}
+        return [
+            ordered([source for shard in group for source in filled[shard]], len(group))
+            for group in self.pruner.key_groups(list(filled))
+        ]
 
     def levels(self) -> Iterator[tuple[Source, KeySet]]:
         """Every level above the base, newest first, with the keys that are newer than it."""
@@ -135,6 +133,13 @@ class Snapshot:
         if not self.schema.primary_key:
             return []
         return [source.keys() for group in self.groups for source in group]
+
+
+def ordered(sources: list[Source], num_shards: int) -> list[Source]:
+    """The levels of some shards, newest first; those of one shard are in that order already."""
+    if num_shards > 1:
+        sources.sort(key=lambda source: newest_first(source.in_memory, source.generation, source.shard_id))
+    return sources
 
 
 class ShardReader:

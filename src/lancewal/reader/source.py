@@ -34,6 +34,18 @@ class Request:
         return None if self.predicate is None else self.predicate.sql
 
 
+def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool, int, UUID]:
+    """The order of levels of several shards that may hold versions of one key.
+
+    What is newer in two shards nothing on storage says, so it is a rule: rows in memory or in
+    the WAL before flushed ones, then the higher generation, then the lower shard id. Reads of every kind
+    follow it, and compaction does: it brings levels into the base in the opposite order, so
+    that at no moment an older level lies over a newer one. (Flushing moves rows in the order; only the
+    rows of one shard are for certain in the order of their puts.)
+    """
+    return not in_memory, -generation, shard_id
+
+
 class Source(Protocol):
     """One level of a shard. Keys of newer levels are passed in; their rows here are superseded.
 

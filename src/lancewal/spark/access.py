@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lancewal.base import BaseTable
 from lancewal.objects import ObjectStore
-from lancewal.sharding import UNSHARDED, ShardRouter, discover_manifests
+from lancewal.sharding import ShardRouter
 from lancewal.spark.options import Options
 from lancewal.writer.config import ShardWriterConfig
 
@@ -26,5 +26,5 @@ class OpenTable:
         return cls(base, ObjectStore.from_uri(options.uri, options.storage, fsync=fsync))
 
     def router(self) -> ShardRouter:
-        router = ShardRouter.for_table(self.base.details, self.base.schema)
-        return router.adopting(discover_manifests(self.store)) if router.transform == UNSHARDED else router
+        """The router for writing, of the shards that the table has now."""
+        return ShardRouter.of_table(self.base, self.store)

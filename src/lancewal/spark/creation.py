@@ -165,7 +165,7 @@ def _refuse_contradictions(
 
 def _refuse_other_sharding(details: MemWalDetails, schema: TableSchema, uri: str, options: Options) -> None:
     router = ShardRouter.for_table(details, schema)
-    number, stored = options.number("numBuckets"), len(router.known_shards())
+    number, stored = options.number("numBuckets"), router.num_buckets
     if number is not None and (router.transform != BUCKET or number != stored):
         has = f"{stored} of them" if router.transform == BUCKET else "none"
         raise InvalidInputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,18 +21,15 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance.compact import execute_shard
 from lancewal.maintenance.gc import Resource, collect_garbage
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, ShardPlan, plan_compaction
-from lancewal.objects import ObjectStore
 from lancewal.publish import drain
 from lancewal.sharding import discover_manifests
 from lancewal.spark.access import OpenTable
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import Options
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import first_unsettled
+from lancewal.wal.tailer import has_unflushed_rows
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +45,13 @@ REPORT_SCHEMA = st.StructType(
 
 @dataclass
 class Unit(InputPartition):
-    """The work of one task: parts that are done one after the other, each with a report of its own."""
+    """The work of one task: parts that are done one after the other, each with a report of its own.
+
+    ``in_order``: none may be done after one that failed.
+    """
 
     parts: tuple[Mapping[str, Any], ...]
+    in_order: bool = False
 
 
 class JobReader(DataSourceReader):
@@ -88,6 +89,8 @@ class JobReader(DataSourceReader):
                 "error": error,
             }
             yield pa.RecordBatch.from_pylist([row], schema=arrow_schema(REPORT_SCHEMA))
+            if error is not None and partition.in_order:
+                return
 
 
 def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
@@ -97,33 +100,24 @@ def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
 def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     shard_id = UUID(arguments["shard_id"])
     manifest = next(m for m in discover_manifests(table.store) if m.shard_id == shard_id)
-    if not has_unflushed_rows(table.store, manifest):
+    if not has_unflushed_rows(manifest, table.store):
         # Claiming it would fence its writer for nothing.
         return {"rows": 0}
     _, rows = drain(table.base, table.store, shard_id)
     return {"rows": rows}
 
 
-def has_unflushed_rows(store: ObjectStore, manifest: ShardManifest) -> bool:
-    """Whether a shard's WAL holds rows that are in no SSTable."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    position = first_unsettled(manifest)
-    while (header := tailer.read_header(position)) is not None:
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
-            return True
-        position += 1
-    return False
-
-
 def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
     limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
     plan = plan_compaction(table.base, table.store, max_commit_bytes=limit)
-    parts = [{"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in plan.shards]
+
+    def parts(shards: Sequence[ShardPlan]) -> tuple[Mapping[str, Any], ...]:
+        return tuple({"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in shards)
+
     if not plan.has_key:
         # Without a key shards would only refuse each other's commits: one task for all.
-        return [Unit(tuple(parts))] if parts else []
-    return [Unit((part,)) for part in parts]
+        return [Unit(parts(plan.shards))] if plan else []
+    return [Unit(parts(unit), in_order=True) for unit in plan.units]
 
 
 def _compact(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.pruning import ShardPruner
-from lancewal.reader.source import Request, Source
+from lancewal.reader.snapshot import ordered
+from lancewal.reader.source import Request
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.filters import split_filters
 from lancewal.spark.options import Options
@@ -67,11 +68,11 @@ class MergedState:
     def partitions(self) -> list[InputPartition]:
         base = self._base()
         chosen = self._chosen(base, self._predicate(base))
-        identities = [self.state.shards[number].identity for number in chosen]
         groups: list[tuple[int, ...]] = [(number,) for number in chosen]
-        pruner = ShardPruner(base.details, base.schema)
-        if base.schema.primary_key and not pruner.keys_have_one_shard(identities):
-            groups = [tuple(chosen)]
+        if base.schema.primary_key:
+            numbers = {self.state.shards[number].identity: number for number in chosen}
+            sharing = ShardPruner(base.details, base.schema).key_groups(list(numbers))
+            groups = [tuple(numbers[shard] for shard in group) for group in sharing]
         store = ObjectStore.from_uri(self.state.uri, self._options.storage)
         sizes = ordered_map(
             lambda group: sum(_num_bytes(store, base, self.state.shards[number]) for number in group),
@@ -98,9 +99,8 @@ class MergedState:
     ) -> Iterator[pa.RecordBatch]:
         store = ObjectStore.from_uri(self.state.uri, self._options.storage)
         places = [self.state.shards[number] for number in group]
-        sources = [s for place in places for s in resolved_shard(store, base, place).sources]
-        if len(places) > 1:
-            sources.sort(key=_newest_first)
+        levels = [s for place in places for s in resolved_shard(store, base, place).sources]
+        sources = ordered(levels, len(places))
         newer = KeySet.empty()
         for source in sources:
             yield from source.batches(request, newer)
@@ -213,11 +213,6 @@ class _PushFilters:
 def _has_rows(base: BaseTable, place: ShardPlace) -> bool:
     marker = base.compacted_generation(place.shard_id)
     return bool(len(place.wal_range)) or any(e.generation > marker for e in place.manifest.sstables)
-
-
-def _newest_first(source: Source) -> tuple[bool, int, str]:
-    """The order of levels whose shards say nothing about which is newer, as everywhere in lancewal."""
-    return not source.in_memory, -source.generation, str(source.shard_id)
 
 
 def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:

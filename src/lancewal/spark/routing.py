@@ -52,7 +52,7 @@ def routed(df: DataFrame, table: OpenTable, order_by: str | Sequence[str] = ()) 
     router = table.router()
     if router.transform == BUCKET:
         assert router.column is not None
-        count = len(router.known_shards())
+        count = router.num_buckets
         field = table.base.schema.plain.field(router.column)
         df = df.repartitionById(count, bucket_column(field, count))
     elif router.transform == IDENTITY:

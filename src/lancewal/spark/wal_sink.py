@@ -84,8 +84,7 @@ def _refuse_misrouted(router: ShardRouter, parts: dict[Shard, list[pa.RecordBatc
     """Two tasks with rows of one shard would take the second one's for a repetition of the first's."""
     if router.transform != BUCKET or not parts:
         return
-    owned = router.known_shards()[partition] if partition < len(router.known_shards()) else None
-    if set(parts) != {owned}:
+    if set(parts) != {router.shard_of_bucket(partition)}:
         raise InvalidInputError(
             "rows came to a task that does not own their shard; write with lancewal.spark.write, "
             "which routes them"

@@ -18,7 +18,7 @@ from lancewal.format.wal_entry import EntryHeader, WalEntry, decode_entry, decod
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
-from lancewal.wal.tip import find_tip, first_readable
+from lancewal.wal.tip import find_tip, first_readable, first_unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -216,3 +216,15 @@ class _CursorHint:
 @cache
 def _cursor_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="lancewal-cursor")
+
+
+def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:
+    """Whether the WAL has an entry with rows that no SSTable of the manifest holds."""
+    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
+    position = first_unsettled(manifest)
+    while (header := tailer.read_header(position)) is not None:
+        flushed = header.generation is not None and header.generation < manifest.current_generation
+        if not header.sentinel and not flushed:
+            return True
+        position += 1
+    return False

@@ -7,8 +7,7 @@ import dataclasses
 from lancewal.base import BaseTable
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.objects import ObjectStore
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import first_unsettled
+from lancewal.wal.tailer import has_unflushed_rows
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.open import open_shard_writer
 from lancewal.writer.registry import live_writer
@@ -37,15 +36,3 @@ def drain_config(base: BaseTable) -> ShardWriterConfig:
         enable_memtable=True,
         max_memtable_size=min(stored.max_memtable_size, stored.max_unflushed_memtable_bytes),
     )
-
-
-def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:
-    """Whether the WAL has an entry with rows that no SSTable of the manifest holds."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    position = first_unsettled(manifest)
-    while (header := tailer.read_header(position)) is not None:
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
-            return True
-        position += 1
-    return False

@@ -39,6 +39,8 @@ class Kind(enum.StrEnum):
     ROW_COUNT_WRONG = "row_count_wrong"
     FIELD_ID_MISMATCH = "field_id_mismatch"
     DUPLICATE_KEYS = "duplicate_keys"
+    SPLIT_SHARD = "split_shard"
+    KEYS_IN_TWO_SHARDS = "keys_in_two_shards"
     ORPHANED_SSTABLE = "orphaned_sstable"
     WAL_GAP = "wal_gap"
     WAL_UNREADABLE = "wal_unreadable"
@@ -47,7 +49,15 @@ class Kind(enum.StrEnum):
 
 
 #: What :func:`~lancewal.maintenance.repair.repair` can put right.
-REPAIRABLE = frozenset({Kind.HINT_WRONG, Kind.SIDECAR_MISSING, Kind.SIDECAR_WRONG, Kind.APPEND_UNFINISHED})
+REPAIRABLE = frozenset(
+    {
+        Kind.HINT_WRONG,
+        Kind.SIDECAR_MISSING,
+        Kind.SIDECAR_WRONG,
+        Kind.APPEND_UNFINISHED,
+        Kind.SPLIT_SHARD,
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance.tags import unmarked_tags
-from lancewal.maintenance.verify import base_keys, manifests, sstables, wal
+from lancewal.maintenance.verify import base_keys, manifests, split, sstables, wal
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Finding, Kind, Severity, VerifyReport
 from lancewal.manifest import ShardManifestStore
@@ -53,6 +53,7 @@ def verify(
         base = _newest(base, store)
         report.base_version = base.version
         _verify_base(base, set(present), deep, report)
+        split.check(base, store, deep, report)
     report.seconds = time.perf_counter() - started
     return report
 
