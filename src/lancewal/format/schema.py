@@ -84,8 +84,15 @@ class TableSchema:
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """The columns as MemTables, WAL entries and SSTables hold them: tombstone last."""
-        return pa.schema([*self.columns, TOMBSTONE_FIELD], metadata=dict(self.metadata) or None)
+        """The columns as MemTables, WAL entries and SSTables hold them: tombstone last.
+
+        Columns that are not of the key may be null there, whatever the table says of them: a
+        tombstone has no values. Lance stores them so, and replays no entry that says otherwise.
+        """
+        columns = [
+            field if field.name in self.primary_key else field.with_nullable(True) for field in self.columns
+        ]
+        return pa.schema([*columns, TOMBSTONE_FIELD], metadata=dict(self.metadata) or None)
 
     @cached_property
     def plain(self) -> pa.Schema:

@@ -131,14 +131,6 @@ class Intake:
                 "this table has no primary key, so rows cannot be deleted through the WAL; "
                 "delete from the base table with lance.LanceDataset.delete"
             )
-        strict = [
-            f.name for f in self.schema.columns if not f.nullable and f.name not in self.schema.primary_key
-        ]
-        if strict:
-            raise InvalidInputError(
-                f"a delete leaves nulls in the other columns, but {', '.join(strict)} cannot hold null; "
-                "make the columns nullable to delete through the WAL"
-            )
         batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
         if not batches:
             raise InvalidInputError("cannot delete an empty list of keys; pass at least one key")
