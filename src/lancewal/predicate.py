@@ -56,7 +56,8 @@ class Predicate:
         """
         single = _single_equality(sql, schema)
         if single is not None:
-            return cls(sql, [single], None, frozenset())
+            return cls(dialect.with_readable_integers(sql), [single], None, frozenset())
+        sql = dialect.with_readable_integers(sql)
         frame = _frame(schema)
         expression = _parse(frame, sql, schema)
         conditions: list[Condition] = []
