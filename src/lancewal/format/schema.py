@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from lancewal.errors import InvalidInputError
+
 TOMBSTONE = "_tombstone"
 FIELD_ID_KEY = b"lance:field_id"
 PRIMARY_KEY_KEY = b"lance-schema:unenforced-primary-key"
@@ -134,6 +136,27 @@ def without_field_ids(field: pa.Field) -> pa.Field:
     """``field`` and its children without their field-id annotations."""
     metadata = {k: v for k, v in (field.metadata or {}).items() if k != FIELD_ID_KEY}
     return field.with_type(map_children(field.type, without_field_ids)).with_metadata(metadata or None)
+
+
+def check_readable(schema: pa.Schema) -> None:
+    """Refuses columns of which Arrow would give wrong values.
+
+    Arrow takes rows out of a window on fixed-size lists of fixed-size lists from the window's
+    neighbours (seen in pyarrow 26.0.1). Windows are everywhere where rows are merged.
+    """
+    for column in schema:
+        if _nests_fixed_lists(column.type):
+            raise InvalidInputError(
+                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of fixed-size lists of "
+                "fixed-size lists; store a flat fixed-size list, or a list of fixed-size lists"
+            )
+
+
+def _nests_fixed_lists(type_: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_list
+    if fixed(type_) and fixed(type_.value_type):
+        return True
+    return any(_nests_fixed_lists(type_.field(place).type) for place in range(type_.num_fields))
 
 
 def hashable(schema: pa.Schema) -> pa.Schema:

@@ -74,6 +74,16 @@ class SsTable:
         """The rows as an ordinary Lance dataset, with the SSTable's own column names."""
         return self._opened.dataset
 
+    @property
+    def stored_columns(self) -> pa.Schema:
+        """The columns of :attr:`dataset`, annotated with their field ids."""
+        return self._opened.stored.columns
+
+    @property
+    def written_for(self) -> int | None:
+        """The version of the base table that had these columns; ``None`` where nothing says it."""
+        return self._opened.written_for
+
     def forget(self) -> None:
         """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
