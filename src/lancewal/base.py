@@ -20,7 +20,7 @@ from lancewal.format.index_details import (
     newest_manifest_name,
     read_base_manifest,
 )
-from lancewal.format.schema import ColumnIdentity, TableSchema
+from lancewal.format.schema import ColumnIdentity, TableSchema, check_readable
 from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 
@@ -90,6 +90,7 @@ def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = 
     lance_schema = dataset.lance_schema
     keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
     keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
+    check_readable(dataset.schema)
     return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys], identity)
 
 

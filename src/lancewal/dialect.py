@@ -25,6 +25,11 @@ _TOKEN = re.compile(
 )
 _REGEXP_MATCH = "regexp_match"
 
+#: Lance reads the digits first, finds them too large for an integer, and takes the literal for
+#: a floating-point number, which it then refuses to compare with an integer column.
+_LEAST_INT64 = -(1 << 63)
+_LEAST_INT64_LITERAL = f"({_LEAST_INT64 + 1} - 1)"
+
 
 def for_datafusion(sql: str, columns: Sequence[str]) -> str:
     """``sql`` in Lance's dialect as DataFusion reads it (without folding the case of names).
@@ -52,6 +57,26 @@ def for_datafusion(sql: str, columns: Sequence[str]) -> str:
     return _with_boolean_matches(out)
 
 
+def with_readable_integers(sql: str) -> str:
+    """``sql`` with the least 64-bit integer written so that Lance and DataFusion read it as one.
+
+    >>> with_readable_integers("a >= -9223372036854775808 AND b = '-9223372036854775808'")
+    "a >= (-9223372036854775807 - 1) AND b = '-9223372036854775808'"
+    """
+    digits = str(-_LEAST_INT64)
+    if digits not in sql:
+        return sql
+    out: list[str] = []
+    for match in _TOKEN.finditer(sql):
+        token = match.group()
+        sign = _last_place(out) if token == digits else None
+        if sign is not None and out[sign] == "-" and _is_sign(out[:sign]):
+            out[sign:] = [_LEAST_INT64_LITERAL]
+        else:
+            out.append(token)
+    return "".join(out)
+
+
 def literal(value: pa.Scalar) -> str:
     """A value of a key column as Lance's SQL writes it.
 
@@ -62,7 +87,7 @@ def literal(value: pa.Scalar) -> str:
     if isinstance(plain, bool):
         return "true" if plain else "false"
     if isinstance(plain, int):
-        return str(plain)
+        return _LEAST_INT64_LITERAL if plain == _LEAST_INT64 else str(plain)
     if isinstance(plain, str):
         return _quoted_text(plain)
     if isinstance(plain, bytes):
@@ -93,7 +118,10 @@ def among(column: str, values: pa.Array) -> str:
 def _literals(values: pa.Array) -> Iterable[str]:
     # Integers are the usual keys, and thousands of them come at a time.
     if pa.types.is_integer(values.type):
-        return map(str, values.to_pylist())
+        plain = values.to_pylist()
+        if pa.types.is_int64(values.type) and _LEAST_INT64 in plain:
+            return [_LEAST_INT64_LITERAL if value == _LEAST_INT64 else str(value) for value in plain]
+        return map(str, plain)
     return map(literal, values)
 
 
@@ -130,4 +158,16 @@ def _with_boolean_matches(tokens: list[str]) -> str:
 
 
 def _last_word(tokens: list[str]) -> str:
-    return next((token for token in reversed(tokens) if token.strip()), "")
+    place = _last_place(tokens)
+    return "" if place is None else tokens[place]
+
+
+def _last_place(tokens: list[str]) -> int | None:
+    """Where the last token stands that is no space."""
+    return next((place for place in reversed(range(len(tokens))) if tokens[place].strip()), None)
+
+
+def _is_sign(before: list[str]) -> bool:
+    """Whether a minus after these tokens belongs to the number behind it, and subtracts nothing."""
+    word = _last_word(before)
+    return not word or word in "(,=<>+-*/%" or word.lower() in ("and", "or", "not", "between", "in", "then")

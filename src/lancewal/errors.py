@@ -114,6 +114,10 @@ class StorageError(LanceWalError):
     """The object store failed and retries did not help; the outcome may be unknown."""
 
 
+class ColumnMismatchError(StorageError):
+    """Stored rows have columns that cannot be the table's: another type, or no key. None of them is read."""
+
+
 class PartialWriteError(LanceWalError):
     """Some shards failed in a call that goes to several; what became of the others is known.
 

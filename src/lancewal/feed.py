@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
-from lancewal.format.align import align
+from lancewal.format.align import shown
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.wal_entry import WalEntry
@@ -35,7 +35,7 @@ from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.pointers import Fate, Pointer, fate_of
 from lancewal.sharding import discover_shards
-from lancewal.sstable import SsTable
+from lancewal.sstable import SsTable, without_dead_values
 from lancewal.wal.tailer import WalTailer
 from lancewal.wal.tip import find_tip, first_readable
 
@@ -158,10 +158,10 @@ class ChangeFeed:
         tailer = WalTailer(self._store, shard_id, update_cursor=False)
         for entry in tailer.entries(start, end):
             pointer = Pointer.of(entry)
-            batches = iter(entry.batches) if pointer is None else self._published(entry, pointer)
+            batches = self._logged(entry) if pointer is None else self._published(entry, pointer)
             for batch in batches:
                 if batch.num_rows:
-                    yield self._change(align(batch, self._table_schema, entry.base_version), entry)
+                    yield self._change(batch, entry)
 
     def follow(
         self,
@@ -195,8 +195,13 @@ class ChangeFeed:
         shards = discover_shards(self._store)
         return dict(zip(shards, ordered_map(position, shards, self._workers), strict=True))
 
+    def _logged(self, entry: WalEntry) -> Iterator[pa.RecordBatch]:
+        """The rows of an entry, as the table shows them, tombstone last."""
+        for stored in entry.rows(self._table_schema):
+            yield from shown(pa.Table.from_batches([stored]), self._table_schema).to_batches()
+
     def _published(self, entry: WalEntry, pointer: Pointer) -> Iterator[pa.RecordBatch]:
-        """The rows of a pointer's SSTables, in the table's stored form."""
+        """The rows of a pointer's SSTables, as the table shows them, tombstone last."""
         fate = fate_of(self._store, entry.shard_id, entry.position, entry.writer_epoch, pointer)
         if fate is Fate.OPEN:
             raise StorageError(
@@ -209,17 +214,17 @@ class ChangeFeed:
             if not self._store.list(layout.sstable_dir(entry.shard_id, name)):
                 raise WalTruncatedError(entry.shard_id, entry.position, entry.position + 1)
             sstable = SsTable.open(self._store, entry.shard_id, SsTableEntry(1, name))
-            for rows in sstable.scan(self._table_schema, self._table_schema.names, with_tombstone=True):
-                yield pa.RecordBatch.from_arrays(rows.columns, schema=self._table_schema.stored)
+            yield from sstable.scan(self._table_schema, self._table_schema.names, with_tombstone=True)
 
-    def _change(self, stored: pa.RecordBatch, entry: WalEntry) -> pa.RecordBatch:
-        count = stored.num_rows
+    def _change(self, rows: pa.RecordBatch, entry: WalEntry) -> pa.RecordBatch:
+        count = rows.num_rows
         if self._table_schema.primary_key:
-            kinds = pc.if_else(stored.column(TOMBSTONE), DELETE, UPSERT)
+            rows = without_dead_values(rows, self._table_schema.primary_key)
+            kinds = pc.if_else(rows.column(TOMBSTONE), DELETE, UPSERT)
         else:
             kinds = pa.repeat(pa.scalar(INSERT), count)
         columns = [
-            *(stored.column(name) for name in self._table_schema.names),
+            *(rows.column(name) for name in self._table_schema.names),
             kinds,
             pa.repeat(pa.scalar(str(entry.shard_id)), count),
             pa.repeat(pa.scalar(entry.position, pa.int64()), count),

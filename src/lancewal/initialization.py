@@ -33,6 +33,7 @@ from lancewal.sharding import (
     discover_shards,
     identity_result_type,
 )
+from lancewal.sstable import check_storable
 from lancewal.table import Table, locate
 from lancewal.writer.config import ShardWriterConfig
 
@@ -98,6 +99,7 @@ def initialize(
             )
         schema = table_schema(dataset)
         check_key_types(schema)
+        check_storable(schema, str(dataset.data_storage_version))
         spec = sharding_spec(schema, bucket, identity, unsharded)
         details = MemWalDetails(
             num_shards=_num_shards(spec),

@@ -23,6 +23,7 @@ from lancewal import dialect
 from lancewal.conditions import Among, Condition
 from lancewal.errors import InvalidInputError
 from lancewal.expressions import ConditionBuilder, columns_of
+from lancewal.format.schema import hashable
 
 Mask = npt.NDArray[np.bool_]
 
@@ -56,8 +57,9 @@ class Predicate:
         """
         single = _single_equality(sql, schema)
         if single is not None:
-            return cls(sql, [single], None, frozenset())
-        frame = _frame(schema)
+            return cls(dialect.with_readable_integers(sql), [single], None, frozenset())
+        sql = dialect.with_readable_integers(sql)
+        frame = _frame(hashable(schema))
         expression = _parse(frame, sql, schema)
         conditions: list[Condition] = []
         rest: list[Expr] = []
@@ -155,7 +157,8 @@ def _context() -> SessionContext:
 
 @lru_cache(maxsize=64)
 def _frame(schema: pa.Schema) -> DataFrame:
-    return _context().read_batches([pa.RecordBatch.from_pylist([], schema.remove_metadata())])
+    nothing = [pa.nulls(0, type_) for type_ in schema.types]
+    return _context().read_batches([pa.RecordBatch.from_arrays(nothing, schema=schema.remove_metadata())])
 
 
 def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:

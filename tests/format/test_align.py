@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from lancewal.errors import InvalidInputError
-from lancewal.format.align import align
+from lancewal.errors import ColumnMismatchError
+from lancewal.format.align import align, shown
 from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema
 
 
@@ -16,7 +16,7 @@ def field(name: str, type_: pa.DataType, number: int | None, nullable: bool = Tr
 
 
 def table(*fields: pa.Field) -> TableSchema:
-    return TableSchema(pa.schema(fields), ())
+    return TableSchema(pa.schema(fields), ("id",) if ID in fields else ())
 
 
 def batch(columns: list[pa.Array], *fields: pa.Field) -> pa.RecordBatch:
@@ -53,8 +53,54 @@ def test_a_name_that_was_dropped_and_used_again_is_another_column() -> None:
 
 def test_a_reused_field_id_of_another_type_does_not_pair_the_wrong_columns() -> None:
     rows = batch([pa.array([1]), pa.array(["old"])], ID, field("note", pa.string(), 1))
-    aligned = align(rows, table(ID, field("price", pa.float64(), 1)))
-    assert aligned.column("price").to_pylist() == [None]
+    wanted = TableSchema(pa.schema([ID, field("price", pa.float64(), 1)]), ("id",), Replaced(1))
+    for written_for in (5, None):
+        assert align(rows, wanted, written_for).column("price").to_pylist() == [None]
+
+
+def test_a_column_of_another_type_under_its_own_id_is_no_column_of_nulls() -> None:
+    rows = batch([pa.array([1]), pa.array(["old"])], ID, field("note", pa.string(), 1))
+    always_there = TableSchema(pa.schema([ID, field("note", pa.int64(), 1)]), ("id",), Replaced())
+    for schema in (always_there, table(ID, field("note", pa.int64(), 1))):
+        for written_for in (5, 9, None):
+            with pytest.raises(ColumnMismatchError, match=r"'note'.*field id 1.*string.*int64"):
+                align(rows, schema, written_for)
+    added_since = TableSchema(always_there.columns, ("id",), Replaced(1))
+    with pytest.raises(ColumnMismatchError, match="int64"):
+        align(rows, added_since, 6)
+
+
+def test_a_child_of_another_type_under_its_own_id_is_no_child_of_nulls() -> None:
+    old, new = (pa.struct([field("a", kind, 2)]) for kind in (pa.string(), pa.int32()))
+    rows = batch([pa.array([1]), pa.array([{"a": "x"}], old)], ID, field("s", old, 1))
+    with pytest.raises(ColumnMismatchError, match=r"'a'.*string.*int32"):
+        align(rows, table(ID, field("s", new, 1)))
+    reused = TableSchema(pa.schema([ID, field("s", new, 1)]), ("id",), Replaced(2))
+    assert align(rows, reused).column("s").to_pylist() == [{"a": None}]
+
+
+def test_rows_without_the_key_are_not_rows_with_a_null_key() -> None:
+    other = batch([pa.array(["x"])], field("note", pa.string(), 1))
+    unnumbered = batch([pa.array(["x"])], pa.field("note", pa.string()))
+    for rows in (other, unnumbered):
+        with pytest.raises(ColumnMismatchError, match="no key column 'id'"):
+            align(rows, table(ID, field("note", pa.string(), 1)))
+
+
+@pytest.mark.parametrize("marks", [pa.array([0]), pa.array([None], pa.bool_())], ids=["number", "null"])
+def test_a_tombstone_mark_that_says_neither_true_nor_false_is_refused(marks: pa.Array) -> None:
+    rows = batch([pa.array([1]), marks], ID, pa.field(TOMBSTONE, marks.type))
+    with pytest.raises(ColumnMismatchError, match=TOMBSTONE):
+        align(rows, table(ID))
+
+
+def test_json_text_of_older_entries_is_stored_in_lances_encoding() -> None:
+    schema = table(ID, field("document", pa.json_(), 1))
+    text = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
+    rows = batch([pa.array([1, 2]), text], *schema.columns)
+    stored = align(rows, schema)
+    assert stored.schema.field("document").type == pa.large_binary()
+    assert shown(pa.table(stored), schema).column("document").to_pylist() == ['{"a":1}', None]
 
 
 def test_the_tombstone_is_never_paired_with_a_column_that_got_its_id() -> None:
@@ -74,7 +120,7 @@ def test_names_count_only_when_no_field_has_an_id() -> None:
 
 def test_a_column_without_id_and_of_another_type_is_refused() -> None:
     plain = batch([pa.array([1], pa.int32())], pa.field("id", pa.int32()))
-    with pytest.raises(InvalidInputError, match="int32"):
+    with pytest.raises(ColumnMismatchError, match="int32"):
         align(plain, table(ID))
 
 
@@ -105,11 +151,12 @@ def test_structs_in_lists_are_matched_by_id(wrap: object) -> None:
     assert align(rows.slice(1, 2), table(field("l", new, 1))).column("l").to_pylist() == wanted[1:]
 
 
-def test_a_list_of_another_width_or_item_type_is_another_field() -> None:
+def test_a_list_of_another_width_or_item_type_is_another_type() -> None:
     old = pa.list_(pa.float32(), 2)
     rows = batch([pa.array([[1.0, 2.0]], old)], field("v", old, 1))
     for new in (pa.list_(pa.float32(), 4), pa.list_(pa.float64(), 2), pa.list_(pa.float32())):
-        assert align(rows, table(field("v", new, 1))).column("v").to_pylist() == [None]
+        with pytest.raises(ColumnMismatchError, match="'v'"):
+            align(rows, table(field("v", new, 1)))
 
 
 class Replaced:
@@ -129,7 +176,7 @@ class Replaced:
 
 def test_a_field_id_that_means_another_column_now_is_not_paired_though_name_and_type_are_the_same() -> None:
     note = field("note", pa.string(), 1)
-    wanted = TableSchema(pa.schema([ID, note]), (), Replaced(1))
+    wanted = TableSchema(pa.schema([ID, note]), ("id",), Replaced(1))
     rows = batch([pa.array([1]), pa.array(["old"]), pa.array([False])], ID, note, TOMBSTONE_FIELD)
     assert align(rows, wanted, 5).column("note").to_pylist() == [None]
     assert align(rows, wanted, 6) is rows

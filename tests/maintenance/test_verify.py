@@ -255,7 +255,7 @@ class TestSsTables:
         lance.write_dataset(
             pa.table(content, schema=pa.schema(fields)), layout.child_uri(site.store.uri, directory)
         )
-        assert (Kind.FIELD_ID_MISMATCH, Severity.WARNING) in kinds(site)
+        assert (Kind.FIELD_ID_MISMATCH, Severity.ERROR) in kinds(site)
 
     def test_leftovers_are_told_but_no_error(self, site: Site) -> None:
         site.store.put(f"{layout.sstable_dir(site.shard_id, '0123abcd_gen_1')}/x", b"dead")

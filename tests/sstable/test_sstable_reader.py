@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal import layout
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.base import BaseTable
+from lancewal.errors import ColumnMismatchError, InvalidInputError, StorageError
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
@@ -350,7 +351,17 @@ def test_a_column_that_reuses_a_dropped_id_with_another_type_is_not_paired(wide:
     wide.dataset.drop_columns(["short_lived"])
     wide.dataset.add_columns(pa.schema([pa.field("flag", pa.int64())]))
     assert wide.schema.field_ids["flag"] == reused, "the case needs Lance to reuse the id"
-    assert _scan(table, wide, ["flag"]) == [{"flag": None}] * 4
+    schema = BaseTable.open(wide.uri).schema
+    assert rows_of(table.scan(schema, ["flag"])) == [{"flag": None}] * 4
+
+
+def test_an_sstable_with_another_type_under_a_columns_id_is_not_read_as_nulls(base: Base) -> None:
+    table = base.open(base.write([{"id": 1, "t": "x"}]))
+    other = pa.schema([f if f.name != "t" else f.with_type(pa.int64()) for f in base.schema.columns])
+    schema = TableSchema(other, ("id",))
+    for read in (lambda: list(table.scan(schema, ["id"])), lambda: table.keys(schema)):
+        with pytest.raises(ColumnMismatchError, match=f"{table.entry.path}.*'t'.*string.*int64"):
+            read()
 
 
 def test_a_column_that_gets_the_tombstones_id_is_not_paired_with_it(wide: Base, wide_table: SsTable) -> None:
@@ -448,5 +459,5 @@ def test_an_sstable_of_old_lance_has_its_newest_row_first(base: Base) -> None:
 def test_a_schema_whose_key_the_sstable_lacks_is_an_error(base: Base) -> None:
     table = base.open(base.write([{"id": 1, "t": ""}]))
     other = TableSchema(pa.schema([pa.field("k", pa.int64(), metadata={"lance:field_id": "50"})]), ("k",))
-    with pytest.raises(StorageError, match="primary key"):
+    with pytest.raises(StorageError, match="no key column 'k'"):
         table.keys(other)

@@ -4,8 +4,12 @@ Columns are matched by field id, nested ones included: a renamed column keeps it
 and one that was added later is missing in older rows and reads as nulls. Lance hands the id
 of a dropped column out again in some cases. So rows come with the version of the table that they
 were written for, and a field of the same id that was not there all the time since is another
-field. Where the version is not known, it is told by another type, or by a stored name that the
-table's column never had.
+field. Where the version is not known, another field is told by a stored name that the table's
+column never had.
+
+Lance changes no column's type in a table with a WAL. So a field of the same id and another type is
+either a later one, added after the versions say that the id was free, or damage; and so are rows
+without a key. Read as nulls these would be lost for good at the next compaction: they are refused.
 """
 
 from __future__ import annotations
@@ -17,17 +21,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.errors import InvalidInputError
+from lancewal.errors import ColumnMismatchError
+from lancewal.format.json_columns import decode_json, encode_json
 from lancewal.format.schema import (
     FIELD_ID_KEY,
     TOMBSTONE,
-    ColumnIdentity,
     TableSchema,
     field_id,
+    holds_encoded_json,
+    is_json,
     map_children,
 )
 
 _Convert = Callable[[pa.Array], pa.Array]
+
+_OLDEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -56,24 +64,31 @@ class ColumnSource:
 
 
 def column_sources(
-    stored: pa.Schema, schema: TableSchema, written_for: int | None
+    stored: pa.Schema, schema: TableSchema, written_for: int | None, *, as_stored: bool = False
 ) -> Mapping[str, ColumnSource]:
     """For every column of ``schema``, where it comes from in rows with the columns ``stored``.
 
     ``written_for`` is the version of the table that had these columns, ``None`` if it is not
-    known. By name only when no stored field has an id, as in entries of old writers.
+    known. By name only when no stored field has an id, as in entries of old writers. ``as_stored`` asks
+    for the columns in the form of MemTables, otherwise they come as the table shows them.
+
+    Raises :class:`ColumnMismatchError` for columns that cannot be the table's.
     """
+    wanted = [field for field in (schema.stored if as_stored else schema.columns) if field.name != TOMBSTONE]
     columns = [field for field in stored if field.name != TOMBSTONE]
+    matching = _Matching(schema, written_for)
     if all(field_id(field) < 0 for field in columns):
         by_name = {field.name: field for field in columns}
-        return {wanted.name: _named(by_name.get(wanted.name), wanted) for wanted in schema.columns}
-    if replaced := schema.replaced_since(written_for):
-        columns = [_disowned(field, replaced) for field in columns]
-    identity = schema.identity if written_for is None else None
-    by_id = {field_id(field): field for field in columns}
-    return {
-        wanted.name: _numbered(by_id.get(field_id(wanted)), wanted, identity) for wanted in schema.columns
-    }
+        sources = {field.name: matching.named(by_name.get(field.name), field) for field in wanted}
+    else:
+        if replaced := schema.replaced_since(written_for):
+            columns = [_disowned(field, replaced) for field in columns]
+        by_id = {field_id(field): field for field in columns}
+        sources = {field.name: matching.numbered(by_id.get(field_id(field)), field) for field in wanted}
+    for name in schema.primary_key:
+        if sources[name].stored_name is None:
+            raise ColumnMismatchError(f"there is no key column {name!r}, only {', '.join(stored.names)}")
+    return sources
 
 
 def align(batch: pa.RecordBatch, schema: TableSchema, written_for: int | None = None) -> pa.RecordBatch:
@@ -90,39 +105,102 @@ def align(batch: pa.RecordBatch, schema: TableSchema, written_for: int | None = 
     """
     if batch.schema.equals(schema.stored, check_metadata=True) and not schema.replaced_since(written_for):
         return batch
-    sources = column_sources(batch.schema, schema, written_for)
+    sources = column_sources(batch.schema, schema, written_for, as_stored=True)
     arrays = [sources[name].array(batch) for name in schema.names]
     return pa.RecordBatch.from_arrays([*arrays, _tombstones(batch)], schema=schema.stored)
 
 
+def shown(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """``rows`` in ``schema.stored``, with their columns as the table shows them, tombstone last."""
+    if schema.shows_as_stored:
+        return rows
+    sources = column_sources(schema.stored, schema, schema.version)
+    columns = [sources[name].array(rows) for name in schema.names]
+    return pa.Table.from_arrays([*columns, rows.column(TOMBSTONE)], [*schema.names, TOMBSTONE])
+
+
 def _tombstones(batch: pa.RecordBatch) -> pa.Array:
     if TOMBSTONE in batch.schema.names:
-        return batch.column(TOMBSTONE)
+        marks = batch.column(TOMBSTONE)
+        if marks.type != pa.bool_() or marks.null_count:
+            raise ColumnMismatchError(
+                f"the column {TOMBSTONE} is {marks.type}, or null; it says true or false"
+            )
+        return marks
     return pa.array(np.zeros(batch.num_rows, np.bool_))
 
 
-def _named(stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
-    if stored is None:
-        return ColumnSource(wanted, None, None)
-    if stored.type != wanted.type:
-        raise InvalidInputError(
-            f"column {wanted.name!r} was stored as {stored.type} without a field id, "
-            f"the table has it as {wanted.type}"
-        )
-    return ColumnSource(wanted, stored.name, None)
+@dataclass(frozen=True)
+class _Matching:
+    """Compares stored fields with the wanted ones of the same id, or name."""
+
+    schema: TableSchema
+    written_for: int | None
+
+    def named(self, stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
+        if stored is None:
+            return ColumnSource(wanted, None, None)
+        if not _is_same_field(stored, wanted):
+            raise _mismatch(stored, wanted)
+        return ColumnSource(wanted, stored.name, self._conversion(stored, wanted))
+
+    def numbered(self, stored: pa.Field | None, wanted: pa.Field) -> ColumnSource:
+        if stored is None or self._had_other_name(stored, wanted) or self._is_other_field(stored, wanted):
+            return ColumnSource(wanted, None, None)
+        return ColumnSource(wanted, stored.name, self._conversion(stored, wanted))
+
+    def _had_other_name(self, stored: pa.Field, wanted: pa.Field) -> bool:
+        """Whether the stored name was never the wanted column's; asked where no version tells."""
+        identity = self.schema.identity
+        if stored.name == wanted.name or identity is None or self.written_for is not None:
+            return False
+        return not identity.was_called(field_id(wanted), stored.name)
+
+    def _is_other_field(self, stored: pa.Field, wanted: pa.Field) -> bool:
+        """Whether a field of one id and another type is another field; refuses what cannot be one."""
+        if _is_same_field(stored, wanted):
+            return False
+        unknown = self.written_for is None
+        if unknown and field_id(wanted) in self.schema.replaced_since(_OLDEST_VERSION):
+            return True
+        raise _mismatch(stored, wanted)
+
+    def _conversion(self, stored: pa.Field, wanted: pa.Field) -> _Convert | None:
+        """How arrays of ``stored`` become ``wanted``'s; ``None`` when they already are."""
+        if is_json(stored.type) != is_json(wanted.type):
+            return encode_json if is_json(stored.type) else decode_json
+        if _fits(stored.type, wanted.type):
+            return None
+        if pa.types.is_struct(wanted.type):
+            return self._struct_conversion(stored.type, wanted.type)
+        items = self._conversion(stored.type.value_field, wanted.type.value_field)
+        return lambda array: with_items(array, wanted.type, items)
+
+    def _struct_conversion(self, stored: pa.DataType, wanted: pa.DataType) -> _Convert:
+        places = {field_id(child): place for place, child in enumerate(_children(stored))}
+        fields = _children(wanted)
+        found = [self._child(stored, places.get(field_id(field)), field) for field in fields]
+
+        def convert(array: pa.Array) -> pa.Array:
+            children = [child(array) for child in found]
+            return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+
+        return convert
+
+    def _child(self, stored: pa.DataType, place: int | None, wanted: pa.Field) -> _Convert:
+        """From arrays of a struct to those of one wanted field, which is at ``place`` if anywhere."""
+        if place is None or self._is_other_field(stored.field(place), wanted):
+            return lambda array: pa.nulls(len(array), wanted.type)
+        change = self._conversion(stored.field(place), wanted)
+        # ``field`` minds the array's window, but not its nulls: those go into the new struct's mask.
+        return lambda array: _changed(array.field(place), change)
 
 
-def _numbered(stored: pa.Field | None, wanted: pa.Field, identity: ColumnIdentity | None) -> ColumnSource:
-    """``identity`` is asked about names; ``None`` where the field id is known to mean the same."""
-    if stored is None or not _is_same_field(stored, wanted) or not _may_be_renamed(stored, wanted, identity):
-        return ColumnSource(wanted, None, None)
-    return ColumnSource(wanted, stored.name, _conversion(stored, wanted))
-
-
-def _may_be_renamed(stored: pa.Field, wanted: pa.Field, identity: ColumnIdentity | None) -> bool:
-    if stored.name == wanted.name or identity is None:
-        return True
-    return identity.was_called(field_id(wanted), stored.name)
+def _mismatch(stored: pa.Field, wanted: pa.Field) -> ColumnMismatchError:
+    return ColumnMismatchError(
+        f"column {stored.name!r} (field id {field_id(stored)}) is stored as {stored.type}, the table has it "
+        f"as {wanted.name!r} of type {wanted.type}"
+    )
 
 
 def _disowned(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
@@ -136,6 +214,8 @@ def _disowned(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
 def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:
     """Whether two fields of one id are the same field: same type, apart from a struct's children."""
     old, new = stored.type, wanted.type
+    if is_json(old) or is_json(new):
+        return _holds_json(stored) and _holds_json(wanted)
     if old.id != new.id:
         return False
     if pa.types.is_struct(new):
@@ -152,14 +232,8 @@ def _is_list(type_: pa.DataType) -> bool:
     )
 
 
-def _conversion(stored: pa.Field, wanted: pa.Field) -> _Convert | None:
-    """How arrays of ``stored`` become ``wanted``'s; ``None`` when they already are."""
-    if _fits(stored.type, wanted.type):
-        return None
-    if pa.types.is_struct(wanted.type):
-        return _struct_conversion(stored.type, wanted.type)
-    items = _conversion(stored.type.value_field, wanted.type.value_field)
-    return lambda array: _with_items(array, wanted.type, items)
+def _holds_json(field: pa.Field) -> bool:
+    return is_json(field.type) or holds_encoded_json(field)
 
 
 def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
@@ -170,28 +244,7 @@ def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
     return all(field_id(old) == field_id(new) and _fits(old.type, new.type) for old, new in pairs)
 
 
-def _struct_conversion(stored: pa.DataType, wanted: pa.DataType) -> _Convert:
-    places = {field_id(child): place for place, child in enumerate(_children(stored))}
-    fields = _children(wanted)
-    found = [_child(stored, places.get(field_id(field)), field) for field in fields]
-
-    def convert(array: pa.Array) -> pa.Array:
-        children = [child(array) for child in found]
-        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
-
-    return convert
-
-
-def _child(stored: pa.DataType, place: int | None, wanted: pa.Field) -> _Convert:
-    """From arrays of a struct to those of one wanted field, which is at ``place`` if anywhere."""
-    if place is None or not _is_same_field(stored.field(place), wanted):
-        return lambda array: pa.nulls(len(array), wanted.type)
-    change = _conversion(stored.field(place), wanted)
-    # ``field`` minds the array's window, but not its nulls: those go into the new struct's mask.
-    return lambda array: _changed(array.field(place), change)
-
-
-def _with_items(array: pa.Array, type_: pa.DataType, change: _Convert | None) -> pa.Array:
+def with_items(array: pa.Array, type_: pa.DataType, change: _Convert | None) -> pa.Array:
     """The lists of ``array`` with their items changed, as ``type_``."""
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size

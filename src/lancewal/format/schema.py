@@ -14,9 +14,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from lancewal.errors import InvalidInputError
+
 TOMBSTONE = "_tombstone"
 FIELD_ID_KEY = b"lance:field_id"
 PRIMARY_KEY_KEY = b"lance-schema:unenforced-primary-key"
+_EXTENSION_NAME = b"ARROW:extension:name"
+_EXTENSION_METADATA = b"ARROW:extension:metadata"
+_LANCE_JSON = b"lance.json"
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
@@ -84,8 +89,22 @@ class TableSchema:
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """The columns as MemTables, WAL entries and SSTables hold them: tombstone last."""
-        return pa.schema([*self.columns, TOMBSTONE_FIELD], metadata=dict(self.metadata) or None)
+        """The columns as MemTables, WAL entries and SSTables hold them: tombstone last.
+
+        Columns that are not of the key may be null there, whatever the table says of them: a
+        tombstone has no values. JSON is there in Lance's own encoding. Lance stores columns so, and
+        replays no entry that has them otherwise.
+        """
+        columns = [
+            field if field.name in self.primary_key else stored_field(field).with_nullable(True)
+            for field in self.columns
+        ]
+        return pa.schema([*columns, TOMBSTONE_FIELD], metadata=dict(self.metadata) or None)
+
+    @cached_property
+    def shows_as_stored(self) -> bool:
+        """Whether users see values in the form in which MemTables hold them; JSON they do not."""
+        return not any(has_json(field.type) for field in self.columns)
 
     @cached_property
     def plain(self) -> pa.Schema:
@@ -117,6 +136,79 @@ def without_field_ids(field: pa.Field) -> pa.Field:
     """``field`` and its children without their field-id annotations."""
     metadata = {k: v for k, v in (field.metadata or {}).items() if k != FIELD_ID_KEY}
     return field.with_type(map_children(field.type, without_field_ids)).with_metadata(metadata or None)
+
+
+def check_readable(schema: pa.Schema) -> None:
+    """Refuses columns of which Arrow would give wrong values.
+
+    Arrow takes rows out of a window on fixed-size lists of fixed-size lists from the window's
+    neighbours (seen in pyarrow 26.0.1). Windows are everywhere where rows are merged.
+    """
+    for column in schema:
+        if _nests_fixed_lists(column.type):
+            raise InvalidInputError(
+                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of fixed-size lists of "
+                "fixed-size lists; store a flat fixed-size list, or a list of fixed-size lists"
+            )
+
+
+def _nests_fixed_lists(type_: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_list
+    if fixed(type_) and fixed(type_.value_type):
+        return True
+    return any(_nests_fixed_lists(type_.field(place).type) for place in range(type_.num_fields))
+
+
+def hashable(schema: pa.Schema) -> pa.Schema:
+    """``schema`` without extension types that are written in Python: a cache can find nothing by those.
+
+    What stands in for a column is the type of its values in memory.
+    """
+    if not any(isinstance(type_, pa.ExtensionType) for type_ in schema.types):
+        return schema
+    return pa.schema(
+        [
+            field.with_type(field.type.storage_type) if isinstance(field.type, pa.ExtensionType) else field
+            for field in schema
+        ]
+    )
+
+
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """A table without rows; Arrow's own way to one knows no nested extension types."""
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def is_json(type_: pa.DataType) -> bool:
+    """Whether a type is Arrow's JSON, which is how Lance shows a JSON column."""
+    return isinstance(type_, pa.JsonType)
+
+
+def has_json(type_: pa.DataType) -> bool:
+    """Whether a type is Arrow's JSON or holds some.
+
+    >>> has_json(pa.struct([("a", pa.list_(pa.json_()))])), has_json(pa.string())
+    (True, False)
+    """
+    return is_json(type_) or any(has_json(type_.field(place).type) for place in range(type_.num_fields))
+
+
+def holds_encoded_json(field: pa.Field) -> bool:
+    """Whether a field, not counting those below it, holds JSON as Lance encodes it."""
+    marks = field.metadata or {}
+    return bool(pa.types.is_large_binary(field.type)) and marks.get(_EXTENSION_NAME) == _LANCE_JSON
+
+
+def stored_field(field: pa.Field) -> pa.Field:
+    """``field`` with JSON, nested too, as Lance stores it.
+
+    >>> stored_field(pa.field("document", pa.json_())).type
+    DataType(large_binary)
+    """
+    if is_json(field.type):
+        marks = {_EXTENSION_NAME: _LANCE_JSON, _EXTENSION_METADATA: b""}
+        return field.with_type(pa.large_binary()).with_metadata({**(field.metadata or {}), **marks})
+    return field.with_type(map_children(field.type, stored_field)) if has_json(field.type) else field
 
 
 def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:

@@ -59,7 +59,7 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:

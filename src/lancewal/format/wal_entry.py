@@ -19,8 +19,10 @@ from uuid import UUID
 import crc32c
 import pyarrow as pa
 
-from lancewal.errors import InvalidInputError, WalCorruptError
+from lancewal.errors import ColumnMismatchError, InvalidInputError, WalCorruptError
+from lancewal.format.align import align
 from lancewal.format.buffers import aligned_batch
+from lancewal.format.schema import TableSchema
 
 EPOCH_KEY = b"writer_epoch"
 GENERATION_KEY = b"generation"
@@ -62,6 +64,13 @@ class WalEntry:
     @property
     def num_rows(self) -> int:
         return sum(batch.num_rows for batch in self.batches)
+
+    def rows(self, schema: TableSchema) -> list[pa.RecordBatch]:
+        """The batches as ``schema.stored``; raises :class:`WalCorruptError` where they cannot be that."""
+        try:
+            return [align(batch, schema, self.base_version) for batch in self.batches]
+        except ColumnMismatchError as error:
+            raise WalCorruptError(self.shard_id, self.position, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

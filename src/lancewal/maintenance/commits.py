@@ -21,6 +21,7 @@ from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
 from lancewal.errors import ConflictError, LanceWalError, StorageError
+from lancewal.format.schema import no_rows
 from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) 
     schema: pa.Schema = dataset.schema
     builder = marked_merge(dataset, [schema.names[0]], {shard_id: generation})
     with commit_errors(f"mark generation {generation} of shard {shard_id}"):
-        builder.when_matched_update_all().use_index(False).execute(schema.empty_table())
+        builder.when_matched_update_all().use_index(False).execute(no_rows(schema))
 
 
 def until_won(what: str, attempt: Callable[[], T], *, attempts: int = ATTEMPTS) -> tuple[T, int]:

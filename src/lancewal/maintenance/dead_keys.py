@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.dialect import among, column_name, literal
 
-_MIN_INT64 = -(1 << 63)
 _SEPARATOR = ":"
 
 
@@ -29,25 +27,11 @@ def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
     "concat(cast(`a` as string), ':', cast(octet_length(`b`) as string), ':', `b`, ':') IN ('1:3:x:y:')"
     """
     if len(names) == 1:
-        return _among(names[0], columns[0])
+        return among(names[0], columns[0])
     expression = ", ".join(_sql_parts(name, column.type) for name, column in zip(names, columns, strict=True))
     parts = [part for column in columns for part in _text_parts(column)]
     texts = pc.binary_join_element_wise(*parts, "", _SEPARATOR)
     return f"concat({expression}) IN ({', '.join(map(literal, texts))})"
-
-
-def _among(name: str, values: pa.Array) -> str:
-    if not pa.types.is_int64(values.type):
-        return among(name, values)
-    # Lance reads the least 64-bit integer as a floating-point number, which it then refuses.
-    least = pc.equal(values, _MIN_INT64).to_numpy(zero_copy_only=False)
-    if not least.any():
-        return among(name, values)
-    parts = [f"{column_name(name)} = {_MIN_INT64 + 1} - 1"]
-    others = values.filter(pa.array(~np.asarray(least)))
-    if len(others):
-        parts.append(among(name, others))
-    return " OR ".join(parts)
 
 
 def _sql_parts(name: str, type_: pa.DataType) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format.schema import TOMBSTONE
+from lancewal.format.schema import TOMBSTONE, no_rows
 from lancewal.index.store import IndexStore
 
 
@@ -53,7 +53,7 @@ def _grown(owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Sche
     with _lock:
         seen = _seen.get(owner)
         if seen is None:
-            seen = _Seen(0, schema.empty_table(), np.empty(0, np.int64))
+            seen = _Seen(0, no_rows(schema), np.empty(0, np.int64))
         fresh = batches[seen.batches :]
         if fresh:
             added = pa.Table.from_batches(fresh, schema)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.align import shown
 from lancewal.format.keys import key_values
-from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.format.schema import TOMBSTONE, TableSchema, no_rows
 from lancewal.index.store import IndexStore
 from lancewal.memtable.view import MemTableView
 from lancewal.predicate import Predicate
@@ -44,15 +45,15 @@ def scan_views(
     """
     names = checked_columns(columns, schema)
     predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
-    shown = pa.schema([schema.plain.field(name) for name in names])
+    wanted = pa.schema([schema.plain.field(name) for name in names])
     parts = None if predicate is None else _looked_up(views, schema, names, predicate)
     if parts is None:
         parts = [
-            selected(view.stored, mask, names, predicate)
+            selected(shown(view.stored, schema), mask, names, predicate)
             for view, mask in zip(views, live_masks(views), strict=True)
         ]
-    found = [pa.Table.from_arrays(part.columns, schema=shown) for part in parts if part.num_rows]
-    return pa.concat_tables(found) if found else shown.empty_table()
+    found = [pa.Table.from_arrays(part.columns, schema=wanted) for part in parts if part.num_rows]
+    return pa.concat_tables(found) if found else no_rows(wanted)
 
 
 def _looked_up(
@@ -66,7 +67,7 @@ def _looked_up(
     for view in reversed(views):
         positions = view.newest_positions(keys)
         found = positions[positions >= 0]
-        rows = rows_at(view, found)
+        rows = shown(rows_at(view, found), schema)
         parts.append(selected(rows, ~deleted_rows(rows), columns, predicate))
         keys = keys.filter(pa.array(positions < 0))
     return parts

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable
 from lancewal.dialect import among
 from lancewal.errors import InvalidInputError
+from lancewal.format.dictionaries import has_dictionary, without_null_words_in
 from lancewal.format.keys import key_values
 from lancewal.format.spans import numbers, one_array
 from lancewal.predicate import Predicate
@@ -40,6 +41,7 @@ class BaseSource:
         self.base = base
         self._dataset = base.dataset
         self._key_names = list(base.schema.primary_key)
+        self._has_dictionaries = any(map(has_dictionary, base.schema.columns.types))
         self._overlap = BaseOverlap(base)
         self.pruner = ShardPruner(base.details, base.schema)
 
@@ -114,7 +116,8 @@ class BaseSource:
     def take(self, row_ids: Rows, columns: Sequence[str]) -> pa.Table:
         """Rows by Lance's row ids, in the order asked."""
         with lance_errors("read rows of the base table"):
-            return self._dataset._take_rows(pa.array(row_ids, pa.uint64()), columns=list(columns))
+            rows = self._dataset._take_rows(pa.array(row_ids, pa.uint64()), columns=list(columns))
+        return self._joinable(rows)
 
     def _lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
         sql = " AND ".join(
@@ -125,7 +128,7 @@ class BaseSource:
         read = [*columns, *(name for name in self._key_names if name not in columns)]
         with lance_errors("look up rows of the base table"):
             if exact:
-                rows = self._dataset.scanner(columns=read, filter=sql).to_table()
+                rows = self._joinable(self._dataset.scanner(columns=read, filter=sql).to_table())
             else:
                 # Each column has a wanted value, but not every combination was asked for.
                 candidates = self._dataset.scanner(
@@ -154,7 +157,11 @@ class BaseSource:
             with_row_address=with_row_address,
         )
         with lance_errors("read the base table"), refusing(sql):
-            yield from scanner.to_batches()
+            batches = scanner.to_batches()
+            yield from map(without_null_words_in, batches) if self._has_dictionaries else batches
+
+    def _joinable(self, rows: pa.Table) -> pa.Table:
+        return without_null_words_in(rows) if self._has_dictionaries else rows
 
     def _batch_rows(self, columns: Sequence[str]) -> int:
         width = sum(_byte_width(self.base.schema.plain.field(name).type) for name in columns)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.schema import no_rows
 from lancewal.parallel import ordered_map
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.snapshot import Snapshot
@@ -110,7 +111,7 @@ def best_rows(
     parts = [part for part in parts if len(part)]
     shown = pa.schema([*(snapshot.schema.plain.field(name) for name in columns), (value_name, pa.float32())])
     if not parts:
-        return shown.empty_table()
+        return no_rows(shown)
     values = np.concatenate([part.values for part in parts])
     order = np.argsort(-values if largest_first else values, kind="stable")[:k]
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from lancewal.format.schema import no_rows
 from lancewal.memtable.scan import checked_columns
 from lancewal.reader.row_source import labelled, shown_schema
 from lancewal.reader.snapshot import Snapshot
@@ -61,7 +62,7 @@ def lookup_shown(
     distinct, number_of = _distinct(keys)
     parts = _find(snapshot, distinct, names, row_source)
     if not parts:
-        return LookupResult(shown.empty_table(), np.zeros(len(number_of), np.bool_))
+        return LookupResult(no_rows(shown), np.zeros(len(number_of), np.bool_))
     rows = pa.concat_tables([pa.Table.from_arrays(part.rows.columns, schema=shown) for part in parts])
     row_of_key = np.full(len(distinct), ABSENT, np.int64)
     row_of_key[np.concatenate([part.keys for part in parts])] = np.arange(rows.num_rows)
@@ -84,12 +85,12 @@ def _one(
                 continue
             rows, deleted = source.take(position, columns)
             if deleted[0]:
-                return LookupResult(shown.empty_table(), _NOT_FOUND)
+                return LookupResult(no_rows(shown), _NOT_FOUND)
             rows = labelled(rows, source) if row_source else rows
             return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
     rows, _ = snapshot.base_source.lookup(key.columns, columns)
     if not rows.num_rows:
-        return LookupResult(shown.empty_table(), _NOT_FOUND)
+        return LookupResult(no_rows(shown), _NOT_FOUND)
     # A key that is twice in the base, which Lance does not rule out, is answered once.
     rows = rows.slice(rows.num_rows - 1)
     rows = labelled(rows, None) if row_source else rows

@@ -151,11 +151,11 @@ class MemorySource:
     @cached_property
     def _column_sources(self) -> dict[str, ColumnSource] | None:
         """``None`` when the rows were written with the very schema that is shown."""
-        written = self._view.schema.columns
-        if written is self._schema.columns:
+        written, shown = self._view.schema, self._schema
+        as_stored = shown.shows_as_stored
+        if as_stored and written.columns is shown.columns:
             return None
-        version = self._view.schema.version
-        same = written.equals(self._schema.columns, check_metadata=True)
-        if same and not self._schema.replaced_since(version):
+        same = written.columns.equals(shown.columns, check_metadata=True)
+        if as_stored and same and not shown.replaced_since(written.version):
             return None
-        return dict(column_sources(written, self._schema, version))
+        return dict(column_sources(written.stored, shown, written.version))

@@ -9,7 +9,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.errors import WalTruncatedError
-from lancewal.format.align import align
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import WalEntry
@@ -126,7 +125,7 @@ def _is_open(entry: WalEntry, manifest: ShardManifest) -> bool:
 
 
 def _aligned(entries: Sequence[WalEntry], schema: TableSchema) -> list[pa.RecordBatch]:
-    return [align(batch, schema, entry.base_version) for entry in entries for batch in entry.batches]
+    return [batch for entry in entries for batch in entry.rows(schema)]
 
 
 def _by_generation(entries: Sequence[WalEntry], current: int) -> list[tuple[int, list[WalEntry]]]:

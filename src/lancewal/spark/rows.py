@@ -40,7 +40,7 @@ class SparkRows:
 
     def check(self, given: pa.Schema) -> None:
         """Refuse rows of a schema that does not fit, whatever their values are."""
-        empty = pa.RecordBatch.from_pylist([], schema=given)
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, type_) for type_ in given.types], schema=given)
         if self._change_column is not None:
             _, empty = self._take_changes(empty)
         unknown = [name for name in empty.schema.names if name not in self._schema.names]

@@ -20,18 +20,18 @@ def coalesced(
     schema: pa.Schema,
     newest: Mask | None,
     *,
-    dead_structs_present: bool = False,
+    fill_dead_for: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches`` that ``newest`` marks, in order, as ``schema``.
 
     ``schema`` differs from the batches' own in field metadata at most. Large batches
-    without a row to leave out are passed on uncopied. ``dead_structs_present`` is for
-    file versions that have no null structs.
+    without a row to leave out are passed on uncopied. ``fill_dead_for`` names the file version
+    where it cannot hold some nulls that tombstones have.
     """
     for chunk in _chunks(batches, newest):
         # Lance takes an empty batch for a page.
         if chunk.num_rows:
-            rows = with_present_dead_structs(chunk) if dead_structs_present else chunk
+            rows = chunk if fill_dead_for is None else with_present_dead_structs(chunk, fill_dead_for)
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.bloom import BloomFilter
+from lancewal.format.dictionaries import has_dictionary, without_null_words_in
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 from lancewal.sstable.field_ids import BASE_VERSION_KEY
@@ -98,6 +99,15 @@ class OpenedSsTable:
 
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
+        rows = self._rows_at(offsets, columns)
+        return without_null_words_in(rows) if self.has_dictionaries else rows
+
+    @cached_property
+    def has_dictionaries(self) -> bool:
+        """Whether rows come with dictionaries that may hold nulls, which Arrow does not join."""
+        return any(map(has_dictionary, self.dataset.schema.types))
+
+    def _rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         with lance_errors(f"read rows of {self.uri}"):
             fragments = self._fragments
             if len(fragments) != 1 or fragments[0].num_deletions:

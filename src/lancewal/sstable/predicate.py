@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.schema import no_rows
 from lancewal.format.spans import numbers, one_array
 from lancewal.sstable.key_order import Mask
 from lancewal.sstable.lance_errors import lance_errors
@@ -55,7 +56,7 @@ def _problem(schema: pa.Schema, predicate: str) -> str | None:
 
 @lru_cache(maxsize=128)
 def _empty(schema: pa.Schema) -> lance.LanceDataset:
-    return _in_memory(schema.empty_table())
+    return _in_memory(no_rows(schema))
 
 
 def _in_memory(rows: pa.Table) -> lance.LanceDataset:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal import layout
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import ColumnMismatchError, InvalidInputError
 from lancewal.format.align import ColumnSource
-from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema
+from lancewal.format.dictionaries import without_null_words_in
+from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema, hashable
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.spans import numbers, one_array
 from lancewal.objects import ObjectStore
@@ -72,6 +73,16 @@ class SsTable:
     def dataset(self) -> lance.LanceDataset:
         """The rows as an ordinary Lance dataset, with the SSTable's own column names."""
         return self._opened.dataset
+
+    @property
+    def stored_columns(self) -> pa.Schema:
+        """The columns of :attr:`dataset`, annotated with their field ids."""
+        return self._opened.stored.columns
+
+    @property
+    def written_for(self) -> int | None:
+        """The version of the base table that had these columns; ``None`` where nothing says it."""
+        return self._opened.written_for
 
     def forget(self) -> None:
         """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
@@ -151,8 +162,6 @@ class SsTable:
         """
         chosen = self._alignment(schema).select(schema.primary_key)
         sources = tuple(source.stored_name for source in chosen)
-        if None in sources:
-            raise StorageError(f"{self.uri} lacks columns of the primary key {schema.primary_key}")
         known = self._keys
         if known is None or known[0] != sources:
             known = self._keys = sources, self._read_keys(schema)
@@ -209,11 +218,14 @@ class SsTable:
     def _alignment(self, schema: TableSchema) -> Alignment:
         known = self._aligned_to
         if known is None or known[0] is not schema:
-            known = self._aligned_to = (
-                schema,
-                Alignment.of(schema, self._opened.stored.columns, self._opened.written_for),
-            )
+            known = self._aligned_to = (schema, self._align(schema))
         return known[1]
+
+    def _align(self, schema: TableSchema) -> Alignment:
+        try:
+            return Alignment.of(schema, self._opened.stored.columns, self._opened.written_for)
+        except ColumnMismatchError as error:
+            raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
 
     def _cannot_push(
         self, schema: TableSchema, alignment: Alignment, predicate: str | None
@@ -221,13 +233,14 @@ class SsTable:
         """The columns of a predicate that Lance would not find here under their names; else none."""
         if predicate is None or alignment.is_exact:
             return []
-        used = alignment.select(sorted(referenced_columns(schema.plain, predicate)))
+        used = alignment.select(sorted(referenced_columns(hashable(schema.plain), predicate)))
         return [] if all(source.is_same for source in used) else used
 
     def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
         with lance_errors(f"read {self.uri}"):
             try:
-                yield from scanner.to_batches()
+                batches = scanner.to_batches()
+                yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
             except ValueError as error:
                 if predicate is None:
                     raise

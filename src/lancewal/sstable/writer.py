@@ -58,6 +58,7 @@ def write_sstable(
     directory = layout.sstable_dir(shard_id, name)
     uri = layout.child_uri(store.uri, directory)
     numbered = NumberedSchema.of(schema)
+    fill_dead = needs_present_structs(storage_version, numbered.arrow)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
     with ThreadPoolExecutor(1, "lancewal-sidecars") as pool:
@@ -69,10 +70,7 @@ def write_sstable(
         with lance_errors(f"write the SSTable at {uri}"):
             dataset = write_numbered(
                 coalesced(
-                    batches,
-                    numbered.arrow,
-                    newest,
-                    dead_structs_present=needs_present_structs(storage_version, numbered.arrow),
+                    batches, numbered.arrow, newest, fill_dead_for=storage_version if fill_dead else None
                 ),
                 uri,
                 numbered,

@@ -15,9 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.align import column_sources
 from lancewal.format.buffers import aligned, has_wide_values
-from lancewal.format.schema import TableSchema, without_field_ids
-from lancewal.sstable import needs_present_structs, refuse_null_structs
+from lancewal.format.dictionaries import has_dictionary, without_null_words
+from lancewal.format.json_columns import encode_json
+from lancewal.format.schema import TOMBSTONE, TableSchema, has_json, is_json, without_field_ids
+from lancewal.sstable import needs_present_structs, present_values, refuse_null_structs
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -80,7 +83,7 @@ class Intake:
     ) -> None:
         """``storage_version`` is the table's, for refusing what its files cannot hold."""
         self.schema = schema
-        present = storage_version is not None and needs_present_structs(storage_version, schema.columns)
+        present = storage_version is not None and needs_present_structs(storage_version, schema.stored)
         self._version_without_null_structs = storage_version if present else None
         self._cast = cast
         # Callers send the same schema over and over; pyarrow makes a new object for every
@@ -94,7 +97,8 @@ class Intake:
         ]
         self._deep_checks = [i for i, f in enumerate(schema.columns) if _has_strict_child(f.type)]
         self._wide = [i for i, f in enumerate(schema.columns) if has_wide_values(f.type)]
-        self._looks_deep = bool(self._deep_checks or self._wide or present)
+        self._dictionaries = [i for i, f in enumerate(schema.columns) if has_dictionary(f.type)]
+        self._looks_deep = bool(self._deep_checks or self._wide or self._dictionaries or present)
         self._least_row_bytes = sum(_least_bytes(field.type) for field in schema.columns)
         self._no_tombstones = _false(1)
 
@@ -130,14 +134,6 @@ class Intake:
             raise InvalidInputError(
                 "this table has no primary key, so rows cannot be deleted through the WAL; "
                 "delete from the base table with lance.LanceDataset.delete"
-            )
-        strict = [
-            f.name for f in self.schema.columns if not f.nullable and f.name not in self.schema.primary_key
-        ]
-        if strict:
-            raise InvalidInputError(
-                f"a delete leaves nulls in the other columns, but {', '.join(strict)} cannot hold null; "
-                "make the columns nullable to delete through the WAL"
             )
         batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
         if not batches:
@@ -189,6 +185,8 @@ class Intake:
         if plan is None or not schema.equals(plan.schema):
             plan = self._last_plan = self._plan(schema)
         columns = plan.shaped(batch)
+        for position in self._dictionaries:
+            columns[position] = without_null_words(columns[position])
         for position in self._strict:
             if columns[position].null_count:
                 self._refuse_nulls(columns[position], self.schema.columns.field(position).name, index)
@@ -211,13 +209,19 @@ class Intake:
         columns = [
             keys.column(field.name)
             if field.name in self.schema.primary_key
-            else pa.nulls(keys.num_rows, field.type)
-            for field in self.schema.columns
+            else self._nothing(field, keys.num_rows)
+            for field in self._stored
+            if field.name != TOMBSTONE
         ]
         for position in self._wide:
             columns[position] = aligned(columns[position])
         columns.append(pa.array([True] * keys.num_rows, pa.bool_()))
         return self._compact(pa.RecordBatch.from_arrays(columns, schema=self._stored))
+
+    def _nothing(self, field: pa.Field, rows: int) -> pa.Array:
+        """What a tombstone has in a column that is not of its key."""
+        version = self._version_without_null_structs
+        return pa.nulls(rows, field.type) if version is None else present_values(field, version, rows)
 
     def _compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Copy a narrow slice, so that it does not keep its parent in memory."""
@@ -244,14 +248,16 @@ class Intake:
             position = schema.get_field_index(field.name)
             if position < 0 and not field.nullable:
                 raise InvalidInputError(f"column {field.name} is missing and cannot be null; add it")
-            annotated = self.schema.columns.field(field.name)
+            stored = self._stored.field(field.name)
             if position < 0:
-                columns.append((None, None, annotated))
+                columns.append((None, None, stored))
             else:
-                columns.append((position, self._conversion(schema.field(position), field), annotated))
+                columns.append((position, self._conversion(schema.field(position), field), stored))
         return _Plan(schema, columns)
 
     def _conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert | None:
+        if has_json(wanted.type):
+            return self._json_conversion(given, wanted)
         annotated = self.schema.columns.field(wanted.name).type
         if given.type.equals(annotated):
             return None
@@ -261,6 +267,22 @@ class Intake:
             f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, "
             "or pass cast=True to convert where no value changes"
         )
+
+    def _json_conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert:
+        """Text, or Arrow's JSON, into the form in which the table's MemTables hold it."""
+        if is_json(wanted.type) and (_is_text(given.type) or is_json(given.type)):
+            return encode_json
+        if not _same_values(without_field_ids(given).type, wanted.type):
+            raise InvalidInputError(
+                f"column {wanted.name} is {given.type}, the table has {wanted.type}; "
+                "pass JSON as text or in Arrow's JSON type"
+            )
+        annotated = self.schema.columns.field(wanted.name).type
+        cast = None if given.type.equals(annotated) else _caster(annotated, wanted.name)
+        own = column_sources(self.schema.columns, self.schema, self.schema.version, as_stored=True)
+        encode = own[wanted.name].convert
+        assert encode is not None, "JSON is stored in another form than shown"
+        return lambda column: encode(column if cast is None else cast(column))
 
     def _refuse_nulls(self, column: pa.Array, name: str, index: int) -> None:
         if column.null_count:

@@ -11,7 +11,6 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.clock import Clock, boot_time
 from lancewal.errors import InvalidInputError
-from lancewal.format.align import align
 from lancewal.format.keys import check_key_types
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec, maintained_specs
@@ -19,7 +18,7 @@ from lancewal.index.store import IndexStore
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
 from lancewal.objects import ObjectStore
-from lancewal.sstable import write_sstable
+from lancewal.sstable import check_storable, write_sstable
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.replay import Replay
 from lancewal.wal.tailer import WalTailer
@@ -61,6 +60,7 @@ def open_shard_writer(
     shard = layout.parse_shard_id(shard_id)
     config = config or ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
     check_key_types(base.schema)
+    check_storable(base.schema, base.storage_version)
     if indexes and not config.enable_memtable:
         raise InvalidInputError(
             "indexes require enable_memtable=True; WAL-only mode keeps no rows that could be indexed"
@@ -193,7 +193,7 @@ def _run_replay(
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
     for entry in replay.entries():
-        mode.replay(entry, [align(batch, base.schema, entry.base_version) for batch in entry.batches])
+        mode.replay(entry, entry.rows(base.schema))
         entries += 1
         rows += entry.num_rows
         if mode.replay_needs_room() and replay.may_split_after(entry.position, mode.active_generation):

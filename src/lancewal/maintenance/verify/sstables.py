@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal import layout
-from lancewal.base import table_schema
 from lancewal.errors import LanceWalError
 from lancewal.format.keys import key_values
 from lancewal.format.shard_manifest import SsTableEntry
@@ -57,14 +56,16 @@ def _check_entry(shard: ShardCheck, entry: SsTableEntry) -> None:
 def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
     dataset = table.dataset
-    stored = table_schema(dataset).columns
-    for severity, text in mismatches(stored, shard.base.schema):
-        shard.found(Kind.FIELD_ID_MISMATCH, severity, directory, f"{entry.path}: {text}", entry.generation)
+    unreadable = False
+    for severity, text in mismatches(table.stored_columns, shard.base.schema, table.written_for):
+        unreadable |= severity is Severity.ERROR
+        worst = lost if severity is Severity.ERROR else severity
+        shard.found(Kind.FIELD_ID_MISMATCH, worst, directory, f"{entry.path}: {text}", entry.generation)
     rows = sum(fragment.physical_rows for fragment in dataset.get_fragments())
     if entry.physical_rows is not None and rows != entry.physical_rows:
         text = f"{entry.path} has {rows} rows, the manifest says {entry.physical_rows}"
         shard.found(Kind.ROW_COUNT_WRONG, lost, directory, text, entry.generation)
-    if not shard.deep:
+    if not shard.deep or unreadable:
         return
     schema = shard.base.schema
     if schema.primary_key:

@@ -75,6 +75,6 @@ def _check_entry(
         text = f"WAL entry {position} has epoch {entry.writer_epoch}, above the shard's"
         shard.found(Kind.WAL_EPOCH_AHEAD, severity, path, text)
     if entry.batches:
-        for worst, text in mismatches(entry.batches[0].schema, shard.base.schema):
+        for worst, text in mismatches(entry.batches[0].schema, shard.base.schema, entry.base_version):
             limited = worst if position > covered else Severity.INFO
             shard.found(Kind.FIELD_ID_MISMATCH, limited, path, f"WAL entry {position}: {text}")
