@@ -128,8 +128,8 @@ def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str,
             )
         if key in _NOT_DEFAULTS:
             raise InvalidInputError(f"{key} names a shard and cannot be a default of all writers")
-    # Knobs that do not parse would fail every writer later.
-    ShardWriterConfig.from_defaults(given)
+    # They cannot be changed later, and writers would do with something else.
+    ShardWriterConfig.check_defaults(given)
     return dict(given)
 
 

@@ -294,21 +294,22 @@ class Table(TableMaintenance):
             phrase=phrase,
         )
 
-    def flush(self) -> None:
+    def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
         A shard with a writer in this process flushes through it. Any other shard that has
         rows in its WAL is claimed, replayed, flushed and let go: **a writer that another
         process has on it is fenced**, and so is one in WAL-only mode. Shards without such
-        rows are left alone.
+        rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
         base = self._reader.base()
-        store = self._writer_store(drain_config(base))
+        config = drain_config(_resolve(config, base.details, overrides))
+        store = self._writer_store(config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                drain_shard(base, manifest, store)
+                drain_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 
