@@ -14,6 +14,7 @@ from lance.dataset import Index
 from lancewal import layout
 from lancewal.base import BaseTable, table_schema
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
+from lancewal.format.columns import check_new_columns
 from lancewal.format.index_details import MEM_WAL_INDEX_NAME, MemWalDetails, ShardingField, ShardingSpec
 from lancewal.format.keys import check_key_types
 from lancewal.format.proto import MemWalIndexDetailsMessage
@@ -96,6 +97,7 @@ def initialize(
             )
         schema = table_schema(dataset)
         check_key_types(schema)
+        check_new_columns(schema)
         spec = sharding_spec(schema, bucket, identity, unsharded)
         details = MemWalDetails(
             num_shards=_num_shards(spec),

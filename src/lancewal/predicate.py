@@ -57,7 +57,14 @@ class Predicate:
         single = _single_equality(sql, schema)
         if single is not None:
             return cls(sql, [single], None, frozenset())
-        frame = _frame(schema)
+        try:
+            frame = _frame(schema)
+        except TypeError:
+            # Some columns have types of their own that cannot be told apart; no filter is about them.
+            schema = pa.schema(
+                [field for field in schema if not isinstance(field.type, pa.BaseExtensionType)]
+            )
+            frame = _frame(schema)
         expression = _parse(frame, sql, schema)
         conditions: list[Condition] = []
         rest: list[Expr] = []

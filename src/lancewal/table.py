@@ -14,6 +14,7 @@ import pyarrow as pa
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.format.columns import check_columns
 from lancewal.format.index_details import MemWalDetails
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.manifest import ShardManifestStore
@@ -154,6 +155,7 @@ class Table(TableMaintenance):
         """
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
+        check_columns(base.schema)
         store = self._writer_store(config)
 
         def open_shard(shard: Shard) -> ShardWriter:
@@ -182,6 +184,7 @@ class Table(TableMaintenance):
         shard = layout.parse_shard_id(shard_id)
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
+        check_columns(base.schema)
         store = self._writer_store(config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)

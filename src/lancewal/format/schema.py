@@ -8,7 +8,7 @@ rows also say for which version of the table they were written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,6 +17,11 @@ import pyarrow as pa
 TOMBSTONE = "_tombstone"
 FIELD_ID_KEY = b"lance:field_id"
 PRIMARY_KEY_KEY = b"lance-schema:unenforced-primary-key"
+
+#: Blobs of file versions up to 2.1 are marked, later ones have a type of their own.
+_BLOB_KEY = b"lance-encoding:blob"
+BLOB_TYPE = "lance.blob."
+_EXTENSION_KEY = b"ARROW:extension:name"
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
@@ -105,6 +110,28 @@ class TableSchema:
     @property
     def names(self) -> list[str]:
         return list(self.columns.names)
+
+    @cached_property
+    def blob_columns(self) -> tuple[str, ...]:
+        """The columns whose values Lance keeps beside the rows, as blobs."""
+        return tuple(field.name for field in self.columns if is_blob(field))
+
+    @cached_property
+    def without_blobs(self) -> TableSchema:
+        """These columns but for blobs."""
+        if not self.blob_columns:
+            return self
+        kept = [field for field in self.columns if field.name not in self.blob_columns]
+        return replace(self, columns=pa.schema(kept))
+
+
+def is_blob(field: pa.Field) -> bool:
+    """Whether Lance keeps the values of a column, or of a field below it, as blobs."""
+    marks = field.metadata or {}
+    kinds = (getattr(field.type, "extension_name", None), marks.get(_EXTENSION_KEY, b"").decode())
+    if marks.get(_BLOB_KEY) == b"true" or any((kind or "").startswith(BLOB_TYPE) for kind in kinds):
+        return True
+    return any(is_blob(field.type.field(place)) for place in range(field.type.num_fields))
 
 
 def field_id(field: pa.Field) -> int:

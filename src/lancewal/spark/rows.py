@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.feed import FEED_COLUMNS
+from lancewal.format.columns import check_columns
 from lancewal.spark.columns import for_table
 from lancewal.writer.intake import Intake
 
@@ -32,6 +33,7 @@ class SparkRows:
     def __init__(self, base: BaseTable, change_column: str | None = None) -> None:
         self._schema = base.schema
         self._change_column = change_column
+        check_columns(base.schema)
         self._intake = Intake(base.schema, storage_version=base.storage_version)
         if change_column is not None and change_column in base.schema.names:
             raise InvalidInputError(
