@@ -28,7 +28,7 @@ from lancewal.status import TableStatus, table_status
 from lancewal.table_maintenance import TableMaintenance
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_config, drain_shard
-from lancewal.writer.intake import is_key_sequence, is_tabular
+from lancewal.writer.intake import Cast, is_key_sequence, is_tabular
 from lancewal.writer.open import open_shard_writer
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
@@ -144,14 +144,16 @@ class Table(TableMaintenance):
         return shard
 
     def writer(
-        self, config: ShardWriterConfig | None = None, *, cast: bool = False, **overrides: Any
+        self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
     ) -> TableWriter:
         """A writer that sends every row to its shard.
 
         ``config`` replaces the table's stored writer defaults; single settings may be
         overridden by name, as in ``table.writer(durable_write=False)``. ``cast=True`` converts
-        columns to the table's types where no value changes. The writer takes the columns that
-        the table has now; after a column was added, open a new one.
+        columns to the table's types where no value changes, and refuses the rows where one would;
+        ``cast="round"`` also rounds floats to the table's precision, as vectors of doubles need it,
+        but never to infinity. The writer takes the columns that the table has now; after a column
+        was added, open a new one.
         """
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
@@ -173,7 +175,7 @@ class Table(TableMaintenance):
         shard_id: UUID | str,
         config: ShardWriterConfig | None = None,
         *,
-        cast: bool = False,
+        cast: Cast = False,
         **overrides: Any,
     ) -> ShardWriter:
         """The writer of one shard; its former writer, here or elsewhere, is fenced.

@@ -245,6 +245,40 @@ def test_casts_only_on_request(table: Table) -> None:
     assert logged_ids(table) == [1]
 
 
+FLOATS = pa.schema([*KEYED, pa.field("f", pa.float32()), pa.field("v", pa.list_(pa.float32(), 2))])
+
+
+def test_cast_stored_infinity_for_a_double_and_rounded_without_being_asked(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "floats", FLOATS, unsharded=True)
+    exact = pa.table({"id": [1], "f": [0.5], "v": [[1.5, 2.0]]})
+    digits = pa.table({"id": [2, 3], "f": [0.5, 0.1], "v": [[1.5, 2.0], [0.1, 0.2]]})
+    huge = pa.table({"id": [4, 5], "f": [0.5, 1e300], "v": [[1.5, 2.0], [1e300, 0.2]]})
+    for cast in (True, "exact"):
+        with table.writer(cast=cast) as writer:
+            writer.put(exact)
+            for column in ("f", "v"):
+                with pytest.raises(
+                    InvalidInputError, match=f'column {column} .*row 1 is .*0.1.*cast="round"'
+                ):
+                    writer.put(digits.select(["id", column]))
+            with pytest.raises(InvalidInputError, match=r"column f .*row 1 is 1e.300"):
+                writer.put(huge)
+    with table.writer(cast="round") as writer:
+        writer.put(digits)
+        for column in ("f", "v"):
+            with pytest.raises(InvalidInputError, match=f"column {column} .*row 1 is .*1e.300"):
+                writer.put(huge.select(["id", column]))
+    found = table.scan().to_table().sort_by("id").to_pydict()
+    assert found["id"] == [1, 2, 3]
+    assert found["f"] == pytest.approx([0.5, 0.5, 0.1])
+    assert found["v"][2] == pytest.approx([0.1, 0.2])
+
+
+def test_cast_of_another_word_is_refused(table: Table) -> None:
+    with pytest.raises(InvalidInputError, match="cast is 'nearest'"):
+        table.writer(cast="nearest")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -104,7 +104,7 @@ class LocalParts:
         base = BaseTable.open(self.store.uri, self.store.storage_options, store=self.store)
         opened = open_file(file, base.schema.plain, drop_unknown=self._drop_unknown)
         check_columns(base.schema)
-        intake = Intake(base.schema, cast=True, storage_version=base.storage_version)
+        intake = Intake(base.schema, cast="round", storage_version=base.storage_version)
         rows = _Rows(opened, start, stop)
         prepared = _LocalPart(self, base)
         for batch in rows:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.buffers import aligned, has_wide_values
+from lancewal.format.casts import CastRefusedError, exactly, has_floats
 from lancewal.format.schema import TableSchema, without_field_ids
 from lancewal.sstable import needs_present_structs, refuse_null_structs
 
@@ -23,6 +24,11 @@ from lancewal.sstable import needs_present_structs, refuse_null_structs
 _SLICE_WASTE_BYTES = 64 * 1024
 
 _Convert = Callable[[pa.Array], pa.Array]
+
+#: How types that are not the table's are taken: not at all, where no value changes (``True`` is
+#: the same as ``"exact"``), or with floats rounded to the table's precision.
+Cast = bool | Literal["exact", "round"]
+_CASTS = (False, True, "exact", "round")
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,16 @@ class Intake:
 
     Columns are matched by name; a nullable column that is missing is filled with nulls.
     Types must be the table's. Another physical form of the same values (large or view
-    strings, large lists, dictionaries) is accepted; a change of value type only with
-    ``cast=True``, and then only where no value is altered.
+    strings, large lists, dictionaries) is accepted; a change of value type only with ``cast``,
+    and then only where no value is altered, or with ``"round"`` where floats lose digits.
     """
 
     def __init__(
-        self, schema: TableSchema, *, cast: bool = False, storage_version: str | None = None
+        self, schema: TableSchema, *, cast: Cast = False, storage_version: str | None = None
     ) -> None:
         """``storage_version`` is the table's, for refusing what its files cannot hold."""
+        if cast not in _CASTS:
+            raise InvalidInputError(f'cast is {cast!r}; pass False, True ("exact") or "round"')
         self.schema = schema
         present = storage_version is not None and needs_present_structs(storage_version, schema.columns)
         self._version_without_null_structs = storage_version if present else None
@@ -255,8 +263,10 @@ class Intake:
         annotated = self.schema.columns.field(wanted.name).type
         if given.type.equals(annotated):
             return None
-        if _same_values(without_field_ids(given).type, wanted.type) or self._cast:
-            return _caster(annotated, wanted.name)
+        if _same_values(without_field_ids(given).type, wanted.type):
+            return _reformer(annotated, wanted.name)
+        if self._cast:
+            return _caster(annotated, wanted.name, rounding=self._cast == "round")
         raise InvalidInputError(
             f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, "
             "or pass cast=True to convert where no value changes"
@@ -317,12 +327,25 @@ def _least_bytes(type_: pa.DataType) -> int:
     return int(type_.bit_width // 8) if pa.types.is_primitive(type_) else 0
 
 
-def _caster(target: pa.DataType, name: str) -> _Convert:
+def _reformer(target: pa.DataType, name: str) -> _Convert:
+    """To another physical form of the same values."""
+
     def convert(column: pa.Array) -> pa.Array:
         try:
             return column.cast(target, safe=True)
         except pa.ArrowException as error:
             raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}") from None
+
+    return convert
+
+
+def _caster(target: pa.DataType, name: str, *, rounding: bool) -> _Convert:
+    def convert(column: pa.Array) -> pa.Array:
+        try:
+            return exactly(column, target, rounding=rounding)
+        except CastRefusedError as error:
+            hint = "" if rounding or not has_floats(target) else '; cast="round" rounds floats'
+            raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}{hint}") from None
 
     return convert
 

@@ -28,7 +28,7 @@ from lancewal.wal.tailer import WalTailer
 from lancewal.writer.adapter import Adapter, columns_to_keep
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import Intake
+from lancewal.writer.intake import Cast, Intake
 from lancewal.writer.memtable_mode import MemTableMode
 from lancewal.writer.registry import count_writer, register_writer
 from lancewal.writer.shard_writer import ShardWriter, WriteMode
@@ -50,7 +50,7 @@ def open_shard_writer(
     store: ObjectStore | None = None,
     spec_id: int | None = None,
     indexes: Sequence[IndexSpec] | None = None,
-    cast: bool = False,
+    cast: Cast = False,
     clock: Clock = boot_time,
 ) -> ShardWriter:
     """Claim the shard, fence whoever held it, and load what is in the WAL but in no SSTable.

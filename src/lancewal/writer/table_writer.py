@@ -19,7 +19,7 @@ import pyarrow as pa
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format.schema import TableSchema
 from lancewal.sharding import Shard, ShardRouter
-from lancewal.writer.intake import Intake, Rows, as_batches
+from lancewal.writer.intake import Cast, Intake, Rows, as_batches
 from lancewal.writer.results import WriteResult
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.stats import WriteStatsSnapshot
@@ -74,7 +74,7 @@ class TableWriter:
         router: ShardRouter,
         open_shard: Callable[[Shard], ShardWriter],
         *,
-        cast: bool = False,
+        cast: Cast = False,
         storage_version: str | None = None,
         max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
     ) -> None:
