@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 import lance
+import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.dataset import Index
 
@@ -115,6 +117,33 @@ def initialize(
     if spec is not None:
         _create_shards(store, ShardRouter.for_table(details, schema))
     return Table.open(uri, options)
+
+
+def check_new_table(
+    columns: pa.Schema,
+    *,
+    bucket: tuple[str, int] | None = None,
+    identity: str | None = None,
+    unsharded: bool = False,
+    maintained_indexes: Sequence[str] | None = None,
+    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    dataset: lance.LanceDataset | None = None,
+) -> None:
+    """Refuse columns and settings of which no table with a write path can be made.
+
+    Tried out in memory: nothing must be left of half a table. ``dataset`` is the table whose
+    indexes count, where there is one already.
+    """
+    _persisted(writer_defaults)
+    try:
+        tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InvalidInputError(f"Lance makes no table of these columns: {error}") from error
+    schema = table_schema(tried)
+    check_key_types(schema)
+    check_new_columns(schema)
+    sharding_spec(schema, bucket, identity, unsharded)
+    _checked_indexes(dataset or tried, maintained_indexes)
 
 
 def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:

@@ -167,7 +167,12 @@ class Table(TableMaintenance):
             )
 
         return TableWriter(
-            base.schema, self._router(base), open_shard, cast=cast, storage_version=base.storage_version
+            base.schema,
+            self._router(base),
+            open_shard,
+            cast=cast,
+            storage_version=base.storage_version,
+            newest=lambda: self._reader.base().schema,
         )
 
     def shard_writer(

@@ -111,7 +111,12 @@ def open_shard_writer(
         mode = WalOnlyMode(config, log, state, stats)
     writer = ShardWriter(
         config,
-        Intake(base.schema, cast=cast, storage_version=base.storage_version),
+        Intake(
+            base.schema,
+            cast=cast,
+            storage_version=base.storage_version,
+            newest=lambda: BaseTable.open(base.uri, base.storage_options, store=store).schema,
+        ),
         appender,
         log,
         mode,
