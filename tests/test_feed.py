@@ -314,9 +314,11 @@ def test_columns_that_were_added_since_read_as_nulls(table: lancewal.Table) -> N
 
 
 def test_a_table_with_columns_of_these_names_has_no_feed(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", pa.schema([*KEYED, pa.field("_wal_position", pa.int64())]))
+    uri = str(tmp_path / "table")
+    schema = pa.schema([*KEYED, pa.field("_wal_position", pa.int64())])
+    lance.write_dataset(schema.empty_table(), uri).initialize_mem_wal(unsharded=True)
     with pytest.raises(InvalidInputError, match="_wal_position"):
-        feed_schema(BaseTable.open(table.uri).schema)
+        feed_schema(BaseTable.open(uri).schema)
 
 
 @pytest.mark.parametrize("limits", [{"max_entries": 0}, {"max_bytes": 0}])

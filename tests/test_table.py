@@ -431,6 +431,34 @@ def test_flush_of_wal_only_table_with_a_small_queue(tmp_path: Path) -> None:
     assert the_shard(table).generations == (1,)
 
 
+def test_flush_works_whatever_writer_defaults_lance_has_stored(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    dataset = lance.write_dataset(KEYED.empty_table(), uri)
+    dataset.initialize_mem_wal(unsharded=True, max_memtable_size=4 << 30, manifest_scan_batch_size=0)
+    table = lancewal.open(uri)
+    with table.writer(fast(enable_memtable=False)) as writer:
+        writer.put(rows(0, 3))
+    assert table.status().unflushed.count == 1
+    table.flush()
+    assert table.status().uncompacted.count == 1
+    with table.writer() as writer:
+        writer.put(rows(3, 1))
+    table.compact()
+    assert table.count_rows() == lance.dataset(uri).count_rows() == 4
+
+
+def test_flush_takes_settings_that_win_over_those_of_the_table(table: Table) -> None:
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 8))
+    with pytest.raises(InvalidInputError, match="max_memtable_row"):
+        table.flush(max_memtable_row=1)
+    with pytest.raises(InvalidInputError, match="max_memtable_rows"):
+        table.flush(ShardWriterConfig(fsync=False), max_memtable_rows=0)
+    table.flush(max_memtable_rows=1)
+    assert table.count_rows() == 8
+    assert not table.status().unflushed.count
+
+
 def test_failing_flush_names_the_shard(table: Table) -> None:
     with table.writer(enable_memtable=False) as writer:
         writer.put(rows(0, 40))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ import lance
 
 from lancewal import layout
 from lancewal.column_history import ColumnHistory, ColumnLog, ColumnRuns
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
 from lancewal.format.index_details import (
     BaseManifest,
     MemWalDetails,
@@ -27,6 +28,11 @@ from lancewal.objects import ObjectStore
 logger = logging.getLogger(__name__)
 
 _VERSIONS_DIR = "_versions"
+
+#: What pylance says in a ``ValueError``, whoever is at fault.
+_NO_CREDENTIALS = re.compile(r"credentials", re.IGNORECASE)
+_NO_TABLE = re.compile(r"not found|not a directory", re.IGNORECASE)
+_STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending request", re.IGNORECASE)
 
 #: Versions never change: what one reader found out about columns serves all of the process.
 _column_logs: WeakKeyDictionary[ObjectStore, ColumnLog] = WeakKeyDictionary()
@@ -98,15 +104,22 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
     try:
         return lance.dataset(uri, version=version, storage_options=dict(options) or None)
     except ValueError as error:
-        # pylance has no class of its own for this.
-        if "not found" in str(error).lower():
+        # pylance has no classes of its own for these.
+        if _NO_CREDENTIALS.search(str(error)):
+            raise StorageError(
+                f"there are no credentials for {uri}; set them in the environment (AWS_ACCESS_KEY_ID and so "
+                "on) or pass them as storage options"
+            ) from error
+        if _NO_TABLE.search(str(error)):
             if version is not None:
-                raise InvalidInputError(
+                raise TableNotFoundError(
                     f"there is no version {version} of a Lance table at {uri}; it may have been cleaned up"
                 ) from error
-            raise InvalidInputError(
+            raise TableNotFoundError(
                 f"there is no Lance table at {uri}; write one with lance.write_dataset first"
             ) from error
+        if _STORAGE_FAILED.search(str(error)):
+            raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
         raise InvalidInputError(f"the table at {uri} cannot be opened: {error}") from error
     except OSError as error:
         raise StorageError(f"the table at {uri} cannot be opened: {error}") from error

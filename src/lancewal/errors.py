@@ -14,6 +14,10 @@ class InvalidInputError(LanceWalError, ValueError):
     """The caller's input was refused before anything was written."""
 
 
+class TableNotFoundError(InvalidInputError):
+    """There is no Lance table at the address, or not in the version asked for."""
+
+
 class NotInitializedError(LanceWalError):
     """The table exists, but has no MemWAL index yet: call ``lancewal.initialize``."""
 

@@ -27,6 +27,7 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.format.align import shown
+from lancewal.format.columns import refuse_added
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.wal_entry import WalEntry
@@ -281,12 +282,7 @@ def feed_schema(schema: TableSchema) -> pa.Schema:
     columns = [
         field if field.name in schema.primary_key else field.with_nullable(True) for field in schema.plain
     ]
-    taken = [name for name in FEED_COLUMNS if name in schema.names]
-    if taken:
-        raise InvalidInputError(
-            f"the table has columns of its own named {', '.join(taken)}, which the change feed adds; "
-            "rename them"
-        )
+    refuse_added(schema, *FEED_COLUMNS)
     return pa.schema(
         [
             *columns,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
 import lance
+import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.dataset import Index
 
 from lancewal import layout
 from lancewal.base import BaseTable, table_schema
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
+from lancewal.format.columns import check_new_columns
 from lancewal.format.index_details import MEM_WAL_INDEX_NAME, MemWalDetails, ShardingField, ShardingSpec
 from lancewal.format.keys import check_key_types
 from lancewal.format.proto import MemWalIndexDetailsMessage
@@ -100,6 +103,7 @@ def initialize(
         schema = table_schema(dataset)
         check_key_types(schema)
         check_storable(schema, str(dataset.data_storage_version))
+        check_new_columns(schema)
         spec = sharding_spec(schema, bucket, identity, unsharded)
         details = MemWalDetails(
             num_shards=_num_shards(spec),
@@ -119,6 +123,33 @@ def initialize(
     return Table.open(uri, options)
 
 
+def check_new_table(
+    columns: pa.Schema,
+    *,
+    bucket: tuple[str, int] | None = None,
+    identity: str | None = None,
+    unsharded: bool = False,
+    maintained_indexes: Sequence[str] | None = None,
+    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    dataset: lance.LanceDataset | None = None,
+) -> None:
+    """Refuse columns and settings of which no table with a write path can be made.
+
+    Tried out in memory: nothing must be left of half a table. ``dataset`` is the table whose
+    indexes count, where there is one already.
+    """
+    _persisted(writer_defaults)
+    try:
+        tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InvalidInputError(f"Lance makes no table of these columns: {error}") from error
+    schema = table_schema(tried)
+    check_key_types(schema)
+    check_new_columns(schema)
+    sharding_spec(schema, bucket, identity, unsharded)
+    _checked_indexes(dataset or tried, maintained_indexes)
+
+
 def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
     if given is None:
         return {}
@@ -132,8 +163,8 @@ def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str,
             )
         if key in _NOT_DEFAULTS:
             raise InvalidInputError(f"{key} names a shard and cannot be a default of all writers")
-    # Knobs that do not parse would fail every writer later.
-    ShardWriterConfig.from_defaults(given)
+    # They cannot be changed later, and writers would do with something else.
+    ShardWriterConfig.check_defaults(given)
     return dict(given)
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.format.columns import check_columns
 from lancewal.format.index_details import MemWalDetails
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.manifest import ShardManifestStore
@@ -27,7 +28,7 @@ from lancewal.status import TableStatus, table_status
 from lancewal.table_maintenance import TableMaintenance
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_config, drain_shard
-from lancewal.writer.intake import is_key_sequence, is_tabular
+from lancewal.writer.intake import Cast, is_key_sequence, is_tabular
 from lancewal.writer.open import open_shard_writer
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
@@ -143,17 +144,20 @@ class Table(TableMaintenance):
         return shard
 
     def writer(
-        self, config: ShardWriterConfig | None = None, *, cast: bool = False, **overrides: Any
+        self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
     ) -> TableWriter:
         """A writer that sends every row to its shard.
 
         ``config`` replaces the table's stored writer defaults; single settings may be
         overridden by name, as in ``table.writer(durable_write=False)``. ``cast=True`` converts
-        columns to the table's types where no value changes. The writer takes the columns that
-        the table has now; after a column was added, open a new one.
+        columns to the table's types where no value changes, and refuses the rows where one would;
+        ``cast="round"`` also rounds floats to the table's precision, as vectors of doubles need it,
+        but never to infinity. The writer takes the columns that the table has now; after a column
+        was added, open a new one.
         """
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
+        check_columns(base.schema)
         store = self._writer_store(config)
 
         def open_shard(shard: Shard) -> ShardWriter:
@@ -162,15 +166,21 @@ class Table(TableMaintenance):
                 base, shard.shard_id, config, store=store, spec_id=shard.spec_id, cast=cast
             )
 
-        router = ShardRouter.of_table(base, self._store)
-        return TableWriter(base.schema, router, open_shard, cast=cast, storage_version=base.storage_version)
+        return TableWriter(
+            base.schema,
+            ShardRouter.of_table(base, self._store),
+            open_shard,
+            cast=cast,
+            storage_version=base.storage_version,
+            newest=lambda: self._reader.base().schema,
+        )
 
     def shard_writer(
         self,
         shard_id: UUID | str,
         config: ShardWriterConfig | None = None,
         *,
-        cast: bool = False,
+        cast: Cast = False,
         **overrides: Any,
     ) -> ShardWriter:
         """The writer of one shard; its former writer, here or elsewhere, is fenced.
@@ -181,6 +191,7 @@ class Table(TableMaintenance):
         shard = layout.parse_shard_id(shard_id)
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
+        check_columns(base.schema)
         store = self._writer_store(config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)
@@ -293,21 +304,22 @@ class Table(TableMaintenance):
             phrase=phrase,
         )
 
-    def flush(self) -> None:
+    def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
         A shard with a writer in this process flushes through it. Any other shard that has
         rows in its WAL is claimed, replayed, flushed and let go: **a writer that another
         process has on it is fenced**, and so is one in WAL-only mode. Shards without such
-        rows are left alone.
+        rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
         base = self._reader.base()
-        store = self._writer_store(drain_config(base))
+        config = drain_config(_resolve(config, base.details, overrides))
+        store = self._writer_store(config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                drain_shard(base, manifest, store)
+                drain_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 

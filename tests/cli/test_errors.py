@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -71,6 +72,37 @@ def test_a_storage_that_refuses_is_one_sentence(
     monkeypatch.undo()
     assert table.count_rows() == 10
     assert "1 key deleted" in ok("delete", table.uri, "1").out
+
+
+def test_a_table_that_is_missing_on_s3_ends_as_documented(s3: S3Server, tmp_path: Path) -> None:
+    options = [each for pair in s3.storage_options.items() for each in ("-o", "=".join(pair))]
+    uri = s3.uri(f"missing-{tmp_path.name}")
+    for command in (["status", uri], ["get", uri, "1"], ["init", uri], ["ingest", uri, tmp_path]):
+        outcome = run(*command, *options)
+        assert outcome.code == exits.NOT_FOUND
+        assert f"there is no Lance table at {uri}" in outcome.error
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
+    made = ["init", uri, "--like", tmp_path / "rows.jsonl", "--key", "id"]
+    assert run(*made, "--bucket", "id:0", *options).code == exits.REFUSED
+    assert run("status", uri, *options).code == exits.NOT_FOUND
+    ok(*made, *options)
+    assert "already" in run(*made, *options).error
+
+
+def test_missing_credentials_and_storage_that_is_not_there_end_as_documented(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = ["-o", f"aws_endpoint={s3.endpoint}", "-o", "allow_http=true", "-o", "aws_region=us-east-1"]
+    outcome = run("status", s3.uri("any"), *options)
+    assert outcome.code == exits.FAILED
+    assert "no credentials" in outcome.error
+    nowhere = {**s3.storage_options, "aws_endpoint": "http://127.0.0.1:9", "client_max_retries": "0"}
+    outcome = run("status", s3.uri("any"), *(e for p in nowhere.items() for e in ("-o", "=".join(p))))
+    assert outcome.code == exits.FAILED
 
 
 def test_a_kind_of_storage_that_is_unknown() -> None:

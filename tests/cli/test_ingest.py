@@ -41,6 +41,39 @@ def folder(tmp_path: Path) -> Path:
     return where
 
 
+def test_create_ignored_the_key_of_a_table_that_is_there_and_took_rows_twice(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"id": 1, "name": "a"}\n')
+    lance.write_dataset(pa.table({"id": [5], "name": ["x"]}), str(tmp_path / "plain"))
+    ok("ingest", tmp_path / "keyless", source, "--create")
+    ok("ingest", tmp_path / "keyed", source, "--create", "--key", "id", "--bucket", "id:2")
+    for table, *arguments in (
+        ["plain", "--key", "id"],
+        ["keyless", "--key", "id"],
+        ["keyed", "--key", "name"],
+        ["keyed", "--bucket", "id:4"],
+        ["keyed", "--identity", "id"],
+        ["keyed", "--unsharded"],
+        ["keyed", "--set", "durable_write=false"],
+        ["keyed", "--vector-column", "name"],
+    ):
+        refused = run("ingest", tmp_path / table, source, "--create", "--again", *arguments)
+        assert refused.code == exits.REFUSED, arguments
+        assert run("query", tmp_path / table, "--count").out.strip() in ("1", "")
+    # The very command that made the table goes on with it.
+    ok("ingest", tmp_path / "keyed", source, "--create", "--key", "id", "--bucket", "id:2", "--again")
+    assert ok("query", tmp_path / "keyed", "--count").out.strip() == "1"
+
+
+def test_create_declares_the_key_of_a_lance_table_that_has_none(tmp_path: Path) -> None:
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "name": "a"}\n')
+    for _ in range(2):
+        ok("ingest", tmp_path / "t", tmp_path / "rows.jsonl", "--create", "--key", "id", "--again")
+    assert lancewal.open(tmp_path / "t").primary_key == ("id",)
+    assert ok("query", tmp_path / "t", "--count").out.strip() == "1"
+
+
 def test_ingest_creates_the_table_and_takes_every_format(tmp_path: Path, folder: Path) -> None:
     outcome = ok("ingest", tmp_path / "t", folder, "--create", "--key", "id", "--bucket", "id:2", *FAST)
     assert "13 rows from 3 files" in outcome.out

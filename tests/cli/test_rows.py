@@ -183,6 +183,55 @@ def test_delete_by_key_and_by_filter(table: lancewal.Table) -> None:
     assert run("get", table.uri, "4").code == exits.NOT_FOUND
 
 
+def test_delete_of_a_condition_reported_a_row_and_deleted_nothing(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", schema=TEXT_KEY, bucket=("name", 2))
+    with table.writer() as writer:
+        writer.put(pa.table({"name": ["x", "name = 'x'"]}))
+    refused = run("delete", table.uri, "name = 'x'")
+    assert refused.code == exits.REFUSED
+    assert "--filter" in refused.err
+    ok("delete", table.uri, "--filter", "name = 'name = ''x'''", "--yes")
+    assert table.scan().to_table()["name"].to_pylist() == ["x"]
+
+
+TEXT_KEY = pa.schema([pa.field("name", pa.string(), False, KEY)])
+ATTACK = "\x1b]0;pwned\x07\x1b[31mred\x9b2J\u202eabc[bold]"
+COMMANDS = "\x1b\x07\x9b\u202e"
+
+
+@pytest.mark.parametrize("command", [["query"], ["get", ATTACK], ["tail", "--all"], ["status"]], ids=str)
+def test_escape_sequences_in_rows_reached_the_terminal(tmp_path: Path, command: list[str]) -> None:
+    schema = pa.schema([pa.field("id", pa.string(), False, KEY), pa.field(ATTACK, pa.string())])
+    lance.write_dataset(schema.empty_table(), str(tmp_path / "[red]t"))
+    table = lancewal.initialize(tmp_path / "[red]t", identity="id", writer_defaults={"fsync": "false"})
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [ATTACK], ATTACK: [ATTACK]}))
+    name, *rest = command
+    shown = ok(name, table.uri, *rest, columns=400)
+    assert not set(COMMANDS) & set(shown.out + shown.err)
+    assert "\\x1b]0;pwned\\x07" in shown.out
+    assert "abc[bold]" in shown.out
+    as_json = ok(name, table.uri, *rest, "--json")
+    assert not set(COMMANDS) & set(as_json.out)
+    if name != "status":
+        assert as_json.documents[0][ATTACK] == ATTACK
+
+
+def test_escape_sequences_in_errors_and_names_reached_the_terminal(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", schema=TEXT_KEY, bucket=("name", 2))
+    missing = run("get", table.uri, ATTACK)
+    assert missing.code == exits.NOT_FOUND
+    assert "\\x1b]0;pwned" in missing.error
+    assert not set(COMMANDS) & set(missing.err)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a[/b]\x1b.jsonl").write_text('{"id": 1}\n')
+    taken = ok(
+        "ingest", tmp_path / "t[/x]", tmp_path / "in", "--create", "--stream", "--looks", 3, "--every", 0.1
+    )
+    assert "a[/b]\\x1b.jsonl" in taken.out
+    assert not set(COMMANDS) & set(taken.out + taken.err)
+
+
 def test_delete_by_filter_asks(table: lancewal.Table) -> None:
     outcome = run("delete", table.uri, "--filter", "id < 5", input="n\n")
     assert outcome.code == 1

@@ -127,6 +127,36 @@ def test_init_explains_wrong_usage(tmp_path: Path, arguments: list[str]) -> None
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bucket", "id:0"],
+        ["--bucket", "nope:2"],
+        ["--bucket", "text:2"],
+        ["--identity", "nope"],
+        ["--set", "max_memtable_rows=0"],
+        ["--index", "nope"],
+    ],
+)
+def test_init_like_a_file_left_a_table_behind_when_it_was_refused(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    sample = tmp_path / "sample.jsonl"
+    sample.write_text('{"id": 1, "text": "a"}\n')
+    for command, *rest in (["init", "--like", sample], ["ingest", sample, "--create"]):
+        refused = run(command, tmp_path / "t", *rest, "--key", "id", *arguments)
+        assert refused.code == exits.REFUSED
+        assert not (tmp_path / "t").exists()
+
+
+def test_init_left_a_key_behind_when_it_was_refused(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    lance.write_dataset(APPEND_ONLY.empty_table(), uri)
+    before = lance.dataset(uri).version
+    assert run("init", uri, "--key", "id", "--bucket", "id:0").code == exits.REFUSED
+    assert lance.dataset(uri).version == before
+
+
 def test_init_twice_says_that_it_is_done(table: lancewal.Table) -> None:
     outcome = run("init", table.uri)
     assert outcome.code == exits.REFUSED

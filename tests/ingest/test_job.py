@@ -217,6 +217,24 @@ def test_an_unknown_column_is_refused_or_left_out(table: lancewal.Table, tmp_pat
     assert Ingestion(table.uri, drop_unknown=True).run(find_files([path])).rows == 1
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_number_too_large_for_a_float_was_taken_as_infinity(tmp_path: Path, ending: str) -> None:
+    table = new_table(tmp_path / "t", pa.schema([*APPEND_ONLY, pa.field("f", pa.float32())]))
+
+    def write(number: str) -> Path:
+        path = tmp_path / f"{number}.{ending}"
+        if ending == "parquet":
+            pq.write_table(pa.table({"id": [1], "f": [float(number)]}), path)
+        else:
+            path.write_text(f"id,f\n1,{number}\n" if ending == "csv" else f'{{"id": 1, "f": {number}}}\n')
+        return path
+
+    Ingestion(table.uri).run(find_files([str(write("0.1"))]))
+    with pytest.raises(InvalidInputError, match=r"column f .*1e\+300"):
+        Ingestion(table.uri).run(find_files([str(write("1e300"))]))
+    assert table.scan(columns=["f"]).to_table()["f"].to_pylist() == [pytest.approx(0.1)]
+
+
 def test_a_file_that_is_written_to_meanwhile_is_refused(table: lancewal.Table, folder: Path) -> None:
     files = find_files([folder / "0.parquet"])
 

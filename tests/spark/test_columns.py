@@ -121,6 +121,19 @@ def test_a_value_that_would_change_is_refused(given: pa.Array, wanted: pa.DataTy
         for_table(batch, pa.schema([pa.field("c", wanted)]), [])
 
 
+def test_floats_are_rounded_on_request_and_never_become_infinite() -> None:
+    wanted = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2)), ("f", pa.float32())])
+    batch = pa.record_batch({"id": [1, 2], "v": [[0.1, 0.2], [0.5, None]], "f": [0.1, float("inf")]})
+    with pytest.raises(InvalidInputError, match=r"column v.*0.1.*roundFloats"):
+        for_table(batch, wanted, ["id"])
+    rounded = for_table(batch, wanted, ["id"], round_floats=True)
+    assert rounded.column("f").to_pylist() == [pytest.approx(0.1), float("inf")]
+    assert rounded.column("v").to_pylist()[0] == pytest.approx([0.1, 0.2])
+    huge = pa.record_batch({"id": [7], "f": [1e300]})
+    with pytest.raises(InvalidInputError, match=r"column f of the row with id = 7.*1e.300"):
+        for_table(huge, wanted, ["id"], round_floats=True)
+
+
 def test_a_vector_of_the_wrong_length_is_refused_with_the_rows_key() -> None:
     batch = pa.record_batch({"tenant": ["x", "y"], "id": [7, 8], "v": [[1.0, 2.0], [1.0]]})
     wanted = pa.schema([("tenant", pa.string()), ("id", pa.int64()), ("v", pa.list_(pa.float64(), 2))])

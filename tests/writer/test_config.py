@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
 from lancewal.writer import ShardWriterConfig
+from lancewal.writer.config import _warn_once
 
 MB = 1024 * 1024
 
@@ -51,6 +52,8 @@ def test_freeze_limit_above_the_backpressure_limit_is_refused_with_both_numbers(
         {"max_wal_flush_interval": timedelta(milliseconds=-1)},
         {"backpressure_log_interval": timedelta(0)},
         {"backpressure_log_interval": None},
+        {"async_index_interval": timedelta.max},
+        {"manifest_scan_batch_size": 1025},
     ],
 )
 def test_nonsense_is_refused_and_named(setting: dict[str, object]) -> None:
@@ -94,15 +97,70 @@ def test_argument_beats_stored_default_beats_built_in() -> None:
     assert (config.max_memtable_rows, config.durable_write, config.max_memtable_batches) == (9, False, 8_000)
 
 
-def test_unknown_override_and_garbled_default_are_refused() -> None:
+def test_unknown_override_and_wrong_override_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="max_memtable_row;"):
         ShardWriterConfig.from_defaults({}, max_memtable_row=1)
     with pytest.raises(InvalidInputError, match="max_memtable_rows"):
-        ShardWriterConfig.from_defaults({"max_memtable_rows": "many"})
-    with pytest.raises(InvalidInputError, match="durable_write"):
-        ShardWriterConfig.from_defaults({"durable_write": "maybe"})
-    with pytest.raises(InvalidInputError, match="max_wal_flush_interval_ms"):
-        ShardWriterConfig.from_defaults({"max_wal_flush_interval_ms": "soon"})
+        ShardWriterConfig.from_defaults({}, max_memtable_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("stored", "used"),
+    [
+        ({"max_memtable_size": str(4 << 30)}, {"max_memtable_size": 1024 * MB}),
+        ({"max_unflushed_memtable_bytes": "1000", "max_memtable_size": "2000"}, {"max_memtable_size": 1000}),
+        ({"manifest_scan_batch_size": "0"}, {"manifest_scan_batch_size": 1}),
+        ({"manifest_scan_batch_size": str(1 << 62)}, {"manifest_scan_batch_size": 1024}),
+        ({"durable_write": "True", "fsync": "0"}, {"durable_write": True, "fsync": False}),
+        ({"max_memtable_size": "256MB"}, {"max_memtable_size": 256 * MB}),
+        ({"max_wal_buffer_size": " 1.5 GiB"}, {"max_wal_buffer_size": 1536 * MB}),
+        ({"max_memtable_rows": "-3"}, {"max_memtable_rows": 1}),
+        ({"max_memtable_rows": "many"}, {"max_memtable_rows": 100_000}),
+        ({"max_memtable_rows": "\u00b2"}, {"max_memtable_rows": 100_000}),
+        ({"max_memtable_rows": "9" * 5000}, {"max_memtable_rows": 100_000}),
+        ({"durable_write": "maybe"}, {"durable_write": True}),
+        ({"max_wal_flush_interval_ms": "soon"}, {"max_wal_flush_interval": timedelta(milliseconds=100)}),
+        ({"max_wal_flush_interval_ms": "2s"}, {"max_wal_flush_interval": timedelta(seconds=2)}),
+        ({"async_index_interval_ms": "9" * 25}, {"async_index_interval": timedelta(days=36_500)}),
+        ({"backpressure_log_interval_ms": "0"}, {"backpressure_log_interval": timedelta(milliseconds=1)}),
+    ],
+)
+def test_stored_default_that_others_accepted_is_bent_and_told_once_in_the_log(
+    stored: dict[str, str], used: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_once.cache_clear()
+    config = ShardWriterConfig.from_defaults(stored)
+    assert {name: getattr(config, name) for name in used} == used
+    told = [record.getMessage() for record in caplog.records]
+    assert told
+    assert all("writer default" in text for text in told)
+    ShardWriterConfig.from_defaults(stored)
+    assert [record.getMessage() for record in caplog.records] == told
+    with pytest.raises(InvalidInputError):
+        ShardWriterConfig.check_defaults(stored)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({*ShardWriterConfig().to_defaults(), "max_wal_flush_interval"})),
+        st.text(max_size=12)
+        | st.tuples(
+            st.integers(-(10**40), 10**40), st.sampled_from(["", "MB", " GiB", "ms", "s", ".5", "x"])
+        ).map(lambda parts: f"{parts[0]}{parts[1]}")
+        | st.sampled_from(["True", "FALSE", "none", "", "inf", "nan", "1e9"]),
+    )
+)
+def test_no_stored_default_makes_a_table_unwritable(stored: dict[str, str]) -> None:
+    config = ShardWriterConfig.from_defaults(stored)
+    assert ShardWriterConfig.from_defaults(config.to_defaults()) == config
+
+
+def test_stored_default_gives_way_to_what_the_caller_says() -> None:
+    stored = {"max_memtable_size": str(256 * MB), "manifest_scan_batch_size": "0"}
+    config = ShardWriterConfig.from_defaults(
+        stored, max_unflushed_memtable_bytes=16 * MB, manifest_scan_batch_size=3
+    )
+    assert (config.max_memtable_size, config.manifest_scan_batch_size) == (16 * MB, 3)
 
 
 def test_lance_stores_zero_for_never_logging_statistics() -> None:

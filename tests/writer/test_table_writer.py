@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import lance
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -34,7 +35,7 @@ from lancewal.table import Table
 from lancewal.wal import WalTailer
 from lancewal.writer.table_writer import TableWriter, is_stream
 from tests.faults import FaultyStore
-from tests.tables import APPEND_ONLY, KEY, KEYED, rows
+from tests.tables import APPEND_ONLY, KEY, KEYED, ids, rows
 
 PATIENCE = 30.0
 
@@ -243,6 +244,109 @@ def test_casts_only_on_request(table: Table) -> None:
         with pytest.raises(InvalidInputError, match="id"):
             writer.put(pa.table({"id": [1.5]}))
     assert logged_ids(table) == [1]
+
+
+SEVERAL_KEYS: dict[str, Any] = {
+    "pandas series": pd.Series([1, 2]),
+    "pandas series with another index": pd.Series([0, 1, 2])[1:],
+    "nullable pandas series": pd.Series([1, 2], dtype="Int64"),
+    "pandas index": pd.Index([1, 2]),
+    "polars series": pl.Series([1, 2]),
+    "numpy array": np.array([1, 2]),
+    "chunked array": pa.chunked_array([[1], [2]]),
+    "set": {1, 2},
+    "keys of a dictionary": {1: "a", 2: "b"}.keys(),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL_KEYS)
+def test_keys_in_a_column_of_pandas_raised_a_bare_error(table: Table, kind: str) -> None:
+    keys = SEVERAL_KEYS[kind]
+    with table.writer() as writer:
+        writer.put(rows(0, 4))
+        assert table.lookup(keys).found.tolist() == [True, True]
+        assert writer.delete(keys).num_rows == 2
+    assert ids(table.scan().to_table()) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [pd.Series([1, None]), pd.Series(["a"]), pl.Series([1.5]), np.array([[1]]), pd.Series([], dtype=object)],
+)
+def test_wrong_keys_in_a_column_are_refused(table: Table, keys: Any) -> None:
+    with table.writer() as writer, pytest.raises(InvalidInputError):
+        writer.delete(keys)
+
+
+@pytest.mark.parametrize("data", [pl.Series([1]), pd.Series([1]), pd.DataFrame({"id": [1, "a"]})])
+def test_rows_that_arrow_cannot_read_raised_a_bare_error(table: Table, data: Any) -> None:
+    with table.writer() as writer, pytest.raises(InvalidInputError, match="cannot read rows"):
+        writer.put(data)
+
+
+def test_delete_of_a_condition_reported_one_row_and_deleted_nothing(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("name", pa.string(), False, KEY), pa.field("text", pa.string())])
+    table = new_table(tmp_path / "names", schema, unsharded=True)
+    with table.writer() as writer:
+        writer.put(pa.table({"name": ["a", "text = 'x'", "a = b", "text"], "text": ["x", "y", "z", None]}))
+        for condition in ("text = 'x'", "name IN ('a')", "text IS NULL", "name LIKE 'a%' AND text < 'z'"):
+            with pytest.raises(InvalidInputError, match="is a condition"):
+                writer.delete(condition)
+        # What is no condition on this table's columns is a key, and so is what comes in a list.
+        writer.delete("a = b")
+        writer.delete("text")
+        writer.delete(["text = 'x'"])
+        assert table.scan().to_table()["name"].to_pylist() == ["a"]
+        writer.delete(table.scan(columns=["name"], filter="text = 'x'").to_table())
+    assert table.count_rows() == 0
+
+
+def test_column_that_came_after_the_writer_was_said_not_to_be_in_the_table(table: Table) -> None:
+    with table.writer() as writer:
+        writer.put(rows(0, 8))
+        lance.dataset(table.uri).add_columns(pa.schema([pa.field("late", pa.int64())]))
+        for put in (writer.put, next(iter(writer.shard_writers.values())).put):
+            with pytest.raises(InvalidInputError, match="got the column late after this writer was opened"):
+                put(pa.table({"id": [1], "late": [2]}))
+            with pytest.raises(InvalidInputError, match="the table has no column never, late; its columns"):
+                put(pa.table({"id": [1], "never": [2], "late": [2]}))
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [1], "late": [2]}))
+    assert table.lookup(1, columns=["late"]) == {"late": 2}
+
+
+FLOATS = pa.schema([*KEYED, pa.field("f", pa.float32()), pa.field("v", pa.list_(pa.float32(), 2))])
+
+
+def test_cast_stored_infinity_for_a_double_and_rounded_without_being_asked(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "floats", FLOATS, unsharded=True)
+    exact = pa.table({"id": [1], "f": [0.5], "v": [[1.5, 2.0]]})
+    digits = pa.table({"id": [2, 3], "f": [0.5, 0.1], "v": [[1.5, 2.0], [0.1, 0.2]]})
+    huge = pa.table({"id": [4, 5], "f": [0.5, 1e300], "v": [[1.5, 2.0], [1e300, 0.2]]})
+    for cast in (True, "exact"):
+        with table.writer(cast=cast) as writer:
+            writer.put(exact)
+            for column in ("f", "v"):
+                with pytest.raises(
+                    InvalidInputError, match=f'column {column} .*row 1 is .*0.1.*cast="round"'
+                ):
+                    writer.put(digits.select(["id", column]))
+            with pytest.raises(InvalidInputError, match=r"column f .*row 1 is 1e.300"):
+                writer.put(huge)
+    with table.writer(cast="round") as writer:
+        writer.put(digits)
+        for column in ("f", "v"):
+            with pytest.raises(InvalidInputError, match=f"column {column} .*row 1 is .*1e.300"):
+                writer.put(huge.select(["id", column]))
+    found = table.scan().to_table().sort_by("id").to_pydict()
+    assert found["id"] == [1, 2, 3]
+    assert found["f"] == pytest.approx([0.5, 0.5, 0.1])
+    assert found["v"][2] == pytest.approx([0.1, 0.2])
+
+
+def test_cast_of_another_word_is_refused(table: Table) -> None:
+    with pytest.raises(InvalidInputError, match="cast is 'nearest'"):
+        table.writer(cast="nearest")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.logging import RichHandler
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,6 +24,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 from rich.traceback import Traceback
 
 
@@ -35,13 +38,60 @@ class Settings:
 settings = Settings()
 
 
+#: Control characters but for line ends and tabs; what turns the direction of text; half characters.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""``text`` with characters that would command the terminal shown as what they are.
+
+    >>> print(visible("red: \x1b[31m"))
+    red: \x1b[31m
+    """
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def plain(text: object) -> str:
+    r"""Names and values of others for a text with markup: neither markup nor commands to the terminal.
+
+    >>> print(plain("[bold]\x07"))
+    \[bold]\x07
+    """
+    return escape(visible(str(text)))
+
+
 def out() -> Console:
     """For what a person reads. Made at every call: tests and pipes replace the streams."""
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 def err() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    made = Console(stderr=stderr, highlight=False)
+    made.push_render_hook(_VisibleHook())
+    return made
+
+
+class _VisibleHook(RenderHook):
+    """Whatever is printed: rows, paths, and texts of errors come from others."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(each) for each in renderables]
+
+
+@dataclass
+class _Visible:
+    shown: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self.shown, options):
+            yield Segment(text if control else visible(text), style, control)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.shown)
 
 
 def note(text: str) -> None:
@@ -60,8 +110,14 @@ def traceback(raised: BaseException) -> None:
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """One JSON document; ``indent=None`` for a line of JSON lines."""
-    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_text(value, indent=indent) + "\n")
     sys.stdout.flush()
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON that may be shown on a terminal: what commands it is escaped, which changes no value."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def set_up_logging(verbosity: int) -> None:

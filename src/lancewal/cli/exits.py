@@ -25,6 +25,7 @@ from lancewal.errors import (
     PartialWriteError,
     SealedShardError,
     SplitShardError,
+    TableNotFoundError,
 )
 
 P = ParamSpec("P")
@@ -51,6 +52,10 @@ _INNER_FILE = re.compile(r"'([^']*?)/_mem_wal/[^']*'")
 #: What helps, by what the message says.
 _ADVICE = (
     (re.compile(r"ENOSPC|No space left on device"), "free some space"),
+    (
+        re.compile(r"instance metadata|169\.254\.169\.254|AWS credentials"),
+        "set credentials in the environment (AWS_ACCESS_KEY_ID and so on)",
+    ),
     (re.compile(r"EACCES|EPERM|EROFS|[Pp]ermission denied"), "see that you may write there"),
 )
 
@@ -109,7 +114,7 @@ def resumable(state: str) -> Iterator[None]:
 
 def exit_code(error: BaseException) -> int:
     """The code for an error of the library."""
-    if isinstance(error, NotInitializedError):
+    if isinstance(error, NotInitializedError | TableNotFoundError):
         return NOT_FOUND
     if isinstance(error, InvalidInputError | SealedShardError | SplitShardError):
         return REFUSED

@@ -11,6 +11,7 @@ import typer
 from rich.progress import Progress
 
 from lancewal.cli import console, figures, options
+from lancewal.cli.console import plain
 from lancewal.cli.creating import WritePath, open_or_create
 from lancewal.cli.exits import FAILED, REFUSED, CommandError, advised, exit_code, guarded, plain_sentence
 from lancewal.errors import InvalidInputError, LanceWalError
@@ -181,7 +182,7 @@ def _ensure(
     if made:
         status = opened.status()
         keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
-        console.note(f"[dim]created {table}: {keyed}, {status.sharding}[/]")
+        console.note(f"[dim]created {plain(table)}: {plain(keyed)}, {plain(status.sharding)}[/]")
 
 
 def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> None:
@@ -191,7 +192,7 @@ def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> 
     for source in dict.fromkeys([*directories_of(sources), *(file.source for file in files)]):
         part = job.give_up(source)
         if part is not None:
-            console.note(f"gave up on {part}")
+            console.note(f"gave up on {plain(part)}")
 
 
 def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool) -> None:
@@ -238,7 +239,9 @@ def _watch(
         return looks is not None and done >= looks
 
     if not json:
-        console.note(f"[dim]watching {', '.join(sources)} every {figures.duration(every)}; Ctrl-C ends[/]")
+        console.note(
+            f"[dim]watching {plain(', '.join(sources))} every {figures.duration(every)}; Ctrl-C ends[/]"
+        )
     told: set[str] = set()
     try:
         for files in watch(sources, stop=enough, format=format, poll_interval=every):
@@ -267,7 +270,7 @@ def _print_taken(file: SourceFile, rows: int, *, json: bool) -> None:
     if json:
         console.print_json({"file": str(file), "rows": rows}, indent=None)
     else:
-        console.out().print(f"[green]✓[/] {file.name}  [dim]{figures.plural(rows, 'row')}[/]")
+        console.out().print(f"[green]✓[/] {plain(file.name)}  [dim]{figures.plural(rows, 'row')}[/]")
 
 
 def _print_report(report: IngestReport, *, json: bool) -> None:
@@ -308,7 +311,7 @@ class _Meter:
         self._rows[name] = step.rows
         done = self._before.get(name, 0.0) + step.fraction * (step.file.size or 1)
         rows = figures.plural(sum(self._rows.values()), "row")
-        self._shown.update(self._task, completed=done, description=step.file.name, note=rows)
+        self._shown.update(self._task, completed=done, description=plain(step.file.name), note=rows)
 
     def flushing(self) -> None:
         self._shown.update(self._task, description="flushing")

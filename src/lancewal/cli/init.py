@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lancewal.cli import console, options
+from lancewal.cli.console import plain
 from lancewal.cli.creating import WritePath, create, set_key
 from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
 
@@ -66,14 +67,14 @@ def init(
     storage = options.storage_options(option)
     key_columns = options.names(key)
     if like is not None:
-        _create_like(table, storage, like, key_columns, vector_column)
-    elif options.is_missing(table) and "://" not in table:
+        _create_like(table, storage, like, key_columns, vector_column, path)
+    elif options.is_missing(table, storage):
         raise CommandError(
             f"there is no Lance table at {table}; write one with Lance, or create it here with --like FILE",
             NOT_FOUND,
         )
     elif key_columns is not None:
-        set_key(table, storage, key_columns)
+        set_key(table, storage, key_columns, path)
     made = path.initialize(table, storage)
     status = made.status()
     if json:
@@ -82,19 +83,28 @@ def init(
     keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
     out = console.out()
     out.print(
-        f"[green]✓[/] {made.uri} has a write path: {keyed}, {status.sharding}, {len(status.shards)} shards"
+        f"[green]✓[/] {plain(made.uri)} has a write path: {plain(keyed)}, {plain(status.sharding)}, "
+        f"{len(status.shards)} shards"
     )
-    out.print(f"  next: [bold]lancewal ingest {table} FILE…[/], or lancewal.open({table!r}).writer()")
+    uri = plain(table)
+    out.print(
+        f"  next: [bold]lancewal ingest {uri} FILE…[/], or lancewal.open({plain(repr(table))}).writer()"
+    )
 
 
 def _create_like(
-    table: str, storage: dict[str, str], like: str, key: list[str] | None, vectors: list[str] | None
+    table: str,
+    storage: dict[str, str],
+    like: str,
+    key: list[str] | None,
+    vectors: list[str] | None,
+    path: WritePath,
 ) -> None:
     from lancewal.ingest import find_files
 
-    if not options.is_missing(table):
+    if not options.is_missing(table, storage):
         raise CommandError(f"there is a Lance table at {table} already; leave --like out", 2)
     files = find_files([like])
     if not files:
         raise CommandError(f"{like} has no file to take columns from", 2)
-    create(table, storage, files[0], key, vectors)
+    create(table, storage, files[0], key, vectors, path)

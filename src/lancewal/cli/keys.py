@@ -75,6 +75,7 @@ def delete(
         raise typer.BadParameter("pass keys, or --filter")
     opened = options.open_table(table, option)
     if keys:
+        _refuse_conditions(opened, keys)
         with opened.writer() as writer:
             count = writer.delete(parse_keys(opened, keys)).num_rows
     else:
@@ -85,13 +86,26 @@ def delete(
         console.out().print(f"[green]✓[/] {figures.plural(count, 'key')} deleted")
 
 
+def _refuse_conditions(table: Table, keys: list[str]) -> None:
+    from lancewal.writer.intake import is_condition
+
+    for key in keys:
+        if is_condition(key, table.schema):
+            raise typer.BadParameter(
+                f"{key!r} is a condition, and keys are expected here; pass conditions with --filter",
+                param_hint="KEY",
+            )
+
+
 def _delete_matching(table: Table, filter: str, *, ask: bool) -> int:
     if not table.primary_key:
         raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
     scan = table.scan(columns=list(table.primary_key), filter=filter)
     if ask:
         number = scan.count_rows()
-        typer.confirm(f"Delete {figures.plural(number, 'row')} of {table.uri}?", abort=True, err=True)
+        typer.confirm(
+            f"Delete {figures.plural(number, 'row')} of {console.visible(table.uri)}?", abort=True, err=True
+        )
     count = 0
     with resumable("what was deleted stays deleted"), table.writer() as writer:
         for batch in scan.to_batches():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lancewal.cli.exits import NOT_FOUND, CommandError
-from lancewal.errors import InvalidInputError, NotInitializedError
+from lancewal.errors import NotInitializedError, TableNotFoundError
 
 if TYPE_CHECKING:
     from lancewal.table import Table
@@ -151,18 +151,23 @@ def open_table(uri: str, options: list[str] | None) -> Table:
             f"the Lance table at {uri} has no write path yet; give it one with: lancewal init {uri}",
             NOT_FOUND,
         ) from None
-    except InvalidInputError as error:
-        if is_missing(uri):
-            raise CommandError(
-                f"there is no Lance table at {uri}; check the path, or create one with "
-                "lancewal ingest --create",
-                NOT_FOUND,
-            ) from error
-        raise
+    except TableNotFoundError as error:
+        raise CommandError(
+            f"there is no Lance table at {uri}; check the path, or create one with lancewal ingest --create",
+            NOT_FOUND,
+        ) from error
 
 
-def is_missing(uri: str) -> bool:
-    """Whether a local path is no Lance table; for other places Lance's own answer must do."""
-    if "://" in uri:
+def is_missing(uri: str, storage: dict[str, str]) -> bool:
+    """Whether there is no Lance table."""
+    if "://" not in uri:
+        return not os.path.isdir(os.path.join(os.path.expanduser(uri), "_versions"))
+    from lancewal.base import BaseTable
+
+    try:
+        BaseTable.open(uri, storage)
+    except TableNotFoundError:
+        return True
+    except NotInitializedError:
         return False
-    return not os.path.isdir(os.path.join(os.path.expanduser(uri), "_versions"))
+    return False

@@ -103,7 +103,7 @@ def query(
 def _print_lines(scan: Scan) -> None:
     for batch in scan.to_batches():
         for row in rows.json_rows(batch):
-            sys.stdout.write(jsonlib.dumps(row, ensure_ascii=False) + "\n")
+            sys.stdout.write(console.json_text(row) + "\n")
     sys.stdout.flush()
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from lancewal.cli.console import visible
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -52,7 +54,7 @@ def table_of(rows: pa.Table) -> Table:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         widest = max((text.cell_len for text in cells), default=0)
         shown.add_column(
-            field.name,
+            Text(visible(field.name)),
             justify="right" if number else "left",
             overflow="ellipsis",
             no_wrap=True,
@@ -66,7 +68,7 @@ def table_of(rows: pa.Table) -> Table:
 def cell(value: Any) -> Text:
     if value is None:
         return Text("null", style="dim")
-    return Text(_cut(_short(value)))
+    return Text(_cut(visible(_short(value))))
 
 
 def _short(value: Any) -> str:

@@ -55,7 +55,7 @@ class SparkParts:
         return self.prepare(file, 0)
 
     def write(self, file: SourceFile, rows: DataFrame, transaction: Transaction) -> int:
-        writer = rows.write.format("lancewal").mode("append")
+        writer = rows.write.format("lancewal").mode("append").option("roundFloats", "true")
         for name, value in self._storage.items():
             writer = writer.option(f"storage.{name}", value)
         writer = writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version)
@@ -70,18 +70,21 @@ class SparkParts:
 
     def _read(self, file: SourceFile, columns: pa.Schema) -> DataFrame:
         spark = self._start()
+        import pyarrow as pa
         from pyspark.sql import functions
 
         from lancewal.spark.columns import spark_schema
 
         if file.format not in _SPARK_FORMATS:
             raise InvalidInputError(f"Spark cannot read {file} ({file.format}); use --engine local for it")
-        wanted = {field.name: field.dataType for field in spark_schema(columns)}
+        # Spark casts a number that is too large for a float to infinity, without a word.
+        schema = spark_schema(pa.schema([field.with_type(_with_doubles(field.type)) for field in columns]))
+        wanted = {field.name: field.dataType for field in schema}
         reader: Any = spark.read.format(_SPARK_FORMATS[file.format])
         if _SPARK_FORMATS[file.format] == "csv":
             reader = reader.option("header", "true").option("sep", "\t" if file.format == "tsv" else ",")
         elif file.format == "jsonl":
-            reader = reader.schema(spark_schema(columns))
+            reader = reader.schema(schema)
         rows: DataFrame = reader.load(str(file))
         known = [name for name in rows.columns if name in wanted]
         chosen = known if self._drop_unknown else rows.columns
@@ -105,6 +108,16 @@ class _SparkPart:
 
     def write(self, transaction: Transaction) -> int:
         return self.parts.write(self.file, self.rows, transaction)
+
+
+def _with_doubles(type_: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    from lancewal.format.schema import map_children
+
+    if pa.types.is_floating(type_):
+        return pa.float64()
+    return map_children(type_, lambda child: child.with_type(_with_doubles(child.type)))
 
 
 def _call(action: Callable[[], object], failed: str) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lancewal.cli import figures
+from lancewal.cli.console import visible
 
 if TYPE_CHECKING:
     from lancewal.status import Lag, ShardState, TableStatus
@@ -77,10 +78,10 @@ def _head(status: TableStatus, width: int) -> RenderableType:
         f"version {status.base_version}"
     )
     shards = figures.plural(len(status.shards), "shard")
-    title = Text(status.uri, style="bold")
+    title = Text(visible(status.uri), style="bold")
     title.truncate(max(width - 6, 10), overflow="ellipsis")
     lines = Text.assemble(
-        ("table  ", "dim"), f"{key}, {status.sharding}, {shards}\n", ("base   ", "dim"), base
+        ("table  ", "dim"), visible(f"{key}, {status.sharding}, {shards}\n"), ("base   ", "dim"), base
     )
     return Group(Rule(title, align="left", style="dim"), lines)
 
@@ -117,7 +118,7 @@ def _waiting(status: TableStatus, width: int) -> Table:
     for place, index in enumerate(behind[:_SHOWN_INDEXES]):
         rows = figures.plural(index.rows_behind, "row")
         first = ("base → indexes", named) if place == 0 else ("", "")
-        grid.add_row(*first, rows, "", f"not in {index.name}")
+        grid.add_row(*first, rows, "", Text(visible(f"not in {index.name}")))
     return grid
 
 
@@ -180,7 +181,7 @@ def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None
 
 def _name(shard: ShardState) -> str:
     values = list(shard.values.values())
-    return ", ".join(map(str, values)) if values else str(shard.shard_id)[:8]
+    return visible(", ".join(map(str, values))) if values else str(shard.shard_id)[:8]
 
 
 def _generations(shard: ShardState) -> str:

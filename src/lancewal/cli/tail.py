@@ -102,7 +102,7 @@ def _lines(batch: pa.RecordBatch) -> None:
         line = Text.assemble((f"{mark} {kind:<6} ", colour), (f"{shard[:8]}:{position:<5} ", "dim"))
         shown = {name: value for name, value in row.items() if value is not None or kind != "delete"}
         for place, (name, value) in enumerate(shown.items()):
-            line.append(("  " if place else "") + f"{name}=", style="dim")
+            line.append(("  " if place else "") + f"{console.visible(name)}=", style="dim")
             line.append_text(rows.cell(value))
         line.truncate(max(out.width, 20), overflow="ellipsis")
         out.print(line, soft_wrap=True)

@@ -8,7 +8,7 @@ rows also say for which version of the table they were written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -22,6 +22,11 @@ PRIMARY_KEY_KEY = b"lance-schema:unenforced-primary-key"
 _EXTENSION_NAME = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _LANCE_JSON = b"lance.json"
+
+#: Blobs of file versions up to 2.1 are marked, later ones have a type of their own.
+_BLOB_KEY = b"lance-encoding:blob"
+BLOB_TYPE = "lance.blob."
+_EXTENSION_KEY = b"ARROW:extension:name"
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
@@ -125,6 +130,28 @@ class TableSchema:
     def names(self) -> list[str]:
         return list(self.columns.names)
 
+    @cached_property
+    def blob_columns(self) -> tuple[str, ...]:
+        """The columns whose values Lance keeps beside the rows, as blobs."""
+        return tuple(field.name for field in self.columns if is_blob(field))
+
+    @cached_property
+    def without_blobs(self) -> TableSchema:
+        """These columns but for blobs."""
+        if not self.blob_columns:
+            return self
+        kept = [field for field in self.columns if field.name not in self.blob_columns]
+        return replace(self, columns=pa.schema(kept))
+
+
+def is_blob(field: pa.Field) -> bool:
+    """Whether Lance keeps the values of a column, or of a field below it, as blobs."""
+    marks = field.metadata or {}
+    kinds = (getattr(field.type, "extension_name", None), marks.get(_EXTENSION_KEY, b"").decode())
+    if marks.get(_BLOB_KEY) == b"true" or any((kind or "").startswith(BLOB_TYPE) for kind in kinds):
+        return True
+    return any(is_blob(field.type.field(place)) for place in range(field.type.num_fields))
+
 
 def field_id(field: pa.Field) -> int:
     """The Lance field id that ``field`` is annotated with; -1 when it has none."""
@@ -147,8 +174,8 @@ def check_readable(schema: pa.Schema) -> None:
     for column in schema:
         if _nests_fixed_lists(column.type):
             raise InvalidInputError(
-                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of fixed-size lists of "
-                "fixed-size lists; store a flat fixed-size list, or a list of fixed-size lists"
+                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of fixed-size lists "
+                "of fixed-size lists; store a flat fixed-size list, or a list of fixed-size lists"
             )
 
 

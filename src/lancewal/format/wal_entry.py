@@ -19,10 +19,10 @@ from uuid import UUID
 import crc32c
 import pyarrow as pa
 
-from lancewal.errors import ColumnMismatchError, InvalidInputError, WalCorruptError
+from lancewal.errors import ColumnMismatchError, InvalidInputError, LanceWalError, WalCorruptError
 from lancewal.format.align import align
 from lancewal.format.buffers import aligned_batch
-from lancewal.format.schema import TableSchema
+from lancewal.format.schema import BLOB_TYPE, TableSchema
 
 EPOCH_KEY = b"writer_epoch"
 GENERATION_KEY = b"generation"
@@ -161,6 +161,8 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
                 batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, UnicodeDecodeError) as error:
         raise corrupt(f"not a readable Arrow IPC stream ({error})") from error
+    except TypeError as error:
+        raise _unreadable_type(view, error, corrupt) from error
     header = _parse_header(schema.metadata or {}, corrupt)
     if header.sentinel:
         own = _ours(schema.metadata or {})
@@ -199,7 +201,19 @@ def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> En
         schema = pa.ipc.read_schema(pa.py_buffer(memoryview(data).cast("B")))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise corrupt(f"unreadable schema ({error})") from error
+    except TypeError as error:
+        raise _unreadable_type(data, error, corrupt) from error
     return _parse_header(schema.metadata or {}, corrupt)
+
+
+def _unreadable_type(data: bytes | memoryview, error: TypeError, corrupt: _Corrupt) -> LanceWalError:
+    """pylance does not know the form in which Lance's own writer logs blobs."""
+    if BLOB_TYPE.encode() not in bytes(data):
+        return corrupt(f"unreadable schema ({error})")
+    return InvalidInputError(
+        "the log holds values of a blob column, which lancewal cannot read yet; flush the shard with the "
+        "writer that wrote them"
+    )
 
 
 def _names(fields: Iterable[pa.Field]) -> list[str]:

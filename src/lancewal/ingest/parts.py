@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.format.columns import check_columns
 from lancewal.ingest.files import SourceFile
 from lancewal.ingest.journal import Part
 from lancewal.ingest.reading import Opened, open_file
@@ -102,7 +103,8 @@ class LocalParts:
     def _prepare(self, file: SourceFile, start: int, stop: int | None, max_bytes: int) -> PreparedPart:
         base = BaseTable.open(self.store.uri, self.store.storage_options, store=self.store)
         opened = open_file(file, base.schema.plain, drop_unknown=self._drop_unknown)
-        intake = Intake(base.schema, cast=True, storage_version=base.storage_version)
+        check_columns(base.schema)
+        intake = Intake(base.schema, cast="round", storage_version=base.storage_version)
         rows = _Rows(opened, start, stop)
         prepared = _LocalPart(self, base)
         for batch in rows:

@@ -86,7 +86,7 @@ def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
     types = {} if table is None else {field.name: field.type for field in table}
     nested = sorted(name for name, type_ in types.items() if pa.types.is_nested(type_))
     options = pacsv.ConvertOptions(
-        column_types={name: type_ for name, type_ in types.items() if name not in nested},
+        column_types={name: _read_as(type_) for name, type_ in types.items() if name not in nested},
         # Nothing between two separators is null, "" in quotes is an empty text.
         null_values=[""],
         strings_can_be_null=True,
@@ -128,7 +128,12 @@ def _json_type(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(type_):
         fields = [type_.field(place) for place in range(type_.num_fields)]
         return pa.struct([pa.field(field.name, _json_type(field.type)) for field in fields])
-    return pa.float32() if pa.types.is_float16(type_) else type_
+    return _read_as(type_)
+
+
+def _read_as(type_: pa.DataType) -> pa.DataType:
+    """Numbers too large for a float must be seen as what they are, not as infinity."""
+    return pa.float64() if pa.types.is_floating(type_) else type_
 
 
 def _arrow(file: SourceFile, table: pa.Schema | None) -> Opened:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.align import shown
+from lancewal.format.columns import readable_columns
 from lancewal.format.keys import key_values
 from lancewal.format.schema import TOMBSTONE, TableSchema, no_rows
 from lancewal.index.store import IndexStore
@@ -147,7 +148,7 @@ def selected(
 def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:
     """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
     if columns is None:
-        return schema.names
+        return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
     names = list(columns)
     unknown = [name for name in names if name not in schema.field_ids]
     if unknown:
@@ -157,7 +158,7 @@ def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[
         )
     if not names or len(set(names)) < len(names):
         raise InvalidInputError(f"select columns by name, each once and at least one, not {names}")
-    return names
+    return readable_columns(schema, names) if schema.blob_columns else names
 
 
 def _has_small_chunks(rows: pa.Table) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.columns import refuse_added
 from lancewal.format.keys import key_values
 from lancewal.format.spans import numbers
 from lancewal.index.distance import Vector, checked_query
@@ -114,6 +115,7 @@ def checked_nearest(
 
 def nearest(snapshot: Snapshot, query: NearestQuery, columns: Sequence[str] | None = None) -> pa.Table:
     """The ``k`` nearest rows, nearest first, with their distance as ``_distance``."""
+    refuse_added(snapshot.schema, DISTANCE)
     shown = checked_columns(columns, snapshot.schema)
     parts: list[Hits] = []
     if not query.is_undefined:

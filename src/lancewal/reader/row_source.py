@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from lancewal.format.columns import refuse_added
 from lancewal.format.schema import TableSchema
 from lancewal.reader.source import Source
 
@@ -21,6 +22,8 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
     """What a read of ``columns`` returns."""
+    if row_source:
+        refuse_added(schema, SOURCE, SHARD_ID)
     fields = [schema.plain.field(name) for name in columns]
     return pa.schema([*fields, *_FIELDS] if row_source else fields)
 

@@ -15,6 +15,7 @@ from itertools import chain, islice, product
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.columns import readable_columns
 from lancewal.memtable.scan import checked_columns
 from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
@@ -51,12 +52,16 @@ class Scan:
         self.predicate = predicate
         self.limit = limit
         self.offset = offset or 0
-        self._columns = checked_columns(columns, snapshot.schema)
+        # Rows of a table with blobs can be counted, but not shown as a whole.
+        self._shows_blobs = columns is None and bool(snapshot.schema.blob_columns)
+        shown = snapshot.schema.without_blobs.names if self._shows_blobs else columns
+        self._columns = checked_columns(shown, snapshot.schema)
         self._row_source = with_row_source
         self.schema = shown_schema(snapshot.schema, self._columns, with_row_source)
 
     def to_table(self) -> pa.Table:
         """All rows at once."""
+        self._refuse_blobs()
         pinned = self.pinned_keys()
         if pinned is not None and self.limit is None and not self.offset:
             return self._pinned(pinned)
@@ -64,6 +69,7 @@ class Scan:
 
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as a stream; no more than a few batches are held at a time."""
+        self._refuse_blobs()
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -111,6 +117,10 @@ class Scan:
             pa.array([key[place] for key in combinations], values.type)
             for place, values in enumerate(choices)
         ]
+
+    def _refuse_blobs(self) -> None:
+        if self._shows_blobs:
+            readable_columns(self.snapshot.schema, self.snapshot.schema.names)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         pinned = self.pinned_keys()

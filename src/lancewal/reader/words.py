@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.columns import refuse_added
 from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import OPERATORS, is_text
 from lancewal.index.kinds import FullTextParams
@@ -55,6 +56,7 @@ def checked_words(
 
 def find_words(snapshot: Snapshot, query: WordsQuery, columns: Sequence[str] | None = None) -> pa.Table:
     """The ``k`` best rows, best first, with their score as ``_score``."""
+    refuse_added(snapshot.schema, SCORE)
     shown = checked_columns(columns, snapshot.schema)
     parts: list[Hits] = []
     if query_terms(query.params, query.text):

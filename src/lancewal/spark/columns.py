@@ -8,6 +8,7 @@ types where no value changes; anything else is refused with the column, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.casts import CastRefusedError, exactly
 
 _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.null(): st.NullType(),
@@ -52,19 +54,23 @@ def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
-def for_table(batch: pa.RecordBatch, wanted: pa.Schema, key: Sequence[str]) -> pa.RecordBatch:
+def for_table(
+    batch: pa.RecordBatch, wanted: pa.Schema, key: Sequence[str], *, round_floats: bool = False
+) -> pa.RecordBatch:
     """Rows from Spark with their columns in the types of ``wanted``, whatever columns there are.
 
-    Columns that ``wanted`` does not have are passed on, for whoever checks names.
+    Columns that ``wanted`` does not have are passed on, for whoever checks names. With
+    ``round_floats`` floats may lose digits, but do not become infinite.
     """
     columns = []
+    leaf = partial(_losslessly, rounding=round_floats)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         place = wanted.get_field_index(name)
         if place < 0:
             columns.append(column)
             continue
         try:
-            columns.append(_reshape(column, wanted.field(place).type, _losslessly))
+            columns.append(_reshape(column, wanted.field(place).type, leaf))
         except _RefusedError as refusal:
             where = _row_named(batch, key, column, refusal)
             raise InvalidInputError(f"column {name}{where}: {refusal}") from None
@@ -210,27 +216,17 @@ def _exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         ) from error
 
 
-def _losslessly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _losslessly(array: pa.Array, wanted: pa.DataType, *, rounding: bool) -> pa.Array:
     if not _may_convert(array.type, wanted):
         raise _RefusedError(f"{array.type} does not fit the table's {wanted}; convert it with cast")
     try:
-        converted = array.cast(wanted, safe=True)
-        if pa.types.is_floating(wanted):
-            _refuse_rounded(array, converted)
-    except pa.ArrowException as error:
-        raise _RefusedError(f"not every value fits the table's {wanted}: {error}") from None
-    return converted
-
-
-def _refuse_rounded(given: pa.Array, converted: pa.Array) -> None:
-    before = given.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    after = converted.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    changed = ~((before == after) | (np.isnan(before) & np.isnan(after)))
-    if changed.any():
-        row = int(np.argmax(changed))
+        return exactly(array, wanted, rounding=rounding)
+    except CastRefusedError as error:
+        value = "" if error.row is None else f"{array[error.row].as_py()!r} is not a value of "
+        hint = "; the option roundFloats rounds" if not rounding and pa.types.is_floating(wanted) else ""
         raise _RefusedError(
-            f"{float(before[row])!r} is not exact as {converted.type}; round it with cast", row
-        )
+            f"{value or f'{array.type} does not fit '}the table's {wanted}{hint}", error.row
+        ) from None
 
 
 def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:

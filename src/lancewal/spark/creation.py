@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any
 
 import lance
@@ -13,9 +12,8 @@ from pyspark.sql import types as st
 from lancewal.base import BaseTable, table_schema
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import MemWalDetails
-from lancewal.format.keys import check_key_types
 from lancewal.format.schema import PRIMARY_KEY_KEY, TableSchema
-from lancewal.initialization import initialize, sharding_spec
+from lancewal.initialization import check_new_table, initialize
 from lancewal.objects import ObjectStore
 from lancewal.sharding import BUCKET, IDENTITY, ShardRouter
 from lancewal.spark.columns import arrow_schema
@@ -87,7 +85,7 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
 
 
 def _create(options: Options, columns: pa.Schema) -> None:
-    _check(options, columns)
+    check_new_table(columns, **_sharding(options))
     try:
         lance.write_dataset(
             columns.empty_table(),
@@ -98,17 +96,6 @@ def _create(options: Options, columns: pa.Schema) -> None:
         if "already exists" not in str(error):
             raise StorageError(f"no table could be made at {options.uri}: {error}") from error
         logger.info("another writer created the table at %s first", options.uri)
-
-
-def _check(options: Options, columns: pa.Schema) -> None:
-    """Refuse what makes no table, tried out in memory: nothing must be left of half a table."""
-    try:
-        tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise InvalidInputError(f"Lance makes no table of these columns: {error}") from error
-    schema = table_schema(tried)
-    check_key_types(schema)
-    sharding_spec(schema, **_sharding(options))
 
 
 def _initialized(options: Options) -> BaseTable:

@@ -20,7 +20,7 @@ FEED_OPTIONS = (
     "maxEntriesPerTrigger",
     "maxBytesPerTrigger",
 )
-WRITE_OPTIONS = ("changeTypeColumn", "txnAppId", "txnVersion", "stagingBytes")
+WRITE_OPTIONS = ("changeTypeColumn", "roundFloats", "txnAppId", "txnVersion", "stagingBytes")
 CREATE_OPTIONS = (
     "createIfMissing",
     "primaryKey",

@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.feed import FEED_COLUMNS
+from lancewal.format.columns import check_columns
 from lancewal.spark.columns import for_table
+from lancewal.spark.options import Options
 from lancewal.writer.intake import Intake
 
 #: What a row's change is called: by our own feed, by Delta's, by Debezium's.
@@ -29,14 +31,23 @@ class SparkRows:
     the columns that our change feed adds may be among the rows and are left out.
     """
 
-    def __init__(self, base: BaseTable, change_column: str | None = None) -> None:
+    def __init__(
+        self, base: BaseTable, change_column: str | None = None, *, round_floats: bool = False
+    ) -> None:
         self._schema = base.schema
+        self._round_floats = round_floats
         self._change_column = change_column
+        check_columns(base.schema)
         self._intake = Intake(base.schema, storage_version=base.storage_version)
         if change_column is not None and change_column in base.schema.names:
             raise InvalidInputError(
                 f"{change_column} is a column of the table and cannot say what becomes of a row; rename one"
             )
+
+    @classmethod
+    def of(cls, base: BaseTable, options: Options) -> SparkRows:
+        """As the options of a write ask for."""
+        return cls(base, options.text("changeTypeColumn"), round_floats=options.flag("roundFloats"))
 
     def check(self, given: pa.Schema) -> None:
         """Refuse rows of a schema that does not fit, whatever their values are."""
@@ -55,7 +66,7 @@ class SparkRows:
         missing = sorted(set(required) - set(empty.schema.names))
         if missing:
             raise InvalidInputError(f"the rows lack {', '.join(missing)}, which cannot be null; add it")
-        for_table(empty, self._schema.plain, self._schema.primary_key)
+        self._for_table(empty)
 
     def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The rows in ``schema.stored``, in their order; ``None`` when nothing is left to do."""
@@ -83,13 +94,15 @@ class SparkRows:
         return pa.concat_batches(parts).take(pa.array(order))
 
     def _upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        shaped = for_table(batch, self._schema.plain, self._schema.primary_key)
-        return self._intake.upserts(shaped).batches[0]
+        return self._intake.upserts(self._for_table(batch)).batches[0]
 
     def _deletes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         names = [name for name in self._schema.primary_key if name in batch.schema.names]
-        keys = for_table(batch.select(names), self._schema.plain, self._schema.primary_key)
-        return self._intake.deletes(keys).batches[0]
+        return self._intake.deletes(self._for_table(batch.select(names))).batches[0]
+
+    def _for_table(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        key = self._schema.primary_key
+        return for_table(batch, self._schema.plain, key, round_floats=self._round_floats)
 
     def _take_changes(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
         assert self._change_column is not None

@@ -53,14 +53,14 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool) -> Bas
     if (options.text("txnAppId") is None) and options.text("txnVersion") is not None:
         raise InvalidInputError("option txnVersion needs txnAppId")
     base = open_for_writing(options, schema)
-    SparkRows(base, options.text("changeTypeColumn")).check(arrow_schema(schema))
+    SparkRows.of(base, options).check(arrow_schema(schema))
     return base
 
 
 def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> list[Staged]:
     """Write a task's rows as staged SSTables."""
     table = OpenTable.open(options)
-    rows = SparkRows(table.base, options.text("changeTypeColumn"))
+    rows = SparkRows.of(table.base, options)
     stager = Stager(
         table.base,
         table.store,

@@ -50,7 +50,7 @@ class WalSink(DataSourceArrowWriter):
         """The whole of a task. Nothing is written before all its rows were seen and checked."""
         table = OpenTable.open(self._options)
         router = table.router()
-        rows = SparkRows(table.base, self._options.text("changeTypeColumn"))
+        rows = SparkRows.of(table.base, self._options)
         parts: dict[Shard, list[pa.RecordBatch]] = {}
         held = 0
         for batch in batches:

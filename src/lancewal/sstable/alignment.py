@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.align import ColumnSource, column_sources
-from lancewal.format.schema import TOMBSTONE, TableSchema
+from lancewal.format.schema import TOMBSTONE, TableSchema, field_id, is_blob
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Alignment:
 
     sources: Mapping[str, ColumnSource]
     stored_names: frozenset[str]
+    #: Columns that are blobs here, of which a scan would show places instead of values.
+    stored_blobs: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
@@ -28,7 +30,9 @@ class Alignment:
         """
         sources = column_sources(stored, schema, written_for)
         shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
-        return cls(shown, frozenset(stored.names) - {TOMBSTONE})
+        ids = {field_id(field) for field in stored if is_blob(field)}
+        blobs = frozenset(name for name in schema.blob_columns if schema.field_ids[name] in ids)
+        return cls(shown, frozenset(stored.names) - {TOMBSTONE}, blobs)
 
     @cached_property
     def is_exact(self) -> bool:
@@ -39,4 +43,11 @@ class Alignment:
         unknown = [name for name in columns if name not in self.sources]
         if unknown:
             raise InvalidInputError(f"no such columns: {unknown}; the table has {list(self.sources)}")
+        if self.stored_blobs:
+            blobs = [name for name in columns if name in self.stored_blobs]
+            if blobs:
+                raise InvalidInputError(
+                    f"an SSTable holds values of the blob column {', '.join(blobs)}, which lancewal cannot "
+                    "read or compact yet; compact it with the tool that wrote it"
+                )
         return [self.sources[name] for name in columns]

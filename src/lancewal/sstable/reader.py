@@ -32,7 +32,8 @@ from lancewal.sstable.predicate import matches, referenced_columns
 from lancewal.sstable.probe import KeyProbe
 
 #: The name of the offset column in scans that ask for it.
-ROW_OFFSET = "_row_offset"
+#: A name that Lance refuses for columns, so that no table has one of its own.
+ROW_OFFSET = "_rowoffset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _ROW_ADDRESS = "_rowaddr"
 _KEY_BATCH_ROWS = 1 << 16
@@ -112,7 +113,7 @@ class SsTable:
         """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
 
         ``filter`` is SQL in Lance's dialect over the columns of ``schema``.
-        ``with_offsets`` adds ``_row_offset``. ``with_tombstone`` adds ``_tombstone``, and
+        ``with_offsets`` adds ``_rowoffset``. ``with_tombstone`` adds ``_tombstone``, and
         with it the deleted keys, which are left out otherwise; a deleted key's other
         columns are null, and the filter sees them so.
         """
@@ -233,7 +234,7 @@ class SsTable:
         """The columns of a predicate that Lance would not find here under their names; else none."""
         if predicate is None or alignment.is_exact:
             return []
-        used = alignment.select(sorted(referenced_columns(hashable(schema.plain), predicate)))
+        used = alignment.select(sorted(referenced_columns(hashable(schema.without_blobs.plain), predicate)))
         return [] if all(source.is_same for source in used) else used
 
     def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:

@@ -43,5 +43,6 @@ def columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
     if base.dataset.latest_version == base.version:
         return base
     newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    newest = replace(newest, schema=newest.schema.without_blobs)
     same = newest.schema.columns.equals(base.schema.columns, check_metadata=True)
     return base if same and not newest.schema.replaced_since(base.version) else newest

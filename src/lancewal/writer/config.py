@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from lancewal.errors import InvalidInputError
 
+logger = logging.getLogger(__name__)
+
 MB = 1024 * 1024
+
+#: More versions than this at a time are no help, and a request for each is sent at once.
+MAX_SCAN_BATCH_SIZE = 1024
+#: What clocks and waits of the operating system can still count.
+MAX_INTERVAL = timedelta(days=36_500)
+_MAX_NUMBER = (1 << 63) - 1
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -106,26 +118,55 @@ class ShardWriterConfig:
     def from_defaults(cls, persisted: Mapping[str, str], **overrides: Any) -> ShardWriterConfig:
         """A configuration from a table's persisted knobs; keys that are not ours are left alone.
 
-        ``overrides`` win over what is persisted, and that over the built-in defaults.
+        ``overrides`` win over what is persisted, and that over the built-in defaults. Overrides are
+        checked. What is persisted may come from others, who check less, and cannot be changed any
+        more: it is understood where it can be, brought within bounds, or left out, with a warning in
+        the log, so that the table stays writable.
 
         >>> ShardWriterConfig.from_defaults({"max_wal_flush_interval_ms": "5"}, fsync=False).fsync
         False
+        >>> ShardWriterConfig.from_defaults({"max_memtable_size": "64MB"}).max_memtable_size == 64 * MB
+        True
         """
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(set(overrides) - set(known))
+        names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(overrides) - names)
         if unknown:
             raise InvalidInputError(
-                f"unknown writer setting {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+                f"unknown writer setting {', '.join(unknown)}; known are {', '.join(sorted(names))}"
             )
-        values: dict[str, Any] = {}
-        for name, field in known.items():
+        stored: dict[str, Any] = {}
+        for name, key, text in _ours(persisted):
             if name in overrides:
-                values[name] = overrides[name]
-            elif f"{name}_ms" in persisted:
-                values[name] = _parse_duration(name, persisted[f"{name}_ms"])
-            elif name in persisted:
-                values[name] = _parse_scalar(name, persisted[name], field.default)
+                continue
+            found = _read(name, text)
+            if found is None:
+                _warn_once(f"the table's writer default {key} is {text!r}; the built-in one is used instead")
+                continue
+            stored[name] = found.value
+            if not found.exact:
+                _warn_once(f"the table's writer default {key} is {text!r}; it is taken as {found.value}")
+        values = {**stored, **overrides}
+        sizes = ("max_memtable_size", "max_unflushed_memtable_bytes")
+        if values.get("enable_memtable", cls.enable_memtable) and any(name in stored for name in sizes):
+            size, room = (values.get(name, getattr(cls, name)) for name in sizes)
+            if "max_memtable_size" not in overrides and isinstance(room, int) and size > room:
+                _warn_once(
+                    f"the table's writer defaults have max_memtable_size ({size}) above "
+                    f"max_unflushed_memtable_bytes ({room}); {room} is taken for both"
+                )
+                values["max_memtable_size"] = room
         return cls(**values)
+
+    @classmethod
+    def check_defaults(cls, given: Mapping[str, str]) -> None:
+        """Refuse persisted knobs that :meth:`from_defaults` would not take as they are."""
+        values: dict[str, Any] = {}
+        for name, key, text in _ours(given):
+            found = _read(name, text)
+            if found is None or not found.exact:
+                raise InvalidInputError(f"the writer default {key} is {text!r}, not {_expected(name)}")
+            values[name] = found.value
+        cls(**values)
 
 
 _OPTIONAL = {"max_wal_flush_interval", "stats_log_interval"}
@@ -146,26 +187,74 @@ def _check_kind(name: str, value: object) -> None:
             raise InvalidInputError(f"{name} must not be negative, got {value}")
         if value == timedelta(0) and name == "backpressure_log_interval":
             raise InvalidInputError("backpressure_log_interval must be above zero")
-    elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidInputError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if value > MAX_INTERVAL:
+            never = "; None is never" if name in _OPTIONAL else ""
+            raise InvalidInputError(f"{name} must not be above {MAX_INTERVAL.days} days, got {value}{never}")
+    elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _most(name):
+        raise InvalidInputError(f"{name} must be {_expected(name)}, got {value!r}")
 
 
-def _parse_duration(name: str, text: str) -> timedelta | None:
-    if text == "none" and name in _OPTIONAL:
+@dataclass(frozen=True)
+class _Read:
+    """What a stored text means; ``exact`` where it is written, and within bounds, as we would store it."""
+
+    value: Any
+    exact: bool
+
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+_NUMBER = re.compile(r"([+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]*)")
+_BYTES = {"": 1, "k": 1024, "m": MB, "g": 1024 * MB, "t": 1024 * 1024 * MB}
+_MILLISECONDS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+
+
+def _ours(persisted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Each persisted knob that is ours: its name, the key that it is stored under, its text."""
+    for field in dataclasses.fields(ShardWriterConfig):
+        for key in (f"{field.name}_ms", field.name):
+            if key in persisted:
+                yield field.name, key, persisted[key]
+                break
+
+
+def _read(name: str, text: str) -> _Read | None:
+    """What a stored text means for a knob; ``None`` where it means nothing."""
+    word = text.strip().lower()
+    if name in _FLAGS:
+        return _Read(word in _TRUE, text in ("true", "false")) if word in _TRUE + _FALSE else None
+    if name in _OPTIONAL and word in ("none", "null", ""):
+        return _Read(None, text == "none")
+    match = _NUMBER.fullmatch(word)
+    if match is None:
         return None
-    if not text.isdigit():
-        raise InvalidInputError(f"the table's writer default {name}_ms is {text!r}, not a number")
+    amount, unit = Decimal(match[1]), match[2]
+    if name not in _DURATIONS:
+        scale = _BYTES.get(unit.removesuffix("b").removesuffix("i"))
+        number = None if scale is None else min(max(int(amount * scale), 1), _most(name))
+        return None if number is None else _Read(number, text == str(number))
+    if unit not in _MILLISECONDS:
+        return None
+    least = 1 if name == "backpressure_log_interval" else 0
+    millis = min(max(int(amount * _MILLISECONDS[unit]), least), MAX_INTERVAL // _MILLISECOND)
     # Lance persists "0" for "never log".
-    if name == "stats_log_interval" and text == "0":
-        return None
-    return timedelta(milliseconds=int(text))
+    never = name == "stats_log_interval" and millis == 0
+    return _Read(None if never else timedelta(milliseconds=millis), text == str(millis))
 
 
-def _parse_scalar(name: str, text: str, default: object) -> object:
-    if isinstance(default, bool):
-        if text not in ("true", "false"):
-            raise InvalidInputError(f"the table's writer default {name} is {text!r}, not true or false")
-        return text == "true"
-    if not text.isdigit():
-        raise InvalidInputError(f"the table's writer default {name} is {text!r}, not a number")
-    return int(text)
+def _most(name: str) -> int:
+    return MAX_SCAN_BATCH_SIZE if name == "manifest_scan_batch_size" else _MAX_NUMBER
+
+
+def _expected(name: str) -> str:
+    if name in _FLAGS:
+        return "true or false"
+    if name in _DURATIONS:
+        return "a number of milliseconds"
+    most = "" if _most(name) == _MAX_NUMBER else f" and at most {_most(name)}"
+    return f"a whole number of at least 1{most}"
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)

@@ -13,7 +13,9 @@ from lancewal.writer.open import open_shard_writer
 from lancewal.writer.registry import live_writer
 
 
-def drain_shard(base: BaseTable, manifest: ShardManifest, store: ObjectStore) -> None:
+def drain_shard(
+    base: BaseTable, manifest: ShardManifest, store: ObjectStore, config: ShardWriterConfig
+) -> None:
     """Move the shard's rows from MemTables and WAL to SSTables; ``manifest`` is its newest.
 
     Goes through the shard's writer in this process where there is one that still holds the
@@ -25,14 +27,12 @@ def drain_shard(base: BaseTable, manifest: ShardManifest, store: ObjectStore) ->
         writer.force_seal_active()
         writer.wait_for_flush_drain()
     elif has_unflushed_rows(manifest, store):
-        open_shard_writer(base, manifest.shard_id, drain_config(base), store=store).close()
+        open_shard_writer(base, manifest.shard_id, config, store=store).close()
 
 
-def drain_config(base: BaseTable) -> ShardWriterConfig:
-    """The table's stored settings, but with MemTables: its own writers may be WAL-only."""
-    stored = ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
-    return dataclasses.replace(
-        stored,
-        enable_memtable=True,
-        max_memtable_size=min(stored.max_memtable_size, stored.max_unflushed_memtable_bytes),
-    )
+def drain_config(config: ShardWriterConfig) -> ShardWriterConfig:
+    """``config``, but with MemTables: the table's own writers may be WAL-only."""
+    if config.enable_memtable:
+        return config
+    size = min(config.max_memtable_size, config.max_unflushed_memtable_bytes)
+    return dataclasses.replace(config, enable_memtable=True, max_memtable_size=size)

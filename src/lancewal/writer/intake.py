@@ -6,26 +6,41 @@ effect anywhere, and one that passed cannot fail later at flush.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format.align import column_sources
 from lancewal.format.buffers import aligned, has_wide_values
+from lancewal.format.casts import CastRefusedError, exactly, has_floats
 from lancewal.format.dictionaries import has_dictionary, without_null_words
 from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE, TableSchema, has_json, is_json, without_field_ids
+from lancewal.predicate import Predicate
 from lancewal.sstable import needs_present_structs, present_values, refuse_null_structs
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
 
+#: What several keys come in, beside columns of pandas and polars.
+_SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
+#: What a condition has and few keys do.
+_COMPARES = re.compile(r"[=<>]|\b(is|in|like|ilike|between)\b", re.IGNORECASE)
+
 _Convert = Callable[[pa.Array], pa.Array]
+
+#: How types that are not the table's are taken: not at all, where no value changes (``True`` is
+#: the same as ``"exact"``), or with floats rounded to the table's precision.
+Cast = bool | Literal["exact", "round"]
+_CASTS = (False, True, "exact", "round")
 
 
 @dataclass(frozen=True)
@@ -74,18 +89,30 @@ class Intake:
 
     Columns are matched by name; a nullable column that is missing is filled with nulls.
     Types must be the table's. Another physical form of the same values (large or view
-    strings, large lists, dictionaries) is accepted; a change of value type only with
-    ``cast=True``, and then only where no value is altered.
+    strings, large lists, dictionaries) is accepted; a change of value type only with ``cast``,
+    and then only where no value is altered, or with ``"round"`` where floats lose digits.
     """
 
     def __init__(
-        self, schema: TableSchema, *, cast: bool = False, storage_version: str | None = None
+        self,
+        schema: TableSchema,
+        *,
+        cast: Cast = False,
+        storage_version: str | None = None,
+        newest: Callable[[], TableSchema] | None = None,
     ) -> None:
-        """``storage_version`` is the table's, for refusing what its files cannot hold."""
+        """``storage_version`` is the table's, for refusing what its files cannot hold.
+
+        ``newest`` reads the columns that the table has by now, for telling a column that came
+        later from one that is not there.
+        """
+        if cast not in _CASTS:
+            raise InvalidInputError(f'cast is {cast!r}; pass False, True ("exact") or "round"')
         self.schema = schema
         present = storage_version is not None and needs_present_structs(storage_version, schema.stored)
         self._version_without_null_structs = storage_version if present else None
         self._cast = cast
+        self._newest = newest
         # Callers send the same schema over and over; pyarrow makes a new object for every
         # look at it, so the last one is compared by value.
         self._last_plan: _Plan | None = None
@@ -135,6 +162,12 @@ class Intake:
                 "this table has no primary key, so rows cannot be deleted through the WAL; "
                 "delete from the base table with lance.LanceDataset.delete"
             )
+        if isinstance(keys, str) and is_condition(keys, self.schema.plain):
+            raise InvalidInputError(
+                f"delete takes keys, and {keys!r} is a condition; delete what matches it with "
+                "writer.delete(table.scan(columns=[…key columns…], filter=…).to_table()), or pass a list "
+                "where it really is a key"
+            )
         batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
         if not batches:
             raise InvalidInputError("cannot delete an empty list of keys; pass at least one key")
@@ -150,7 +183,7 @@ class Intake:
                 raise InvalidInputError(
                     f"the key has the columns {', '.join(names)}; pass a table with these columns"
                 )
-            values = keys if is_key_sequence(keys) else [keys]
+            values = _key_values(keys) if is_key_sequence(keys) else [keys]
             batches = [self._key_batch(values)] if len(values) else []
         return [self._only_keys(batch, index) for index, batch in enumerate(batches)]
 
@@ -239,10 +272,7 @@ class Intake:
             raise InvalidInputError(f"the data has a column name twice: {', '.join(names)}")
         unknown = [name for name in names if name not in self.schema.field_ids]
         if unknown:
-            raise InvalidInputError(
-                f"the table has no column {', '.join(unknown)}; "
-                f"its columns are {', '.join(self.schema.names)}"
-            )
+            raise self._unknown_columns(unknown)
         columns: list[tuple[int | None, _Convert | None, pa.Field]] = []
         for field in self._plain:
             position = schema.get_field_index(field.name)
@@ -255,14 +285,30 @@ class Intake:
                 columns.append((position, self._conversion(schema.field(position), field), stored))
         return _Plan(schema, columns)
 
+    def _unknown_columns(self, names: Sequence[str]) -> InvalidInputError:
+        shown = ", ".join(names)
+        if self._newest is not None:
+            with suppress(LanceWalError):
+                present = self._newest().field_ids
+                if all(name in present for name in names):
+                    return InvalidInputError(
+                        f"the table got the column {shown} after this writer was opened; close it and open "
+                        "a new one"
+                    )
+        return InvalidInputError(
+            f"the table has no column {shown}; its columns are {', '.join(self.schema.names)}"
+        )
+
     def _conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert | None:
         if has_json(wanted.type):
             return self._json_conversion(given, wanted)
         annotated = self.schema.columns.field(wanted.name).type
         if given.type.equals(annotated):
             return None
-        if _same_values(without_field_ids(given).type, wanted.type) or self._cast:
-            return _caster(annotated, wanted.name)
+        if _same_values(without_field_ids(given).type, wanted.type):
+            return _reformer(annotated, wanted.name)
+        if self._cast:
+            return _caster(annotated, wanted.name, rounding=self._cast == "round")
         raise InvalidInputError(
             f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, "
             "or pass cast=True to convert where no value changes"
@@ -278,7 +324,7 @@ class Intake:
                 "pass JSON as text or in Arrow's JSON type"
             )
         annotated = self.schema.columns.field(wanted.name).type
-        cast = None if given.type.equals(annotated) else _caster(annotated, wanted.name)
+        cast = None if given.type.equals(annotated) else _reformer(annotated, wanted.name)
         own = column_sources(self.schema.columns, self.schema, self.schema.version, as_stored=True)
         encode = own[wanted.name].convert
         assert encode is not None, "JSON is stored in another form than shown"
@@ -296,14 +342,28 @@ def is_tabular(data: Any) -> bool:
     """Whether ``data`` has columns (as opposed to being key values)."""
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(item, pa.RecordBatch) for item in data)
-    if isinstance(data, pa.Array | pa.ChunkedArray):
+    if is_key_sequence(data):
         return False
     return hasattr(data, "__arrow_c_stream__") or isinstance(data, pa.RecordBatch) or _is_pandas(data)
 
 
 def is_key_sequence(keys: Any) -> bool:
-    """Whether ``keys`` is several key values: a list, a range, an Arrow or numpy array."""
-    return isinstance(keys, list | tuple | range | pa.Array | pa.ChunkedArray | np.ndarray)
+    """Whether ``keys`` is several key values: a list, set or range, an array, a Series or an Index."""
+    return isinstance(keys, _SEQUENCES) or _is_series(keys)
+
+
+def is_condition(text: str, schema: pa.Schema) -> bool:
+    """Whether a text is an SQL condition on columns of ``schema``.
+
+    >>> is_condition("name = 'x'", pa.schema({"name": pa.string()})), is_condition("a = b", pa.schema({}))
+    (True, False)
+    """
+    if _COMPARES.search(text) is None:
+        return False
+    try:
+        return bool(Predicate.parse(text, schema).columns)
+    except InvalidInputError:
+        return False
 
 
 def as_batches(data: Any) -> list[pa.RecordBatch]:
@@ -312,16 +372,34 @@ def as_batches(data: Any) -> list[pa.RecordBatch]:
         return [data]
     if isinstance(data, pa.Table):
         return list(data.to_batches())
-    if _is_pandas(data):
-        return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
-    if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
-        return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
+    try:
+        if _is_pandas(data):
+            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
+        if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
+            return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"cannot read rows from this {type(data).__name__}: {error}") from error
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
         return [batch for item in data for batch in as_batches(item)]
     raise InvalidInputError(
         f"cannot read rows from {type(data).__name__}; pass a RecordBatch, Table, RecordBatchReader, "
         "a pandas or polars frame, a list of these, or any object with __arrow_c_stream__"
     )
+
+
+def _is_series(data: Any) -> bool:
+    """A column of pandas or polars, neither of which need be installed."""
+    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
+    return (pandas is not None and isinstance(data, (pandas.Series, pandas.Index))) or (
+        polars is not None and isinstance(data, polars.Series)
+    )
+
+
+def _key_values(keys: Any) -> Any:
+    """Several key values as Arrow takes them."""
+    if _is_series(keys):
+        return keys.to_arrow() if hasattr(keys, "to_arrow") else keys
+    return list(keys) if isinstance(keys, Set) else keys
 
 
 def _is_pandas(data: Any) -> bool:
@@ -339,12 +417,25 @@ def _least_bytes(type_: pa.DataType) -> int:
     return int(type_.bit_width // 8) if pa.types.is_primitive(type_) else 0
 
 
-def _caster(target: pa.DataType, name: str) -> _Convert:
+def _reformer(target: pa.DataType, name: str) -> _Convert:
+    """To another physical form of the same values."""
+
     def convert(column: pa.Array) -> pa.Array:
         try:
             return column.cast(target, safe=True)
         except pa.ArrowException as error:
             raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}") from None
+
+    return convert
+
+
+def _caster(target: pa.DataType, name: str, *, rounding: bool) -> _Convert:
+    def convert(column: pa.Array) -> pa.Array:
+        try:
+            return exactly(column, target, rounding=rounding)
+        except CastRefusedError as error:
+            hint = "" if rounding or not has_floats(target) else '; cast="round" rounds floats'
+            raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}{hint}") from None
 
     return convert
 

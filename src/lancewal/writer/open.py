@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.clock import Clock, boot_time
 from lancewal.errors import InvalidInputError
+from lancewal.format.columns import refuse_blob_values
 from lancewal.format.keys import check_key_types
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec, maintained_specs
@@ -25,7 +27,7 @@ from lancewal.wal.tailer import WalTailer
 from lancewal.writer.adapter import Adapter, columns_to_keep
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import Intake
+from lancewal.writer.intake import Cast, Intake
 from lancewal.writer.memtable_mode import MemTableMode
 from lancewal.writer.registry import count_writer, register_writer
 from lancewal.writer.shard_writer import ShardWriter, WriteMode
@@ -47,7 +49,7 @@ def open_shard_writer(
     store: ObjectStore | None = None,
     spec_id: int | None = None,
     indexes: Sequence[IndexSpec] | None = None,
-    cast: bool = False,
+    cast: Cast = False,
     clock: Clock = boot_time,
 ) -> ShardWriter:
     """Claim the shard, fence whoever held it, and load what is in the WAL but in no SSTable.
@@ -60,6 +62,9 @@ def open_shard_writer(
     shard = layout.parse_shard_id(shard_id)
     config = config or ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
     check_key_types(base.schema)
+    if base.schema.blob_columns:
+        # Their writers refuse rows, so this one only moves what is in the log, which has none of them.
+        base = replace(base, schema=base.schema.without_blobs)
     check_storable(base.schema, base.storage_version)
     if indexes and not config.enable_memtable:
         raise InvalidInputError(
@@ -106,7 +111,12 @@ def open_shard_writer(
         mode = WalOnlyMode(config, log, state, stats)
     writer = ShardWriter(
         config,
-        Intake(base.schema, cast=cast, storage_version=base.storage_version),
+        Intake(
+            base.schema,
+            cast=cast,
+            storage_version=base.storage_version,
+            newest=lambda: BaseTable.open(base.uri, base.storage_options, store=store).schema,
+        ),
         appender,
         log,
         mode,
@@ -193,6 +203,8 @@ def _run_replay(
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
     for entry in replay.entries():
+        for batch in entry.batches:
+            refuse_blob_values(batch)
         mode.replay(entry, entry.rows(base.schema))
         entries += 1
         rows += entry.num_rows

@@ -19,7 +19,7 @@ import pyarrow as pa
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format.schema import TableSchema
 from lancewal.sharding import Shard, ShardRouter
-from lancewal.writer.intake import Intake, Rows, as_batches
+from lancewal.writer.intake import Cast, Intake, Rows, as_batches
 from lancewal.writer.results import WriteResult
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.stats import WriteStatsSnapshot
@@ -74,13 +74,14 @@ class TableWriter:
         router: ShardRouter,
         open_shard: Callable[[Shard], ShardWriter],
         *,
-        cast: bool = False,
+        cast: Cast = False,
         storage_version: str | None = None,
+        newest: Callable[[], TableSchema] | None = None,
         max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
     ) -> None:
         self._router = router
         self._open_shard = open_shard
-        self._intake = Intake(schema, cast=cast, storage_version=storage_version)
+        self._intake = Intake(schema, cast=cast, storage_version=storage_version, newest=newest)
         self._pool = ThreadPoolExecutor(max_concurrent_shards, thread_name_prefix="lancewal-shard")
         self._slots: dict[UUID, _Slot] = {}
         self._closed = False
@@ -316,4 +317,8 @@ def _batches_of(stream: Any) -> Iterator[pa.RecordBatch]:
         for item in stream:
             yield from _batches_of(item) if is_stream(item) else as_batches(item)
     else:
-        yield from pa.RecordBatchReader.from_stream(stream)
+        try:
+            reader = pa.RecordBatchReader.from_stream(stream)
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"cannot read rows from this {type(stream).__name__}: {error}") from error
+        yield from reader
