@@ -163,7 +163,12 @@ class Table(TableMaintenance):
             )
 
         return TableWriter(
-            base.schema, self._router(base), open_shard, cast=cast, storage_version=base.storage_version
+            base.schema,
+            self._router(base),
+            open_shard,
+            cast=cast,
+            storage_version=base.storage_version,
+            max_bytes_in_hand=config.max_unflushed_memtable_bytes,
         )
 
     def shard_writer(

@@ -26,7 +26,7 @@ def drain_shard(base: BaseTable, manifest: ShardManifest, store: ObjectStore) ->
         writer.force_seal_active()
         writer.wait_for_flush_drain()
     elif has_unflushed_rows(manifest, store):
-        open_shard_writer(base, manifest.shard_id, drain_config(base), store=store).close()
+        open_shard_writer(base, manifest.shard_id, drain_config(base), store=store).finish()
 
 
 def drain_config(base: BaseTable) -> ShardWriterConfig:
