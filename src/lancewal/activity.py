@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from lancewal.forks import in_forked_child
+
 if TYPE_CHECKING:
     from lancewal.maintenance.gc import GcReport
     from lancewal.maintenance.report import CompactionReport
@@ -20,6 +22,16 @@ R = TypeVar("R")
 #: By table and name; what is collected has the kind of resource in its name, after a dot.
 _totals: dict[str, Counter[str]] = {}
 _lock = threading.Lock()
+
+
+def _start_empty() -> None:
+    """A forked child has done nothing; another thread may have held the lock when it was forked."""
+    global _lock
+    _lock = threading.Lock()
+    _totals.clear()
+
+
+in_forked_child(_start_empty)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from uuid import UUID
 from lancewal import layout
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
+from lancewal.parallel import Room
 from lancewal.wal.tip import find_tip, first_unsettled
 
 #: Logs that are flushed at a time, but for a single one that is larger.
@@ -27,22 +28,18 @@ class DrainRoom:
 
     def __init__(self, store: ObjectStore, room_bytes: int = ROOM_BYTES) -> None:
         self._store = store
-        self._room = room_bytes
-        self._taken = 0
-        self._left = threading.Condition()
+        self._room_bytes = room_bytes
+        self._room = Room(room_bytes)
 
     @contextmanager
     def for_log_of(self, shard_id: UUID) -> Iterator[None]:
-        needed = min(unflushed_bytes(self._store, shard_id, self._room), self._room)
-        with self._left:
-            self._left.wait_for(lambda: self._taken + needed <= self._room)
-            self._taken += needed
+        drain = threading.Lock()
         try:
-            yield
+            with drain:
+                self._room.enter(drain, unflushed_bytes(self._store, shard_id, self._room_bytes))
+                yield
         finally:
-            with self._left:
-                self._taken -= needed
-                self._left.notify_all()
+            self._room.leave(drain)
 
 
 def unflushed_bytes(store: ObjectStore, shard_id: UUID, many: int) -> int:

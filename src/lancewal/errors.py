@@ -26,7 +26,8 @@ class FencedError(LanceWalError):
     """Another writer claimed the shard; this one never acknowledges a write again.
 
     ``local_epoch`` is the epoch this writer holds, ``stored_epoch`` the one that
-    superseded it. Open a new writer to take the shard back.
+    superseded it; they are the same where a copy of this writer (of its process, of its virtual
+    machine) writes too. Open a new writer to take the shard back.
     """
 
     def __init__(self, shard_id: UUID, local_epoch: int, stored_epoch: int, where: str = "") -> None:
@@ -34,10 +35,17 @@ class FencedError(LanceWalError):
         self.local_epoch = local_epoch
         self.stored_epoch = stored_epoch
         during = f" {where}" if where else ""
-        super().__init__(
-            f"Writer fenced{during}: shard {shard_id} is at epoch {stored_epoch}, this writer "
-            f"holds epoch {local_epoch}. Another writer took over; open a new writer to write again."
-        )
+        if stored_epoch == local_epoch:
+            text = (
+                f"another process writes under epoch {local_epoch}, which this writer holds: a copy of this "
+                "process or of its machine. See that only one of them runs, and open a new writer there."
+            )
+        else:
+            text = (
+                f"shard {shard_id} is at epoch {stored_epoch}, this writer holds epoch {local_epoch}. "
+                "Another writer took over; open a new writer to write again."
+            )
+        super().__init__(f"Writer fenced{during}: {text}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_fenced, (self.shard_id, self.local_epoch, self.stored_epoch, str(self)))
@@ -75,6 +83,10 @@ class SplitShardError(LanceWalError):
 
 class ClosedError(LanceWalError):
     """The writer was closed; open a new one."""
+
+
+class ForkedError(LanceWalError):
+    """This process was forked from one that had used lancewal: start processes by spawn."""
 
 
 class WalCorruptError(LanceWalError):

@@ -23,6 +23,7 @@ from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
 from lancewal import activity
+from lancewal.forks import check_process
 from lancewal.objects import observe_all
 from lancewal.writer.registry import open_writers, written
 
@@ -190,6 +191,7 @@ class _Watched:
         self._known: list[Metric] = []
 
     def families(self) -> list[Metric]:
+        check_process()
         with self._lock:
             if time.monotonic() >= self._until:
                 self._known = self._read()

@@ -218,7 +218,7 @@ def drain(base: BaseTable, store: ObjectStore, shard_id: UUID) -> tuple[int, int
         max_unflushed_memtable_bytes=2 * _DRAIN_BYTES,
     )
     writer = open_shard_writer(base, shard_id, config, store=store)
-    writer.close()
+    writer.finish()
     return writer.epoch, writer.stats().replayed_rows
 
 

@@ -173,6 +173,7 @@ class Table(TableMaintenance):
             cast=cast,
             storage_version=base.storage_version,
             newest=lambda: self._reader.base().schema,
+            max_bytes_in_hand=config.max_unflushed_memtable_bytes,
         )
 
     def shard_writer(

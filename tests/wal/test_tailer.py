@@ -16,6 +16,7 @@ from lancewal.clock import RECHECK_AFTER
 from lancewal.errors import CorruptManifestError, InvalidInputError, WalCorruptError, WalTruncatedError
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
+from lancewal.parallel import Task
 from lancewal.wal import WalAppender, WalTailer
 from tests.faults import FaultyStore
 from tests.wal.support import (
@@ -374,8 +375,8 @@ def _hints_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hints are written before the read returns, so that a test can count them."""
 
     class AtOnce:
-        def submit(self, update: Callable[[], None]) -> None:
-            update()
+        def take(self, update: Task[None]) -> None:
+            update.run()
 
     monkeypatch.setattr("lancewal.wal.tailer._cursor_thread", AtOnce)
 
@@ -442,8 +443,8 @@ def test_hints_that_hang_do_not_pile_up(
     submitted: list[Callable[[], None]] = []
 
     class Idle:
-        def submit(self, update: Callable[[], None]) -> None:
-            submitted.append(update)
+        def take(self, update: Task[None]) -> None:
+            submitted.append(update.run)
 
     monkeypatch.setattr("lancewal.wal.tailer._cursor_thread", Idle)
     written(faulty.inner, 3)
@@ -473,7 +474,7 @@ def test_a_read_during_the_interpreters_shutdown_still_counts(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shut:
-        def submit(self, update: object) -> None:
+        def take(self, update: object) -> None:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     monkeypatch.setattr("lancewal.wal.tailer._cursor_thread", Shut)

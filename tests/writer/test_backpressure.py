@@ -12,6 +12,13 @@ from lancewal.writer.backpressure import Backpressure
 PATIENCE = 10.0
 
 
+def held_lock() -> threading.Lock:
+    """What a put holds while it is under way."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 def make(
     stats: WriteStats, held: list[int], relieve: object = None, log_interval: float = PATIENCE
 ) -> Backpressure:
@@ -27,7 +34,7 @@ def make(
 
 def test_nobody_waits_under_the_limit() -> None:
     stats = WriteStats()
-    make(stats, [99], relieve=lambda: pytest.fail("there is nothing to relieve")).admit()
+    make(stats, [99], relieve=lambda: pytest.fail("there is nothing to relieve")).admit(held_lock(), 1)
     assert stats.snapshot().backpressure_count == 0
 
 
@@ -37,7 +44,7 @@ def test_waits_until_enough_was_flushed_and_counts_once() -> None:
     admitted = threading.Event()
 
     def put() -> None:
-        pressure.admit()
+        pressure.admit(held_lock(), 1)
         admitted.set()
 
     thread = threading.Thread(target=put)
@@ -66,7 +73,7 @@ def test_an_error_while_waiting_reaches_the_waiter() -> None:
 
     def put() -> None:
         try:
-            pressure.admit()
+            pressure.admit(held_lock(), 1)
         except StorageError as error:
             errors.append(error)
 
@@ -92,7 +99,7 @@ def test_a_wake_between_the_check_and_the_wait_is_not_missed() -> None:
             held[0] = 0
 
     pressure = make(WriteStats(), held, relieve)
-    pressure.admit()
+    pressure.admit(held_lock(), 1)
     assert len(turns) == 2
 
 
@@ -105,5 +112,5 @@ def test_a_long_wait_is_logged_and_goes_on(caplog: pytest.LogCaptureFixture) -> 
             held[0] = 0
 
     with caplog.at_level(logging.WARNING):
-        make(WriteStats(), held, relieve, log_interval=0.001).admit()
+        make(WriteStats(), held, relieve, log_interval=0.001).admit(held_lock(), 1)
     assert "1000 unflushed bytes, limit 100" in caplog.records[0].getMessage()

@@ -391,7 +391,7 @@ def test_close_wakes_a_put_that_waits_for_room(base: BaseTable) -> None:
         blocked = threading.Thread(target=put)
         blocked.start()
         while writer.stats().backpressure_count == 0 and blocked.is_alive() and not errors:
-            if writer._mode._backpressure._condition._waiters:  # type: ignore[attr-defined]
+            if writer._mode._backpressure._bell._waiting:  # type: ignore[attr-defined]
                 break
             time.sleep(0.001)
         closer = threading.Thread(target=writer.close)

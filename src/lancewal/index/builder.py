@@ -13,8 +13,10 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from lancewal.forks import is_forked
 from lancewal.index.distance import Vectors
 from lancewal.index.kinds import VectorParams
+from lancewal.parallel import Bell, start_thread
 
 if TYPE_CHECKING:
     from lancewal.index.graph import Graph
@@ -39,6 +41,7 @@ class GraphBuilder:
         self._queue: deque[weakref.ref[Buildable]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._idle = Bell()
 
     def request(self, index: Buildable) -> None:
         """Build what ``index`` has to build, some time soon."""
@@ -46,25 +49,27 @@ class GraphBuilder:
             self._queue.append(weakref.ref(index))
             if self._thread is None and not self._stopping:
                 # A daemon, stopped by atexit between two steps: work must not keep a process alive.
-                self._thread = threading.Thread(target=self._run, name="lancewal-graphs", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="lancewal-graphs", daemon=True)
+                start_thread(thread)
+                self._thread = thread
 
     def stop(self) -> None:
         """Abandon the work; the current step is waited for."""
+        if is_forked():
+            return  # the work and the thread are the parent's
         with self._lock:
             self._stopping = True
-            thread = self._thread
-        if thread is not None:
-            thread.join()
+        self._idle.wait_for(lambda: self._thread is None)
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 if self._stopping or not self._queue:
                     self._thread = None
-                    return
+                    break
                 reference = self._queue.popleft()
             self._build(reference)
+        self._idle.ring()
 
     def _build(self, reference: weakref.ref[Buildable]) -> None:
         index = reference()

@@ -42,6 +42,7 @@ from lancewal.index.segments import (
     prepared,
     segment_size,
 )
+from lancewal.parallel import Bell
 
 if TYPE_CHECKING:
     from lancewal.index.graph import Graph
@@ -78,7 +79,7 @@ class VectorIndex:
         self._sealed_bytes = 0
         # Guards replacing the state: the inserting thread and the builder both do.
         self._lock = threading.Lock()
-        self._settled = threading.Condition(self._lock)
+        self._settled = Bell()
 
     @property
     def rows(self) -> int:
@@ -159,8 +160,7 @@ class VectorIndex:
 
     def wait_for_graphs(self, timeout: float | None = None) -> bool:
         """Wait until no sealed segment waits for its graph; False if that took too long."""
-        with self._settled:
-            return self._settled.wait_for(lambda: self.graphs_pending == 0, timeout)
+        return self._settled.wait_for(lambda: self.graphs_pending == 0, timeout)
 
     def next_without_graph(self) -> Vectors | None:
         """For the builder: sealed vectors to build a graph from."""
@@ -168,7 +168,7 @@ class VectorIndex:
 
     def take_graph(self, held: Vectors, graph: Graph | None) -> None:
         """From the builder: the graph of what :meth:`next_without_graph` gave, or None: stay exact."""
-        with self._settled:
+        with self._lock:
             sealed = tuple(
                 segment._replace(graph=graph, settled=True, held=graph.held if graph else held)
                 if segment.held is held
@@ -177,7 +177,7 @@ class VectorIndex:
             )
             self._state = state = self._state._replace(sealed=sealed)
             self._sealed_bytes = _sealed_bytes(state)
-            self._settled.notify_all()
+        self._settled.ring()
 
     def _by_graph(
         self, segment: Segment, query: Vector, k: int, among: Local | None, ef: int | None

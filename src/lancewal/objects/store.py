@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.forks import check_process, note_use
 from lancewal.objects.backend import Backend, ObjectInfo, TransientError
 from lancewal.objects.local import LocalBackend
 from lancewal.objects.location import check_path, check_prefix, is_staging_name, parse_location
@@ -60,6 +61,7 @@ def _observed(
 
     @functools.wraps(method)
     def observed(self: ObjectStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_process()
         if self.observer is None and _shared_observer is None:
             return method(self, *args, **kwargs)
         start = time.perf_counter()
@@ -100,6 +102,8 @@ class ObjectStore:
         attempts: int = _ATTEMPTS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        check_process()
+        note_use()
         self.uri = uri
         self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
         self.observer = observer

@@ -15,6 +15,7 @@ from itertools import chain, islice, product
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.forks import check_process
 from lancewal.format.columns import readable_columns
 from lancewal.memtable.scan import checked_columns
 from lancewal.parallel import ordered_map
@@ -61,6 +62,7 @@ class Scan:
 
     def to_table(self) -> pa.Table:
         """All rows at once."""
+        check_process()
         self._refuse_blobs()
         pinned = self.pinned_keys()
         if pinned is not None and self.limit is None and not self.offset:
@@ -77,6 +79,7 @@ class Scan:
 
     def count_rows(self) -> int:
         """How many rows there are; reads keys and the filter's columns at most."""
+        check_process()
         pinned = self.pinned_keys()
         if pinned is not None:
             total = int(self._pinned(pinned).num_rows)
@@ -123,6 +126,7 @@ class Scan:
             readable_columns(self.snapshot.schema, self.snapshot.schema.names)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        check_process()
         pinned = self.pinned_keys()
         rows = self._all() if pinned is None else iter(self._pinned(pinned).to_batches())
         skip, remaining = self.offset, self.limit

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
+from lancewal.forks import check_process
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
@@ -55,6 +56,7 @@ class TableReader:
         return self._base or self._newest_base()
 
     def _newest_base(self) -> BaseSource:
+        check_process()
         known = self._base
         if known is None or known.base.dataset.latest_version != known.base.version:
             options = self._store.storage_options

@@ -10,8 +10,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,6 +18,7 @@ from lancewal.format.spans import one_array
 from lancewal.index.full_text import FullTextIndex
 from lancewal.index.kinds import FullTextParams
 from lancewal.index.store import IndexStore
+from lancewal.parallel import Bell
 from lancewal.reader.source import Rows
 
 #: What the indexes of SSTables and base versions may take together.
@@ -71,42 +70,64 @@ class FixedIndex:
         return self.index.memory_bytes + self.rows.nbytes + keys
 
 
+class _Making:
+    """An index that a thread makes, which holds the lock by ``with``: where that is free, it was given up."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: FixedIndex | None = None
+        self.given_up = False
+
+    @property
+    def over(self) -> bool:
+        return self.made is not None or self.given_up or not self.lock.locked()
+
+
 class FixedIndexes:
     """As many as fit, found by what they were made of. Each is made by one thread; others wait for it."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._made: OrderedDict[Hashable, Future[FixedIndex]] = OrderedDict()
+        self._made: OrderedDict[Hashable, FixedIndex] = OrderedDict()
+        self._making: dict[Hashable, _Making] = {}
+        self._changed = Bell()
 
     def get(self, key: Hashable, make: Callable[[], FixedIndex]) -> FixedIndex:
         while True:
-            mine: Future[FixedIndex] = Future()
-            with self._lock:
-                made = self._made.setdefault(key, mine)
-                self._made.move_to_end(key)
-            if made is mine:
-                return self._make(key, mine, make)
-            with suppress(CancelledError):  # who was to make it failed: now it is our turn
-                return made.result()
+            mine = _Making()
+            with mine.lock:
+                with self._lock:
+                    if (made := self._made.get(key)) is not None:
+                        self._made.move_to_end(key)
+                        return made
+                    other = self._making.get(key)
+                    if other is None or other.over:
+                        other = self._making[key] = mine
+                if other is mine:
+                    return self._make(key, mine, make)
+            self._changed.wait_for(lambda: other.over)  # noqa: B023
+            if other.made is not None:
+                return other.made
+            # Who was to make it failed: now it is our turn.
 
-    def _make(self, key: Hashable, mine: Future[FixedIndex], make: Callable[[], FixedIndex]) -> FixedIndex:
+    def _make(self, key: Hashable, mine: _Making, make: Callable[[], FixedIndex]) -> FixedIndex:
         try:
-            made = make()
-        except BaseException:
+            made = mine.made = make()
             with self._lock:
-                del self._made[key]
-            mine.cancel()
-            raise
-        mine.set_result(made)
-        with self._lock:
-            self._make_room()
-        return made
+                self._made[key] = made
+                self._make_room()
+            return made
+        finally:
+            mine.given_up = mine.made is None
+            self._making.pop(key, None)
+            self._changed.ring()
 
     def _make_room(self) -> None:
-        finished = {key: made.result().memory_bytes for key, made in self._made.items() if made.done()}
-        total = sum(finished.values())
-        for key, size in finished.items():
+        """Requires the lock."""
+        sizes = {key: made.memory_bytes for key, made in self._made.items()}
+        total = sum(sizes.values())
+        for key, size in sizes.items():
             if total <= self._max_bytes:
                 return
             del self._made[key]

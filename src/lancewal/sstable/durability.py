@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 from lancewal.errors import StorageError
 from lancewal.objects import ObjectStore
+from lancewal.parallel import ordered_map
 
 _SYNCS_AT_ONCE = 8
 
@@ -24,11 +24,10 @@ def sync_directory(store: ObjectStore, directory: str) -> None:
     assert root is not None, "a local store has local paths"
     try:
         # Each sync waits for the disk; together they share the file system's journal commits.
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="lancewal-sync") as pool:
-            files, directories = _below(root)
-            for paths in (files, [*directories, os.path.dirname(root)]):
-                for _ in pool.map(_sync, paths):
-                    continue
+        files, directories = _below(root)
+        for paths in (files, [*directories, os.path.dirname(root)]):
+            for _ in ordered_map(_sync, paths, min(_SYNCS_AT_ONCE, len(paths))):
+                continue
     except OSError as error:
         raise StorageError(f"cannot sync the SSTable at {root!r}: {error}") from error
 

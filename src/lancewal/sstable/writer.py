@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec
 from lancewal.objects import ObjectStore
+from lancewal.parallel import in_thread
 from lancewal.sstable.chunks import coalesced
 from lancewal.sstable.durability import sync_directory
 from lancewal.sstable.field_ids import NumberedSchema, write_numbered
@@ -61,12 +62,11 @@ def write_sstable(
     fill_dead = needs_present_structs(storage_version, numbered.arrow)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
-    with ThreadPoolExecutor(1, "lancewal-sidecars") as pool:
-        sidecars = None
-        if order is not None:
-            sidecars = pool.submit(
-                write_sidecars, store, directory, stored_keys, order.values, order.offsets()
-            )
+    sidecars = None
+    if order is not None:
+        write = partial(write_sidecars, store, directory, stored_keys, order.values, order.offsets())
+        sidecars = in_thread(write, "lancewal-sidecars")
+    try:
         with lance_errors(f"write the SSTable at {uri}"):
             dataset = write_numbered(
                 coalesced(
@@ -78,8 +78,11 @@ def write_sstable(
                 dict(store.storage_options),
             )
         build_indexes(dataset, indexes)
+    finally:
         if sidecars is not None:
-            sidecars.result()
+            sidecars.wait()
+    if sidecars is not None:
+        sidecars.result()
     sync_directory(store, directory)
     return SsTableEntry(
         generation=generation,

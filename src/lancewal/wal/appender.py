@@ -9,10 +9,14 @@
    sentinel, where the successor replays it.
 4. Where garbage collection may have emptied the slot, the epoch is checked again
    after the write, before it counts.
+5. An epoch has one appender at a time. An entry of its own epoch that it did not write
+   comes from a copy of it (a virtual machine that was cloned), which knows as little of
+   its rows: whoever meets such an entry stops.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,9 +27,10 @@ import pyarrow as pa
 
 from lancewal import layout
 from lancewal.clock import RECHECK_AFTER, Clock, boot_time
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError, WalCorruptError
+from lancewal.forks import check_process
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.wal_entry import encode_entry, encode_sentinel, entry_schema
+from lancewal.format.wal_entry import decode_header, encode_entry, encode_sentinel, entry_schema
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore, PutOutcome
 from lancewal.wal.tip import find_tip, first_unsettled
@@ -75,6 +80,13 @@ class WalAppender:
         # Held while an entry is being created: positions are handed out in order.
         self._lock = threading.Lock()
         self._next: int | None = None
+        # The entry that is being created; it stays here where nobody knows whether it was.
+        self._trying: memoryview | None = None
+        # Of entries that were given up without knowing: they may be in the log, and are ours.
+        self._given_up: set[bytes] = set()
+        # Whether all before the hint is known: then what comes after it was written meanwhile.
+        self._knows_tail = False
+        self._doubled = False
         hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
         self._hint = max(hint, first_unsettled(manifest))
         self._floor = first_unsettled(manifest)
@@ -179,33 +191,75 @@ class WalAppender:
 
     def seed_next_position(self, position: int) -> None:
         """Tell the tip, as replay found it, so that the first append need not search."""
+        check_process()
         with self._lock:
             if self._next is not None and self._next >= position:
                 return
             started = self._clock()
             self.check_fenced()
             self._next = self._hint = max(position, self._floor)
+            self._knows_tail = True
             self._confirmed_at = started
 
-    def _create(self, data: memoryview) -> int:
+    def check_alone(self) -> None:
+        """Raise :class:`FencedError` when the next position holds an entry of a copy of this appender.
+
+        Called before a manifest says that rows of this epoch up to here are flushed: those of
+        the copy are not.
+        """
+        check_process()
+        position = self._next
+        if position is None or self._store.head(layout.wal_entry(self._shard_id, position)) is None:
+            return
         with self._lock:
+            if self._next == position:  # or it is our own, written meanwhile
+                self._refuse_double(position)
+
+    def _create(self, data: memoryview) -> int:
+        check_process()
+        with self._lock:
+            if self._doubled:
+                raise self._double_error()
+            if self._trying is not None and self._trying is not data:
+                self._given_up.add(_fingerprint(self._trying))
+            self._trying = data
             for conflict in range(1, MAX_CONFLICTS + 1):
                 position = self._next if self._next is not None else self._discover()
                 self._next = position
                 started = self._clock()
                 if not self._put(position, data):
                     self.check_fenced()
+                    self._refuse_double(position)
                     self._next = position + 1 if conflict % REFRESH_EVERY else None
                 elif not self._counts(position):
                     self._next = None
                 else:
                     self._confirmed_at = started
                     self._next = self._hint = position + 1
+                    self._knows_tail = True
+                    self._trying = None
                     return position
         raise ConflictError(
             f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
-            f"epoch {self._epoch} still holds; another process writes under the same epoch"
+            f"epoch {self._epoch} still holds"
         )
+
+    def _refuse_double(self, position: int) -> None:
+        """Stop for good where ``position`` has an entry of our own epoch that is not ours."""
+        try:
+            stored = self._store.get(layout.wal_entry(self._shard_id, position))
+            epoch = decode_header(stored, self._shard_id, position).writer_epoch
+        except (FileNotFoundError, WalCorruptError):
+            return  # collected meanwhile, or damaged, which is for replay to say
+        if epoch != self._epoch or _fingerprint(stored) in self._given_up:
+            return
+        if self._trying is not None and stored == self._trying:
+            return
+        self._doubled = True
+        raise self._double_error()
+
+    def _double_error(self) -> FencedError:
+        return FencedError(self._shard_id, self._epoch, self._epoch, f"on shard {self._shard_id}")
 
     def _put(self, position: int, data: memoryview) -> bool:
         try:
@@ -237,8 +291,14 @@ class WalAppender:
         tip = max(find_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
         # After the search, not before: the search may have passed a successor's sentinel.
         self.check_fenced()
+        if self._knows_tail and tip > self._hint:
+            self._refuse_double(tip - 1)
         self._confirmed_at = started
         return tip
+
+
+def _fingerprint(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def check_batches(batches: Sequence[pa.RecordBatch]) -> None:

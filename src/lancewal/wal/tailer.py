@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from uuid import UUID
 
 from lancewal import layout
@@ -17,7 +17,7 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import EntryHeader, WalEntry, decode_entry, decode_header
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
+from lancewal.parallel import Crew, Task, ordered_map
 from lancewal.wal.tip import find_tip, first_readable, first_unsettled
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class _CursorHint:
             self._next_update = now + _CURSOR_INTERVAL_SECONDS
             self._updating = True
         try:
-            _cursor_thread().submit(self._update)
+            _cursor_thread().take(Task(self._update))
         except RuntimeError as error:
             # The interpreter is shutting down: the read still counts.
             logger.debug("cursor hint not updated: %s", error)
@@ -214,8 +214,11 @@ class _CursorHint:
 
 
 @cache
-def _cursor_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="lancewal-cursor")
+def _cursor_thread() -> Crew:
+    crew = Crew(1, "lancewal-cursor")
+    # The interpreter must not go away under a call to the store.
+    atexit.register(partial(crew.dismiss, wait=True))
+    return crew
 
 
 def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:

@@ -33,6 +33,8 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.forks import check_process
+from lancewal.parallel import LOOK_AGAIN_SECONDS
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.commit_queue import DurableRows, Group, Item, Waiter
 from lancewal.writer.state import fresh_copy, without_frames
@@ -102,12 +104,6 @@ class CommitLog:
             return self._queue_end()[1] - self._durable_bytes
 
     @property
-    def offered_bytes(self) -> int:
-        """Bytes of the puts in :meth:`commit_put` that are not queued yet."""
-        with self._lock:
-            return self._offers[-1].end_bytes - self._offers[0].start_bytes if self._offers else 0
-
-    @property
     def pending_batches(self) -> int:
         with self._lock:
             return self._queue_end()[0] - self._durable_position
@@ -148,13 +144,13 @@ class CommitLog:
         """
         return self._durable_position >= end_position or self._settle(Waiter(end_position), timeout)
 
-    def commit_put(self, offer: Callable[[], object], num_bytes: int = 0) -> range:
+    def commit_put(self, offer: Callable[[], object]) -> range:
         """Have ``offer`` enqueue the rows of one put; returns their positions once they are durable.
 
         The leader calls it, which is this thread or another, and calls it until it has queued
         something or raised; what it raises is raised here. It must not wait for anything.
         """
-        waiter = Waiter(None, offer, end_bytes=num_bytes)
+        waiter = Waiter(None, offer)
         self._settle(waiter, None)
         if waiter.refusal is not None:
             try:
@@ -167,6 +163,10 @@ class CommitLog:
     def commit_all(self) -> None:
         """Everything that is queued now becomes durable."""
         self.commit(self.queued_position)
+
+    def check_alone(self) -> None:
+        """Raise :class:`FencedError` when a copy of this writer has written to its log."""
+        self._appender.check_alone()
 
     def fail(self, error: LanceWalError) -> None:
         """Stop for good: nothing is written any more, everybody who waits gets ``error``."""
@@ -189,20 +189,22 @@ class CommitLog:
 
     def _settle(self, waiter: Waiter, timeout: float | None) -> bool:
         """Lead or wait until the waiter may go on; ``False`` when time ran out."""
+        check_process()
         left = False
-        try:
+        with waiter.present:
             try:
-                if not self._lead_or_wait(waiter, timeout):
-                    return False
-                if self._leader is waiter:
-                    self._lead(waiter)
+                try:
+                    if not self._lead_or_wait(waiter, timeout):
+                        return False
+                    if self._leader is waiter:
+                        self._lead(waiter)
+                finally:
+                    if waiter.queued or waiter.undecided or self._leader is waiter:
+                        self._leave(waiter)
+                    left = True
             finally:
-                if waiter.queued or waiter.undecided or self._leader is waiter:
-                    self._leave(waiter)
-                left = True
-        finally:
-            if not left:
-                self._leave(waiter)  # an interrupt cut the first one short
+                if not left:
+                    self._leave(waiter)  # an interrupt cut the first one short
         if self._may_go(waiter):
             return True
         raise self._error()
@@ -219,21 +221,33 @@ class CommitLog:
             if self._failure is not None and not self._may_go(waiter):
                 raise self._error()
             if waiter.offer is not None:
-                waiter.start_bytes = self._offers[-1].end_bytes if self._offers else 0
-                waiter.end_bytes += waiter.start_bytes
                 self._offers.append(waiter)
                 self._end_gathering()
-            if self._leader is None:
-                self._leader = waiter
+            if self._take_lead(waiter):
                 return True
             waiter.gate = gate = threading.Lock()
             gate.acquire()
             waiter.queued = True
             self._waiters.append(waiter)
-        if gate.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
-            return True
-        # Where it was woken at the last moment, the outcome is there, or the lead is.
-        return not waiter.queued
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LOOK_AGAIN_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if gate.acquire(timeout=min(left, LOOK_AGAIN_SECONDS)):
+                return True
+            with self._lock:
+                # Where it was woken at the last moment, the outcome is there, or the lead is.
+                # And who was to wake it may have been interrupted.
+                if not waiter.queued or self._failure is not None or self._take_lead(waiter):
+                    return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def _take_lead(self, waiter: Waiter) -> bool:
+        """Requires the lock. ``False`` while another leads."""
+        if self._leader is not None and self._leader.present.locked():
+            return False
+        self._leader = waiter
+        return True
 
     def _leave(self, waiter: Waiter) -> None:
         """The waiter goes, however its wait ended: a lead that it has goes to the next one."""
@@ -282,7 +296,7 @@ class CommitLog:
         while self._offers:
             waiter = self._offers[0]
             # Of a leader that was interrupted, the last rows may be queued without its saying so.
-            if not self._is_last(waiter) and (offer := waiter.offer) is not None:
+            if not self._is_last(waiter) and (offer := waiter.offer) is not None and waiter.present.locked():
                 self._taken_in = waiter
                 try:
                     offer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -24,12 +24,11 @@ class Waiter:
     end_position: int | None
     #: Queues the rows of its put; ``None`` where there are none, or they were withdrawn.
     offer: Callable[[], object] | None = None
-    #: Bytes of all offers before this one, and with it: differences tell what is offered.
-    start_bytes: int = 0
-    end_bytes: int = 0
     positions: range | None = None
     refusal: Exception | None = None
     queued: bool = False
+    #: Held by ``with`` for as long as the thread is there: an interrupt may keep it from saying that it goes.
+    present: threading.Lock = field(default_factory=threading.Lock)
     # Held by the waiter; released by whoever wakes it. A bare lock is several times
     # cheaper than a Condition, which matters with many threads per entry.
     gate: threading.Lock | None = None

@@ -27,7 +27,7 @@ def drain_shard(
         writer.force_seal_active()
         writer.wait_for_flush_drain()
     elif has_unflushed_rows(manifest, store):
-        open_shard_writer(base, manifest.shard_id, config, store=store).close()
+        open_shard_writer(base, manifest.shard_id, config, store=store).finish()
 
 
 def drain_config(config: ShardWriterConfig) -> ShardWriterConfig:

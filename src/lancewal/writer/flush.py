@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from lancewal.errors import ClosedError, FencedError, LanceWalError, StorageError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
+from lancewal.parallel import Bell, in_thread
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.state import fresh_copy
 from lancewal.writer.stats import WriteStats
@@ -56,7 +57,9 @@ class FlushQueue:
         self._write_sstable = write_sstable
         self._on_progress = on_progress
         self._on_fenced = on_fenced
-        self._changed = threading.Condition()
+        # Guards what follows, and is never held across a wait.
+        self._lock = threading.Lock()
+        self._changed = Bell()
         self._frozen: deque[MemTable] = deque()
         self._failures = 0
         self._failures_in_a_row = 0
@@ -71,7 +74,7 @@ class FlushQueue:
     @property
     def frozen(self) -> list[MemTable]:
         """What is frozen and not yet published, oldest first."""
-        with self._changed:
+        with self._lock:
             return list(self._frozen)
 
     @property
@@ -85,7 +88,7 @@ class FlushQueue:
 
     def add(self, memtable: MemTable, *, start: bool = True) -> None:
         """Take a MemTable that gets no more rows; without ``start`` it waits for :meth:`start`."""
-        with self._changed:
+        with self._lock:
             self._frozen.append(memtable)
         if start:
             self._worker.kick()
@@ -101,33 +104,37 @@ class FlushQueue:
         Raises the error of a flush that failed ``attempts`` times meanwhile; the rows
         stay frozen and readable, and the flush is retried in the background.
         """
-        with self._changed:
+        with self._lock:
             if not self._frozen:
                 return
             last = self._frozen[-1].generation
             failures = self._failures
             # Somebody waits: no long pauses, however long the trouble has lasted.
             self._failures_in_a_row = 0
-        self._worker.kick()
-        with self._changed:
-            while self._frozen and self._frozen[0].generation <= last:
+
+        def drained() -> bool:
+            with self._lock:
+                if not self._frozen or self._frozen[0].generation > last:
+                    return True
                 if self._fenced is not None:
                     raise fresh_copy(self._fenced)
                 if self._failures - failures >= attempts and self._last_error is not None:
                     raise fresh_copy(self._last_error)
                 if self._worker.stopping:
                     raise ClosedError("the writer was closed before its MemTables were flushed")
-                self._changed.wait()
+                return False
+
+        self._worker.kick()
+        self._changed.wait_for(drained)
 
     def stop(self, timeout: float | None = None) -> None:
         """End the background thread after the flush that is under way; wait for it up to ``timeout``."""
         self._worker.stop(timeout)
-        with self._changed:
-            self._changed.notify_all()
+        self._changed.ring()
 
     def _step(self) -> float | None:
         while not self._worker.stopping and self._fenced is None:
-            with self._changed:
+            with self._lock:
                 if not self._frozen:
                     return None
                 memtable = self._frozen[0]
@@ -147,11 +154,11 @@ class FlushQueue:
         if self._written is None or self._written.generation != memtable.generation:
             self._written = self._write_beside_log(memtable)
         self._publish(memtable, self._written)
-        with self._changed:
+        with self._lock:
             self._frozen.popleft()
             self._last_error = None
             self._failures_in_a_row = 0
-            self._changed.notify_all()
+        self._changed.ring()
         seconds = time.perf_counter() - started
         self._stats.record_memtable_flush(seconds, memtable.row_count)
         logger.info(
@@ -168,18 +175,22 @@ class FlushQueue:
         if self._log.failure is not None or self._log.durable_position >= memtable.end_position:
             self._log.commit(memtable.end_position)
             return self._write_sstable(memtable)
-        with ThreadPoolExecutor(1, "lancewal-flush-log") as pool:
-            logged = pool.submit(self._log.commit, memtable.end_position)
-            try:
-                return self._write_sstable(memtable)
-            finally:
-                logged.result()
+        logged = in_thread(partial(self._log.commit, memtable.end_position), "lancewal-flush-log")
+        try:
+            return self._write_sstable(memtable)
+        finally:
+            logged.result()
 
     def _publish(self, memtable: MemTable, entry: SsTableEntry) -> None:
         def published(manifest: ShardManifest) -> ShardManifest:
             if manifest.current_generation == memtable.generation + 1:
-                # Nobody else commits under this epoch: an earlier try got through and
-                # its reply was lost. Its SSTable counts, the new one is garbage.
+                if any(
+                    each.generation == entry.generation and each.path != entry.path
+                    for each in manifest.sstables
+                ):
+                    # A copy of this writer, which holds the same epoch, has flushed its own rows.
+                    raise FencedError(self._manifests.shard_id, self._epoch, self._epoch, "at a flush")
+                # An earlier try got through, and its reply was lost.
                 return manifest
             if manifest.current_generation != memtable.generation:
                 raise StorageError(
@@ -196,18 +207,19 @@ class FlushQueue:
                 ),
             )
 
+        self._log.check_alone()
         self._manifests.commit_update(self._epoch, published)
 
     def _failed(self, memtable: MemTable, error: BaseException) -> float:
         if not isinstance(error, LanceWalError):
             error = StorageError(f"flush of generation {memtable.generation} failed: {error!r}")
         self._stats.record_memtable_flush_failure()
-        with self._changed:
+        with self._lock:
             self._last_error = error
             self._failures += 1
             pause = min(FIRST_RETRY_SECONDS * float(1 << self._failures_in_a_row), MAX_RETRY_SECONDS)
             self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
-            self._changed.notify_all()
+        self._changed.ring()
         logger.warning(
             "flush of generation %d failed, next try in %.1f s: %s",
             memtable.generation,

@@ -74,8 +74,11 @@ class MemTableMode:
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
 
-    def admit(self) -> None:
-        self._backpressure.admit()
+    def admit(self, put: threading.Lock, num_bytes: int) -> None:
+        self._backpressure.admit(put, num_bytes)
+
+    def settle(self, put: threading.Lock) -> None:
+        self._backpressure.settle(put)
 
     def insert(self, rows: Rows) -> range:
         if self._would_overflow(rows):
@@ -234,7 +237,11 @@ class MemTableMode:
             self._indexer.kick()
         elif unindexed and self._unindexed_since is None:
             self._unindexed_since = time.monotonic()
-            self._indexer.kick()
+            try:
+                self._indexer.kick()
+            except BaseException:
+                self._unindexed_since = None  # or later rows would take this one's kick for granted
+                raise
 
     def _index_step(self) -> float | None:
         """Index what has gathered, oldest MemTable first; frozen ones too while they are readable."""
@@ -269,7 +276,7 @@ class MemTableMode:
         )
 
     def _unflushed_bytes(self) -> int:
-        return self._active.estimated_size + self._flushes.frozen_bytes + self._log.offered_bytes
+        return self._active.estimated_size + self._flushes.frozen_bytes
 
     def _make_room(self) -> None:
         """Requires nothing held. A flush must be under way, or the wait would never end."""

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from uuid import UUID
 
+from lancewal.forks import in_forked_child
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.stats import WriteStats, WriteStatsSnapshot, added
 
@@ -26,6 +27,18 @@ class _Opened:
 
 _opened: list[_Opened] = []
 _of_the_gone: dict[tuple[str, UUID], WriteStatsSnapshot] = {}
+
+
+def _start_empty() -> None:
+    """A forked child has no writers; another thread may have held the lock when it was forked."""
+    global _lock, _writers
+    _lock = threading.Lock()
+    _writers = weakref.WeakValueDictionary()
+    _opened.clear()
+    _of_the_gone.clear()
+
+
+in_forked_child(_start_empty)
 
 
 def register_writer(table_uri: str, writer: ShardWriter) -> None:

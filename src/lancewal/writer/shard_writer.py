@@ -19,10 +19,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.errors import ClosedError, LanceWalError
+from lancewal.errors import ClosedError, FencedError, LanceWalError
+from lancewal.forks import check_process, is_forked
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.memtable.scan import scan_views
+from lancewal.parallel import Room
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.adapter import Adapter
 from lancewal.writer.commit_log import CommitLog
@@ -44,8 +46,11 @@ class WriteMode(Protocol):
 
     lock: threading.Lock
 
-    def admit(self) -> None:
-        """Wait until there is room for another put."""
+    def admit(self, put: threading.Lock, num_bytes: int) -> None:
+        """Wait until there is room for another put, which holds the lock ``put`` until it is over."""
+
+    def settle(self, put: threading.Lock) -> None:
+        """What was admitted is in memory now, or never will be."""
 
     def insert(self, rows: Rows) -> range:
         """Take the rows of one put, visible or to be so. Requires ``lock``."""
@@ -99,6 +104,7 @@ class ShardWriter:
         # Guards the order of inserts; held for microseconds, never across I/O.
         self._lock = mode.lock
         self._close_lock = threading.Lock()
+        self._in_hand = Room(config.max_unflushed_memtable_bytes)
         self._finalizer = weakref.finalize(self, _abandon, mode, str(state.shard_id))
 
     @property
@@ -138,7 +144,16 @@ class ShardWriter:
             or num_bytes > _LARGE_PUT_BYTES
             or not self._intake.fit_as_given(batches)
         ):
-            return self.write_rows(self._intake.shaped(batches))
+            check_process()
+            call = threading.Lock()
+            try:
+                with call:
+                    # Before the copies that are made here: each thread would have one in hand
+                    # while it waits for room in memory.
+                    self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
+                    return self.write_rows(self._intake.shaped(batches))
+            finally:
+                self._in_hand.leave(call)
         num_rows = sum([batch.num_rows for batch in batches])
         return self._write(lambda: self._intake.shaped(batches), num_rows, num_bytes)
 
@@ -156,20 +171,27 @@ class ShardWriter:
         """Write the rows that ``shape`` returns, which the leader of a group commit may call."""
         started = time.perf_counter()
         self._state.check_usable()
-        self._mode.admit()
-        if self.config.durable_write:
-            positions = self._log.commit_put(lambda: self._insert(shape()), num_bytes)
-        else:
-            positions = self._insert(shape())
-            self._mode.nudge()
+        put = threading.Lock()
+        try:
+            with put:
+                self._mode.admit(put, num_bytes)
+                if self.config.durable_write:
+                    positions = self._log.commit_put(lambda: self._insert(shape(), put))
+                else:
+                    positions = self._insert(shape(), put)
+                    self._mode.nudge()
+        finally:
+            self._mode.settle(put)
         self._stats.record_put(time.perf_counter() - started, num_rows)
         self._stats_logger.maybe_log()
         return WriteResult(positions, Durability(self._log, positions.stop))
 
-    def _insert(self, rows: Rows) -> range:
+    def _insert(self, rows: Rows, put: threading.Lock) -> range:
         with self._lock:
             self._state.check_usable()
-            return self._mode.insert(rows)
+            positions = self._mode.insert(rows)
+            self._mode.settle(put)
+            return positions
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """The newest rows that are in memory: active and frozen MemTables, deletes applied.
@@ -191,12 +213,15 @@ class ShardWriter:
         return self._mode.memtables()
 
     def memtable_stats(self) -> MemTableStats:
+        check_process()
         return self._mode.memtable_stats()
 
     def wal_stats(self) -> WalStats:
+        check_process()
         return WalStats(self._appender.next_position_hint, self._log.pending_batches, self._log.pending_bytes)
 
     def stats(self) -> WriteStatsSnapshot:
+        check_process()
         return self._stats.snapshot()
 
     @property
@@ -221,6 +246,7 @@ class ShardWriter:
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""
+        check_process()
         self._mode.wait_for_flush_drain()
 
     def close(self) -> None:
@@ -229,7 +255,22 @@ class ShardWriter:
         Raises when the last rows could not be flushed; what was acknowledged is in the
         WAL then and comes back when the shard is opened again. So do rows of a close that is
         interrupted: it still completes the log and ends the threads. Closing twice is harmless.
+
+        A writer that was fenced has nothing to flush: whoever took the shard over has its rows,
+        from the WAL. So this is silent then, unless rows that were put without ``durable_write`` are
+        lost. In a forked child it does nothing: the writer is its parent's.
         """
+        try:
+            self.finish()
+        except FencedError:
+            if self._log.pending_batches and not self.config.durable_write:
+                raise
+            logger.info("closed a writer that was fenced; its rows are in the WAL", extra=self._state.context)
+
+    def finish(self) -> None:
+        """Close, and raise also where all rows are durable, but were not flushed for a fence."""
+        if is_forked():
+            return
         with self._close_lock:
             if self._state.closed:
                 return
@@ -267,5 +308,7 @@ class ShardWriter:
 
 def _abandon(mode: WriteMode, shard_id: str) -> None:
     """The writer was dropped without close: end its threads. What it acknowledged is in the WAL."""
+    if is_forked():
+        return  # it is the parent's, and so are its threads
     logger.warning("writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": shard_id})
     mode.stop()

@@ -9,6 +9,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from lancewal.errors import ClosedError, LanceWalError
+from lancewal.forks import check_process
 
 E = TypeVar("E", bound=BaseException)
 
@@ -81,6 +82,7 @@ class WriterState:
 
     def check_usable(self) -> None:
         """Raise what a put must fail with, if any."""
+        check_process()
         if self._failure is not None:
             raise self.latched()
         if self.closed:
@@ -88,6 +90,7 @@ class WriterState:
 
     def check_readable(self) -> None:
         """Raise when memory may hold rows that the log never got, or is not kept up any more."""
+        check_process()
         if self._poisoned:
             raise self.latched()
         if self.closed:

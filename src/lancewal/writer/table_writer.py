@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -17,7 +16,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.forks import check_process, is_forked
 from lancewal.format.schema import TableSchema
+from lancewal.parallel import Crew, Room, Task
 from lancewal.sharding import Shard, ShardRouter
 from lancewal.writer.intake import Cast, Intake, Rows, as_batches
 from lancewal.writer.results import WriteResult
@@ -77,18 +78,22 @@ class TableWriter:
         cast: Cast = False,
         storage_version: str | None = None,
         newest: Callable[[], TableSchema] | None = None,
+        max_bytes_in_hand: float = float("inf"),
         max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
     ) -> None:
+        """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time."""
         self._router = router
         self._open_shard = open_shard
         self._intake = Intake(schema, cast=cast, storage_version=storage_version, newest=newest)
-        self._pool = ThreadPoolExecutor(max_concurrent_shards, thread_name_prefix="lancewal-shard")
+        self._crew = Crew(max_concurrent_shards, "lancewal-shard")
         self._slots: dict[UUID, _Slot] = {}
+        # Guards the slots; never held while a shard is opened or written.
+        self._lock = threading.Lock()
+        self._under_way = Room(max_bytes_in_hand)
         self._closed = False
-        self._in_flight = 0
-        # Guards the three above; never held while a shard is opened or written.
-        self._changed = threading.Condition()
         self._close_lock = threading.Lock()
+        self._all_closed = False
+        self._finalizer = weakref.finalize(self, self._crew.dismiss)
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,7 +103,8 @@ class TableWriter:
     @property
     def shard_writers(self) -> Mapping[UUID, ShardWriter]:
         """The writers of the shards that rows went to so far."""
-        with self._changed:
+        check_process()
+        with self._lock:
             slots = dict(self._slots)
         return MappingProxyType({shard: slot.writer for shard, slot in slots.items() if slot.writer})
 
@@ -120,7 +126,7 @@ class TableWriter:
         else:
             batches = [batch for batch in as_batches(data) if batch.num_rows]
             if batches:
-                self._write("put", self._intake.upserts(batches), progress)
+                self._write("put", partial(self._intake.upserts, batches), _bytes_of(batches), progress)
         return progress.result()
 
     def delete(self, keys: Any) -> TableWriteResult:
@@ -133,7 +139,7 @@ class TableWriter:
                 "delete through the shard that has the row, with table.shard_writer(shard_id).delete(keys)"
             )
         progress = _Progress()
-        self._write("delete", rows, progress)
+        self._write("delete", lambda: rows, rows.num_bytes, progress)
         return progress.result()
 
     def flush(self) -> None:
@@ -143,9 +149,14 @@ class TableWriter:
             writer.force_seal_active()
             writer.wait_for_flush_drain()
 
-        with self._working():
-            writers = self.shard_writers
-            _, failed = self._run({shard: partial(flush, writer) for shard, writer in writers.items()})
+        call = threading.Lock()
+        try:
+            with call:
+                self._enter(call, 0)
+                writers = self.shard_writers
+                _, failed = self._run({shard: partial(flush, writer) for shard, writer in writers.items()})
+        finally:
+            self._under_way.leave(call)
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 
@@ -164,18 +175,21 @@ class TableWriter:
         """Wait for writes under way, close every shard's writer, and end all threads.
 
         Raises :class:`PartialWriteError` when the last rows of some shards could not be
-        flushed; what was acknowledged is in their WAL. Closing twice is harmless.
+        flushed; what was acknowledged is in their WAL. Closing twice is harmless, and one that was
+        interrupted is completed by the next. In a forked child it does nothing: the writer is its
+        parent's.
         """
+        if is_forked():
+            return
         with self._close_lock:
-            with self._changed:
-                already = self._closed
-                self._closed = True
-                self._changed.wait_for(lambda: self._in_flight == 0)
-            if already:
+            if self._all_closed:
                 return
+            self._closed = True
+            self._under_way.wait_until_empty()
             writers = self.shard_writers
             _, failed = self._run({shard: writer.close for shard, writer in writers.items()})
-            self._pool.shutdown()
+            self._all_closed = True
+            self._crew.dismiss(wait=True)
         if failed:
             raise PartialWriteError("close", failed, {}) from next(iter(failed.values()))
 
@@ -196,18 +210,31 @@ class TableWriter:
     def _put_streamed(self, batch: pa.RecordBatch, progress: _Progress) -> None:
         if not batch.num_rows:
             return
-        try:
-            rows = self._intake.upserts(batch)
-        except InvalidInputError as error:
-            before = progress.num_rows
-            raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
-        self._write("put", rows, progress)
 
-    def _write(self, doing: str, rows: Rows, progress: _Progress) -> None:
-        parts = self._split(rows)
-        with self._working():
-            calls = {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
-            done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
+        def shaped() -> Rows:
+            try:
+                return self._intake.upserts(batch)
+            except InvalidInputError as error:
+                before = progress.num_rows
+                raise InvalidInputError(
+                    f"{error} (of the stream, {before} rows before it are written)"
+                ) from None
+
+        self._write("put", shaped, batch.nbytes, progress)
+
+    def _write(self, doing: str, shape: Callable[[], Rows], num_bytes: int, progress: _Progress) -> None:
+        """Shape rows of about ``num_bytes``, split them by shard, and write them."""
+        call = threading.Lock()
+        try:
+            with call:
+                # Before the rows are shaped and split, which copies them: each thread would
+                # have its copy in hand while it waits for room in a shard.
+                self._enter(call, num_bytes)
+                parts = self._split(shape())
+                calls = {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
+                done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
+        finally:
+            self._under_way.leave(call)
         for shard, part in parts:
             if shard.shard_id in done:
                 progress.add(shard.shard_id, part.num_rows, done[shard.shard_id])
@@ -225,12 +252,12 @@ class TableWriter:
 
     def _must_wait(self, shards: Iterable[UUID]) -> bool:
         """Whether writing takes storage round trips: for a claim, or for durability."""
-        with self._changed:
+        with self._lock:
             writers = [self._slots[shard].writer if shard in self._slots else None for shard in shards]
         return any(writer is None or writer.config.durable_write for writer in writers)
 
     def _write_shard(self, shard: Shard, rows: Rows) -> WriteResult:
-        with self._changed:
+        with self._lock:
             slot = self._slots.setdefault(shard.shard_id, _Slot())
         # Whoever waits here needs this very shard; all others go on.
         with slot.opening:
@@ -238,34 +265,39 @@ class TableWriter:
                 slot.writer = self._open_shard(shard)
         return slot.writer.write_rows(rows)
 
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        with self._changed:
-            if self._closed:
-                raise ClosedError("this table writer is closed; open a new one")
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify_all()
+    def _enter(self, call: threading.Lock, num_bytes: int) -> None:
+        """A call is under way, which holds its lock until it is over; waits until there is room for it."""
+        check_process()
+        self._refuse_if_closed()
+        self._under_way.enter(call, num_bytes)
+        # Again: close() waits for those only that were under way before it.
+        self._refuse_if_closed()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ClosedError("this table writer is closed; open a new one")
 
     def _run(
         self, calls: Mapping[UUID, Callable[[], T]], *, in_threads: bool = True
     ) -> tuple[dict[UUID, T], dict[UUID, Exception]]:
         """All calls, the last one in this thread; results and errors by shard."""
         names = list(calls)
-        away = {shard: self._pool.submit(calls[shard]) for shard in names[:-1]} if in_threads else {}
+        away = {shard: Task(calls[shard]) for shard in names[:-1]} if in_threads else {}
         done: dict[UUID, T] = {}
         failed: dict[UUID, Exception] = {}
         try:
+            for task in away.values():
+                self._crew.take(task)
             for shard in names[len(away) :]:
                 _settle(shard, calls[shard], done, failed)
-        finally:
-            wait(away.values())
-        for shard, future in away.items():
-            _settle(shard, future.result, done, failed)
+            for shard, task in away.items():
+                _settle(shard, task.result, done, failed)
+        except BaseException:
+            # Interrupted: rows that this thread puts next must not come before these.
+            for task in away.values():
+                if not task.drop():
+                    task.wait()
+            raise
         return done, failed
 
 
@@ -301,6 +333,10 @@ class _Progress:
 
     def result(self) -> TableWriteResult:
         return TableWriteResult(self.num_rows, MappingProxyType(self.results))
+
+
+def _bytes_of(batches: Iterable[pa.RecordBatch]) -> int:
+    return sum([batch.nbytes for batch in batches])
 
 
 def is_stream(data: Any) -> bool:

@@ -34,15 +34,18 @@ class WalOnlyMode:
             config.max_unflushed_memtable_bytes,
             config.backpressure_log_interval.total_seconds(),
             stats,
-            unflushed=lambda: log.pending_bytes + log.offered_bytes,
+            unflushed=lambda: log.pending_bytes,
             relieve=self._write_queue,
             context=state.context,
         )
         state.when_ended(self._backpressure.wake)
         log.on_progress = self._backpressure.wake
 
-    def admit(self) -> None:
-        self._backpressure.admit()
+    def admit(self, put: threading.Lock, num_bytes: int) -> None:
+        self._backpressure.admit(put, num_bytes)
+
+    def settle(self, put: threading.Lock) -> None:
+        self._backpressure.settle(put)
 
     def insert(self, rows: Rows) -> range:
         return self._log.enqueue(rows.batches, rows.num_bytes)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+
+from lancewal.parallel import Bell, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -21,54 +24,71 @@ class Worker:
         self._name = name
         self._step = step
         self._retry_seconds = retry_seconds
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
+        # Locked while nobody has kicked. A bare lock: an interrupt in the middle of Event.set
+        # would leave the worker asleep for good.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._stopping = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._over = False
+        self._ended = Bell()
 
     @property
     def stopping(self) -> bool:
-        return self._stopping.is_set()
+        return self._stopping
 
     def kick(self) -> None:
         """Make the worker look at its work now."""
-        self._wake.set()
+        self._wake()
         if self._thread is None:
             self._start()
 
     def stop(self, timeout: float | None = None) -> None:
         """Let the running step finish, then end. Safe to call twice and from the worker itself."""
         with self._lock:
-            self._stopping.set()
+            self._stopping = True
             thread = self._thread
-        self._wake.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        self._wake()
+        if thread is None or thread is threading.current_thread():
+            return
+        if self._ended.wait_for(lambda: self._over, timeout):
+            with suppress(RuntimeError):  # another ran in its place
+                thread.join(timeout)
 
-    def pause(self, seconds: float) -> None:
-        """Sleep inside a step; a kick or a stop ends it early."""
-        self._wake.wait(seconds)
+    def _wake(self) -> None:
+        if self._asleep.locked():
+            with suppress(RuntimeError):  # another has woken it meanwhile
+                self._asleep.release()
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is not None or self._stopping.is_set():
+            if self._thread is not None or self._stopping:
                 return
+            # A daemon: a process that exits without close() must not hang here, and
+            # loses nothing by it, since whatever was acknowledged is in the WAL.
+            thread = threading.Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
             try:
-                # A daemon: a process that exits without close() must not hang here, and
-                # loses nothing by it, since whatever was acknowledged is in the WAL.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = thread
+                start_thread(thread)
             except BaseException:
                 # No thread to be had, or an interrupt: then the next kick tries again.
                 self._thread = None
                 raise
 
-    def _run(self) -> None:
+    def _run(self, thread: threading.Thread) -> None:
         with self._lock:
-            if self._thread is not threading.current_thread():
+            if self._thread is not thread:
                 return  # its start was interrupted
-        while not self._stopping.is_set():
-            self._wake.clear()
+        try:
+            self._work()
+        finally:
+            self._over = True
+            self._ended.ring()
+
+    def _work(self) -> None:
+        while not self._stopping:
+            self._asleep.acquire(blocking=False)
             try:
                 sleep = self._step()
             except BaseException:
@@ -76,5 +96,5 @@ class Worker:
                 # would wait for ever if it ended.
                 logger.exception("%s: a step failed; going on", self._name)
                 sleep = self._retry_seconds
-            if not self._stopping.is_set():
-                self._wake.wait(sleep)
+            if not self._stopping:
+                self._asleep.acquire(timeout=-1 if sleep is None else max(sleep, 0.0))

@@ -1,0 +1,54 @@
+"""What a forked child may do: nothing, once its parent has used lancewal.
+
+Lance and the object stores run threads of their own, of which a child has none. It was measured
+what becomes of calls to Lance in such a child: some work, some crash it, some never return. And a
+writer that the child inherits is the parent's: both would write under one epoch, and rows that
+the child was told are durable would be lost. So everything refuses there.
+
+A child that was forked before lancewal was used is like any other process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from lancewal.errors import ForkedError
+
+_used = False
+_forked = False
+
+
+def check_process() -> None:
+    """Raise :class:`ForkedError` in a child that was forked after lancewal was used."""
+    if _forked:
+        raise ForkedError(
+            f"process {os.getpid()} was forked from one that had used lancewal, whose writers, tables and "
+            "threads do not work here; start processes by spawn (multiprocessing.get_context('spawn')), "
+            "or fork before the first table is opened, and open tables in each process"
+        )
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used lancewal."""
+    return _forked
+
+
+def note_use() -> None:
+    """From here on a fork makes a child that cannot use lancewal."""
+    global _used
+    _used = True
+
+
+def in_forked_child(reset: Callable[[], None]) -> None:
+    """Have ``reset`` called in every forked child: for what it must not inherit."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+
+
+def _mark() -> None:
+    global _forked
+    _forked = _used
+
+
+in_forked_child(_mark)
