@@ -107,6 +107,12 @@ class TableMaintenance:
         """
         return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
 
-    def repair(self, findings: Sequence[Finding] | None = None) -> RepairReport:
-        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters."""
-        return repair(self._reader.base(), self._store, findings)
+    def repair(
+        self, findings: Sequence[Finding] | None = None, *, accept_lost_entries: bool = False
+    ) -> RepairReport:
+        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
+
+        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
+        shard can be read and written again; get the objects back from a backup if you can.
+        """
+        return repair(self._reader.base(), self._store, findings, accept_lost_entries=accept_lost_entries)

@@ -19,7 +19,7 @@ from lancewal.memtable import MemTableView
 from lancewal.objects import ObjectStore
 from lancewal.reader.restart import SnapshotMovedError
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.wal.tip import WatchedTip, first_unsettled
 
 #: A longer tail is read anew each time instead of being kept in memory.
 MAX_KEPT_BYTES = 256 << 20
@@ -60,6 +60,7 @@ class ShardTail:
         self._shard_id = shard_id
         self._manifests = manifests
         self._tailer = WalTailer(store, shard_id, update_cursor=False)
+        self._tip = WatchedTip(store, shard_id)
         self._kept = TailEntries((), 0)
         self._groups: tuple[_Group, ...] = ()
 
@@ -76,9 +77,7 @@ class ShardTail:
         if kept.end < start:
             kept = TailEntries((), start)
         entries = [entry for entry in kept.entries if entry.position >= start and _is_open(entry, manifest)]
-        # The search for the end starts where the last one ended.
-        seen = replace(manifest, replay_after_wal_entry_position=kept.end - 1)
-        end = find_tip(self._store, self._shard_id, seen)
+        end = max(self._tip.find(manifest), kept.end)
         try:
             for entry in self._tailer.entries(kept.end, end):
                 if not entry.sentinel and _is_open(entry, manifest):

@@ -21,18 +21,15 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance.compact import execute_shard
 from lancewal.maintenance.gc import Resource, collect_garbage
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, ShardPlan, plan_compaction
-from lancewal.objects import ObjectStore
 from lancewal.publish import drain
 from lancewal.sharding import discover_manifests
 from lancewal.spark.access import OpenTable
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import Options
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import first_unsettled
+from lancewal.writer.drain import has_unflushed_rows
 
 logger = logging.getLogger(__name__)
 
@@ -97,23 +94,11 @@ def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
 def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     shard_id = UUID(arguments["shard_id"])
     manifest = next(m for m in discover_manifests(table.store) if m.shard_id == shard_id)
-    if not has_unflushed_rows(table.store, manifest):
+    if not has_unflushed_rows(manifest, table.store):
         # Claiming it would fence its writer for nothing.
         return {"rows": 0}
     _, rows = drain(table.base, table.store, shard_id)
     return {"rows": rows}
-
-
-def has_unflushed_rows(store: ObjectStore, manifest: ShardManifest) -> bool:
-    """Whether a shard's WAL holds rows that are in no SSTable."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    position = first_unsettled(manifest)
-    while (header := tailer.read_header(position)) is not None:
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
-            return True
-        position += 1
-    return False
 
 
 def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:

@@ -27,7 +27,7 @@ from lancewal.reader.snapshot import ShardReader, ShardSnapshot, ShardState
 from lancewal.reader.tail import TailEntries
 from lancewal.sharding import discover_shards
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.wal.tip import established_tip, first_unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def _read_place(store: ObjectStore, shard_id: UUID, ends_before_pointers: bool) 
     for _ in range(_ATTEMPTS):
         if manifest is None:
             return None
-        end = find_tip(store, shard_id, manifest)
+        end = established_tip(store, shard_id, manifest)
         newest = manifests.require_latest()
         if _same_rows(manifest, newest):
             place = ShardPlace(manifest, end)

@@ -8,7 +8,7 @@ from lancewal.base import BaseTable
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.objects import ObjectStore
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import first_unsettled
+from lancewal.wal.tip import established_tip, first_unsettled
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.open import open_shard_writer
 from lancewal.writer.registry import live_writer
@@ -42,10 +42,12 @@ def drain_config(base: BaseTable) -> ShardWriterConfig:
 def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:
     """Whether the WAL has an entry with rows that no SSTable of the manifest holds."""
     tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    position = first_unsettled(manifest)
-    while (header := tailer.read_header(position)) is not None:
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
+    end = established_tip(store, manifest.shard_id, manifest)
+    for position in range(first_unsettled(manifest), end):
+        header = tailer.read_header(position)
+        # A missing one was flushed meanwhile.
+        if header is None or header.sentinel:
+            continue
+        if header.generation is None or header.generation >= manifest.current_generation:
             return True
-        position += 1
     return False
