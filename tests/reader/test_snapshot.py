@@ -180,7 +180,7 @@ def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pyt
         assert sorted(read) == sorted(set(read))
         assert table.other.lookup([99]).table["name"].to_pylist() == ["4"]
         assert len(read) == len(set(read))
-        monkeypatch.setattr(tail, "MAX_KEPT_BYTES", 0)
+        monkeypatch.setattr(tail, "CACHE", tail.LogCache(0))
         fresh = TableReader(table.store, live_writers=False)
         assert names(fresh.scan().to_table()) == names(fresh.scan().to_table())
         assert len(read) > len(set(read))
