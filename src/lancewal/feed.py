@@ -38,7 +38,7 @@ from lancewal.pointers import Fate, Pointer, fate_of
 from lancewal.sharding import discover_shards
 from lancewal.sstable import SsTable, without_dead_values
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_readable
+from lancewal.wal.tip import WatchedTip, first_readable
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class ChangeFeed:
         self._store = store
         self._table_schema = schema
         self._workers = 1 if store.is_local else _REMOTE_READERS
+        self._tips: dict[UUID, WatchedTip] = {}
         self.schema = feed_schema(schema)
 
     @classmethod
@@ -106,7 +107,7 @@ class ChangeFeed:
     def end(self, shard_id: UUID) -> int:
         """Behind the last entry of a shard that can be read: the tip, or a pointer that is open."""
         manifest = ShardManifestStore(self._store, shard_id).read_latest()
-        tip = find_tip(self._store, shard_id, manifest)
+        tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
         covered = manifest.replay_after_wal_entry_position if manifest else 0
         if tip - 1 <= covered:
             return tip

@@ -108,10 +108,14 @@ class TableMaintenance:
         """
         return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
 
-    def repair(self, findings: Sequence[Finding] | None = None) -> RepairReport:
+    def repair(
+        self, findings: Sequence[Finding] | None = None, *, accept_lost_entries: bool = False
+    ) -> RepairReport:
         """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
 
         Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
         but one are taken over from their writers, flushed, compacted and sealed.
+        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
+        shard can be read and written again; get the objects back from a backup if you can.
         """
-        return repair(self._reader.base(), self._store, findings)
+        return repair(self._reader.base(), self._store, findings, accept_lost_entries=accept_lost_entries)

@@ -15,7 +15,7 @@ import pytest
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError, SplitShardError
+from lancewal.errors import InvalidInputError, SplitShardError, WalCorruptError
 from lancewal.format.schema import TOMBSTONE_FIELD
 from lancewal.format.shard_manifest import ShardManifest, ShardStatus, encode_manifest
 from lancewal.maintenance import (
@@ -40,6 +40,7 @@ from lancewal.writer.drain import drain_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, new_table, open_writer, rows
+from tests.wal.support import contents
 
 
 @pytest.fixture
@@ -130,6 +131,42 @@ class TestWal:
         (finding,) = site.verify().findings
         assert (finding.kind, finding.severity) == (Kind.WAL_GAP, Severity.ERROR)
         assert f"entry {covered + 2} is missing" in finding.text
+
+    def test_lost_entries_can_be_given_up(self, site: Site) -> None:
+        covered = site.manifest.replay_after_wal_entry_position
+        for position in (covered + 1, covered + 3):
+            site.store.delete(layout.wal_entry(site.shard_id, position))
+        assert [finding.kind for finding in site.verify().findings] == [Kind.WAL_GAP] * 2
+        before = contents(site.store)
+        with pytest.raises(WalCorruptError, match="verify --accept-lost-entries"):
+            site.writer()
+        report = repair(site.base, site.store)
+        assert ([f.kind for f in report.left], report.repaired) == ([Kind.WAL_GAP] * 2, [])
+        assert contents(site.store) == before, "something was written to a damaged log"
+        report = repair(site.base, site.store, accept_lost_entries=True)
+        assert ([f.kind for f in report.repaired], report.left) == ([Kind.WAL_GAP] * 2, [])
+        assert site.verify().findings == []
+        left = [20, 22]
+        reader = TableReader(site.store, live_writers=False)
+        assert sorted(reader.scan(["id"], "id >= 20").to_table()["id"].to_pylist()) == left
+        with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True) as writer:
+            writer.put(rows(30, 1))
+        assert sorted(reader.scan(["id"], "id >= 20").to_table()["id"].to_pylist()) == [*left, 30]
+
+    def test_a_file_that_does_not_belong_there_is_no_loss_to_accept(self, site: Site) -> None:
+        last = WalAppender.open(site.store, site.shard_id).append([stored(site, rows(9, 1))]).position
+        site.store.put(layout.wal_entry(site.shard_id, 1 << 40), b"?")
+        report = repair(site.base, site.store, accept_lost_entries=True)
+        assert [(f.kind, "does not belong" in text) for f, text in report.failed] == [(Kind.WAL_GAP, True)]
+        assert site.store.head(layout.wal_entry(site.shard_id, last + 1)) is None
+
+    def test_the_place_of_a_lost_entry_taken_by_a_writer_that_did_not_look(self, site: Site) -> None:
+        covered = site.manifest.replay_after_wal_entry_position
+        site.store.delete(layout.wal_entry(site.shard_id, covered + 2))
+        with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True):
+            (finding,) = site.verify().findings
+            assert (finding.kind, finding.severity) == (Kind.WAL_EPOCH_BEHIND, Severity.WARNING)
+            assert f"the place of a lost entry {covered + 2}" in finding.text
 
     @pytest.mark.parametrize(
         "damage", [lambda d: d[:-100], lambda d: d[:-90] + b"x" + d[-89:], lambda d: b""]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.schema import TableSchema
 from lancewal.reader import base_source
 from lancewal.reader.snapshot import ShardReader, ShardState
 from lancewal.sharding import ShardRouter
@@ -113,9 +114,9 @@ def test_only_the_keys_own_shard_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     asked: list[UUID] = []
     read = ShardReader.read
 
-    def watched(self: ShardReader) -> ShardState | None:
+    def watched(self: ShardReader, schema: TableSchema) -> ShardState | None:
         asked.append(self._shard_id)
-        return read(self)
+        return read(self, schema)
 
     monkeypatch.setattr(ShardReader, "read", watched)
     assert table.live.lookup([11]).table["name"].to_pylist() == ["n11"]

@@ -17,15 +17,20 @@ import pytest
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import ConflictError, StorageError
+from lancewal.errors import ConflictError, StorageError, WalCorruptError
+from lancewal.feed import ChangeFeed
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, tail
 from lancewal.reader.snapshot import ShardReader
+from lancewal.spark.snapshot import read_state
 from lancewal.wal import WalAppender, WalTailer
+from lancewal.wal.tip import WatchedTip
+from lancewal.writer.drain import has_unflushed_rows
 from tests.reader.support import TableUnderTest, everywhere, named, names
 from tests.tables import APPEND_ONLY, abandon, rows
+from tests.wal.support import contents
 
 
 @pytest.fixture
@@ -175,7 +180,7 @@ def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pyt
         assert sorted(read) == sorted(set(read))
         assert table.other.lookup([99]).table["name"].to_pylist() == ["4"]
         assert len(read) == len(set(read))
-        monkeypatch.setattr(tail, "MAX_KEPT_BYTES", 0)
+        monkeypatch.setattr(tail, "CACHE", tail.LogCache(0))
         fresh = TableReader(table.store, live_writers=False)
         assert names(fresh.scan().to_table()) == names(fresh.scan().to_table())
         assert len(read) > len(set(read))
@@ -196,7 +201,7 @@ def test_log_entries_that_were_flushed_and_collected_meanwhile_start_the_snapsho
             for position in range(1, manifest.replay_after_wal_entry_position + 1):
                 appended.store.delete(layout.wal_entry(appended.shard, position))
 
-        once(monkeypatch, tail, "find_tip", flush_and_collect)
+        once(monkeypatch, WatchedTip, "find", flush_and_collect)
         assert ids(appended.other) == list(range(6))
 
 
@@ -213,7 +218,7 @@ def test_log_entries_that_vanish_while_they_are_read_start_the_snapshot_again(
             for position in (1, 2):
                 appended.store.delete(layout.wal_entry(appended.shard, position))
 
-        once(monkeypatch, tail, "find_tip", flush_and_collect, before=False)
+        once(monkeypatch, WatchedTip, "find", flush_and_collect, before=False)
         assert ids(appended.other) == list(range(6))
 
 
@@ -373,3 +378,63 @@ def test_a_memory_store_has_no_writers_of_other_tables(tmp_path: Path) -> None:
         assert everywhere(first) == {1: "first"}
         assert everywhere(second) == {2: "second"}
         assert isinstance(first.store, ObjectStore)
+
+
+def test_a_lost_log_entry_read_as_a_smaller_table(tmp_path: Path) -> None:
+    """Old values without an error, wherever the search for the end of the log had landed."""
+    table = TableUnderTest(tmp_path / "t")
+    length = 9
+    with table.writer() as writer:
+        for number in range(length):
+            writer.put(named({1: str(number)}))
+        manifest = ShardManifestStore(table.store, table.shard).require_latest()
+        warm = TableReader(table.store, live_writers=False)
+        assert names(warm.scan().to_table()) == {1: str(length - 1)}
+        for lost in range(1, length):
+            path = layout.wal_entry(table.shard, lost)
+            entry = table.store.get(path)
+            table.store.delete(path)
+            before = contents(table.store)
+            for read in log_readers(table, manifest):
+                with pytest.raises(WalCorruptError, match="missing") as refusal:
+                    read()
+                assert refusal.value.position == lost
+            assert names(warm.scan().to_table()) == {1: str(length - 1)}, "what was read stays readable"
+            assert contents(table.store) == before, "something was written to a damaged log"
+            table.store.put_if_absent(path, entry)
+        for read in log_readers(table, manifest)[:-3]:
+            read()
+
+
+def log_readers(table: TableUnderTest, manifest: ShardManifest) -> list[Callable[[], object]]:
+    """Everything that reads a log to its end, for the first time; the last three never end, or claim."""
+    reader = TableReader(table.store, live_writers=False)
+    feed = ChangeFeed.open(table.uri)
+    tailer = WalTailer(table.store, table.shard, update_cursor=False)
+    return [
+        lambda: reader.scan().to_table(),
+        lambda: reader.scan().count_rows(),
+        lambda: reader.lookup([1]),
+        feed.latest,
+        feed.earliest,
+        lambda: read_state(table.store),
+        lambda: list(tailer),
+        lambda: has_unflushed_rows(manifest, table.store),
+        lambda: list(tailer.follow(stop=lambda: False)),
+        lambda: list(tailer.follow(1, stop=lambda: False)),
+        table.open,
+    ]
+
+
+@pytest.mark.parametrize("more", range(1, 7))
+def test_an_entry_lost_above_what_a_reader_knew_is_noticed(tmp_path: Path, more: int) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({0: "known"}))
+        assert names(table.other.scan().to_table()) == {0: "known"}
+        for number in range(1, more + 2):
+            writer.put(named({number: "new"}))
+        table.store.delete(layout.wal_entry(table.shard, more + 1))
+        with pytest.raises(WalCorruptError, match="missing") as refusal:
+            table.other.scan()
+        assert refusal.value.position == more + 1

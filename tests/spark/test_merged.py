@@ -178,7 +178,7 @@ def test_rows_published_while_the_state_is_read_are_in_it_or_nothing_after_them_
         with table.writer(enable_memtable=False) as writer:
             writer.put(rows(1, 1))
 
-    store.faults.before("head", publish_and_put, where="/wal/")
+    store.faults.before("list", publish_and_put, where="/wal")
     state = read_state(store)
     reader = reader_of(table)
     reader._merged.state = state

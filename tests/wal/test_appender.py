@@ -39,6 +39,7 @@ from tests.wal.support import (
 )
 
 WAL = f"{layout.wal_dir(SHARD)}/"
+LISTED = layout.wal_dir(SHARD)
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def test_a_writer_that_never_wrote_is_fenced_too(any_store: ObjectStore) -> None
 
 def test_a_claimer_that_stalls_before_its_sentinel_is_fenced(faulty: FaultyStore) -> None:
     successor(faulty, 1)
-    faulty.faults.before("head", doing(lambda: successor(faulty.inner, 2)), where=WAL)
+    faulty.faults.before("put_if_absent", doing(lambda: successor(faulty.inner, 2)), where=WAL)
     with pytest.raises(FencedError) as refusal:
         WalAppender.open(faulty, SHARD)
     assert (refusal.value.local_epoch, refusal.value.stored_epoch) == (2, 3)
@@ -290,7 +291,7 @@ def test_a_search_after_conflicts_does_not_pass_a_successors_sentinel(faulty: Fa
     for value in range(1, REFRESH_EVERY + 1):
         same_epoch.append([batch(value)])
     # The next search begins after that many conflicts, each with a good look at the epoch.
-    faulty.faults.before("head", doing(lambda: successor(faulty.inner, 99)), where=WAL)
+    faulty.faults.before("list", doing(lambda: successor(faulty.inner, 99)), where=LISTED)
     with pytest.raises(FencedError):
         stalled.append([batch(-1)])
     assert values(quiet_tailer(faulty)) == [*range(REFRESH_EVERY + 1), 99]
@@ -324,7 +325,7 @@ def test_endless_conflicts_are_given_up(local_store: ObjectStore) -> None:
     with pytest.raises(ConflictError, match=f"shard {SHARD}.*under the same epoch"):
         appender.append([batch(2)])
     assert store.faults.count("put_if_absent") == MAX_CONFLICTS
-    assert store.faults.count("head", WAL) >= MAX_CONFLICTS // REFRESH_EVERY - 1
+    assert store.faults.count("list", LISTED) >= MAX_CONFLICTS // REFRESH_EVERY - 1
     assert contents(local_store) == before
 
 
@@ -483,16 +484,16 @@ def test_a_stalled_writer_that_fills_an_emptied_slot_is_fenced(
 
 
 def test_a_writer_that_stalls_while_it_searches_is_fenced(faulty: FaultyStore, clock: ManualClock) -> None:
-    successor(faulty.inner, *range(20))
+    first = successor(faulty.inner, *range(20))
+    searching = appender_at(faulty, first.epoch, clock)
 
     def meanwhile() -> None:
         flushed_and_collected(successor(faulty.inner, 99), faulty.inner)
         clock.stall()
 
-    # In the middle of the search: what it has seen is gone when it looks for the rest.
-    faulty.faults.before("head", meanwhile, where=WAL, nth=3)
+    faulty.faults.before("list", meanwhile, where=LISTED)
     with pytest.raises(FencedError):
-        WalAppender.open(faulty, SHARD, clock=clock)
+        searching.append([batch(-1)])
 
 
 def test_a_writer_that_stalls_after_its_search_is_fenced(faulty: FaultyStore, clock: ManualClock) -> None:

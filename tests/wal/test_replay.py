@@ -148,7 +148,7 @@ def test_a_range_that_was_collected_by_mistake_is_no_fence(memory_store: ObjectS
 def test_a_successor_during_the_first_writers_open_is_noticed(memory_store: ObjectStore) -> None:
     faulty = FaultyStore(memory_store)
     appender = WalAppender.open(faulty, SHARD)
-    faulty.faults.before("head", doing(lambda: written(memory_store, 1)), where="/wal/")
+    faulty.faults.before("list", doing(lambda: written(memory_store, 1)), where="/wal")
     replay = replay_of(appender, faulty)
     assert replay.range.end == 3
     with pytest.raises(FencedError):

@@ -181,21 +181,27 @@ def verify(
             help="Put right what can be, such as indexes and split shards; then verify again.",
         ),
     ] = False,
+    accept_lost_entries: Annotated[
+        bool,
+        typer.Option(
+            "--accept-lost-entries", help="Repair, and give up the rows of WAL entries that are missing."
+        ),
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
     ] = False,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Check every invariant of the write path; nothing is changed without --repair.
+    """Check every invariant of the write path; nothing is changed without --repair or --accept-lost-entries.
 
     Ends with code 3 when something is wrong.
     """
     opened = options.open_table(table, option)
     with console.progress(json=json) as shown:
         task = shown.add_task("verifying", total=len(opened.shards()), note="")
-        if repair:
-            opened.repair()
+        if repair or accept_lost_entries:
+            opened.repair(accept_lost_entries=accept_lost_entries)
         report = opened.verify(deep=not quick, progress=lambda shard: shown.advance(task))
     if json:
         console.print_json(report.to_dict())

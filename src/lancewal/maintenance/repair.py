@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
+from lancewal.format.wal_entry import encode_sentinel
 from lancewal.maintenance.compact import compact
 from lancewal.maintenance.tags import mark_pending, remove_tags
 from lancewal.maintenance.verify.findings import Finding, Kind
@@ -19,8 +21,13 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.publish import drain
 from lancewal.sstable import rebuild_sidecars
+from lancewal.wal.tailer import WalTailer
+from lancewal.wal.tip import first_unsettled, missing_positions, retained_positions
 
 logger = logging.getLogger(__name__)
+
+#: A longer gap is no loss: somebody put a file of another name or shard there.
+_MAX_LOST_ENTRIES = 10_000
 
 
 @dataclass
@@ -40,7 +47,11 @@ class RepairReport:
 
 
 def repair(
-    base: BaseTable, store: ObjectStore | None = None, findings: Sequence[Finding] | None = None
+    base: BaseTable,
+    store: ObjectStore | None = None,
+    findings: Sequence[Finding] | None = None,
+    *,
+    accept_lost_entries: bool = False,
 ) -> RepairReport:
     """Put right what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
 
@@ -50,14 +61,19 @@ def repair(
 
     ``findings`` are those of a verification; without them the table is verified first. All other
     findings are left as they are: no row is changed, and nothing is deleted.
+
+    ``accept_lost_entries`` gives up the rows of WAL entries that are missing: an entry without
+    rows takes the place of each, so that the log can be read and written again. Try to get the
+    objects back first, from a backup or from the versions that a bucket keeps.
     """
     store = store or ObjectStore.from_uri(base.uri, base.storage_options)
     if findings is None:
         findings = verify(base, store).findings
     report = RepairReport()
+    actions = {**_ACTIONS, Kind.WAL_GAP: _fill_gaps} if accept_lost_entries else _ACTIONS
     done: dict[tuple[Kind, UUID | None, int | None], str | None] = {}
     for finding in findings:
-        action = _ACTIONS.get(finding.kind)
+        action = actions.get(finding.kind)
         if action is None:
             report.left.append(finding)
             continue
@@ -110,6 +126,26 @@ def _retire(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     compact(base, store, [finding.shard_id])
     # Refused when somebody has taken the shard over since it was drained.
     ShardManifestStore(store, finding.shard_id).seal(epoch)
+
+
+def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+    """Sentinels, which every reader passes over, in the places of entries that were lost."""
+    shard_id = finding.shard_id
+    assert shard_id is not None
+    manifest = ShardManifestStore(store, shard_id).require_latest()
+    tailer = WalTailer(store, shard_id, update_cursor=False)
+    for gap in missing_positions(retained_positions(store, shard_id), first_unsettled(manifest)):
+        if len(gap) > _MAX_LOST_ENTRIES:
+            raise LookupError(
+                f"the {len(gap)} entries before {layout.wal_entry(shard_id, gap.stop)} are missing: "
+                "that file does not belong there; move it away"
+            )
+        # Epochs rise along the log, so the one behind the gap serves.
+        following = tailer.read_header(gap.stop)
+        epoch = manifest.writer_epoch if following is None else following.writer_epoch
+        for position in gap:
+            store.put_if_absent(layout.wal_entry(shard_id, position), encode_sentinel(epoch))
+            logger.warning("gave up a lost WAL entry", extra={"shard": str(shard_id), "position": position})
 
 
 _ACTIONS: dict[Kind, Callable[[BaseTable, ObjectStore, Finding], None]] = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lancewal.predicate import Predicate
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.snapshot import ShardSnapshot, Snapshot
+from lancewal.reader.streamed_source import StreamedSource
 
 if TYPE_CHECKING:
     from lancewal.reader.scan import Scan
@@ -54,6 +55,8 @@ def _shard_lines(scan: Scan, shard: ShardSnapshot) -> list[str]:
     lines = [f"  shard {shard.shard_id}: generation {shard.manifest.current_generation}, {where}"]
     for source in shard.sources:
         how = _filtered(source, scan.predicate) if isinstance(source, MemorySource) else _pushed(scan)
+        if isinstance(source, StreamedSource):
+            how += ", rows fetched from the log"
         lines.append(f"    {source.name}{'' if scan.pinned_keys() is not None else how}")
     return lines
 

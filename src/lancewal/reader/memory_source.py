@@ -113,6 +113,15 @@ class MemorySource:
         """A column of all rows, by row position."""
         return self._rows([name]).column(0)
 
+    def column_parts(
+        self, name: str, first_row: int = 0, wanted: Mask | None = None
+    ) -> Iterator[tuple[int, pa.ChunkedArray]]:
+        """A column from ``first_row`` on, in order, each part with the position of its first row.
+
+        Parts that hold no ``wanted`` row may be left out.
+        """
+        yield first_row, self.column(name).slice(first_row)
+
     def written_name(self, column: str) -> str | None:
         """What the MemTable, and its indexes, call a column; ``None`` when it has not got it."""
         sources = self._column_sources

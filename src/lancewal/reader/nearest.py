@@ -145,9 +145,10 @@ def _in_memory(source: MemorySource, query: NearestQuery, newer: KeySet) -> Hits
         near = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
         parts.append((near.positions, near.distances))
     if indexed < rows:
-        tail = source.column(query.column).slice(indexed)
-        near = search_rows(tail, query.vector, query.k, query.metric, allowed=allowed[indexed:])
-        parts.append((near.positions + indexed, near.distances))
+        for first, part in source.column_parts(query.column, indexed, allowed):
+            here = allowed[first : first + len(part)]
+            near = search_rows(part, query.vector, query.k, query.metric, allowed=here)
+            parts.append((near.positions + first, near.distances))
     return Hits.joined(source, parts)
 
 

@@ -158,8 +158,11 @@ class ShardReader:
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
 
-    def read(self) -> ShardState | None:
-        """Steps 1 and 2; ``None`` for a shard that has no manifest yet."""
+    def read(self, schema: TableSchema) -> ShardState | None:
+        """Steps 1 and 2; ``None`` for a shard that has no manifest yet.
+
+        ``schema`` is that of a base version which may be older than the one that step 3 will read.
+        """
         writer = live_writer(self._store.uri, self._shard_id) if self._live_writers else None
         views: list[MemTableView] | None = None
         if writer is not None:
@@ -175,7 +178,11 @@ class ShardReader:
         self.identity = ShardIdentity.of(manifest)
         if views is not None and writer is not None and writer.epoch == manifest.writer_epoch:
             return ShardState(manifest, views, None)
-        return ShardState(manifest, None, self._tail.read(manifest))
+        return ShardState(manifest, None, self._tail.read(manifest, schema))
+
+    def read_until(self, manifest: ShardManifest, wal_end: int, schema: TableSchema) -> ShardState:
+        """The state that somebody else found: ``manifest``, and the WAL up to ``wal_end``."""
+        return ShardState(manifest, None, self._tail.load(manifest, wal_end, schema))
 
     def resolve(self, state: ShardState, base: BaseTable) -> ShardSnapshot:
         """Step 4, and the levels as sources."""
@@ -185,13 +192,18 @@ class ShardReader:
                 f"shard {self._shard_id} was compacted up to generation {marker}, "
                 f"read at generation {manifest.current_generation}"
             )
-        views = state.views
-        if views is None:
-            views = self._tail.views(state.tail or TailEntries((), 0), manifest, base.schema)
+        memory: list[MemorySource]
+        if state.views is None:
+            tail = state.tail or TailEntries((), 0)
+            if not tail.is_for(base.schema):
+                raise SnapshotMovedError(f"the key columns changed while shard {self._shard_id} was read")
+            memory = self._tail.sources(tail, manifest, base.schema)
+        else:
+            memory = [MemorySource(view, base.schema) for view in state.views]
         memory = [
-            MemorySource(view, base.schema)
-            for view in reversed(views)
-            if view.row_count and view.generation >= manifest.current_generation
+            source
+            for source in reversed(memory)
+            if source.row_count and source.generation >= manifest.current_generation
         ]
         flushed = [entry for entry in manifest.sstables if entry.generation > marker]
         flushed.sort(key=lambda entry: entry.generation, reverse=True)

@@ -112,7 +112,10 @@ class TableReader:
             locator = source.pruner.locate(base.schema, asked)
             snapshot = self.snapshot(_holding(locator))
             if _same_columns(snapshot.schema, base.schema):
-                return lookup(snapshot, asked, columns)
+                try:
+                    return lookup(snapshot, asked, columns)
+                except SnapshotMovedError as error:
+                    logger.debug("lookup started again: %s", error)
 
     def _intake_of(self, schema: TableSchema) -> Intake:
         intake = self._intake
@@ -124,7 +127,8 @@ class TableReader:
         pruned: list[UUID] = []
         chosen = [shard for shard in self._readers() if _is_wanted(shard, wants, pruned)]
         workers = 1 if self._store.is_local else min(_REMOTE_READERS, len(chosen))
-        states = list(ordered_map(ShardReader.read, chosen, workers))
+        schema = self._known_base().base.schema
+        states = list(ordered_map(lambda shard: shard.read(schema), chosen, workers))
         base = self._newest_base()
         snapshots = [
             shard.resolve(state, base.base)

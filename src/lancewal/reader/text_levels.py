@@ -32,6 +32,7 @@ from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import Mask, Rows, Source
 from lancewal.reader.sstable_source import SsTableSource
+from lancewal.reader.streamed_source import StreamedSource
 from lancewal.reader.text_indexes import FIXED, FixedIndex, index_from
 from lancewal.sstable import ROW_OFFSET
 from lancewal.sstable.lance_errors import lance_errors
@@ -83,6 +84,8 @@ def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
 
     def prepared(level: tuple[Source | None, KeySet]) -> list[TextLevel]:
         source, newer = level
+        if isinstance(source, StreamedSource):
+            return [StreamedLevel(query, source, newer)]
         if isinstance(source, MemorySource):
             return list(_memory_levels(source, field_id, query, newer))
         if isinstance(source, SsTableSource):
@@ -117,13 +120,11 @@ class IndexedLevel:
         return Hits(self.source, positions, found.values)
 
 
-@dataclass(frozen=True)
-class ReadLevel:
-    """A base of any size without an index: read row by row, once to count and once to search."""
+class _ReadLevel:
+    """Rows without an index that are read part by part, once to count and once to search."""
 
     query: WordsQuery
-    snapshot: Snapshot
-    newer: KeySet
+    source: Source | None
 
     def statistics(self) -> CorpusStatistics:
         return CorpusStatistics.combined(
@@ -132,12 +133,41 @@ class ReadLevel:
 
     def search(self, corpus: CorpusStatistics) -> Hits:
         parts = []
-        for index, rows, live in self._read(self.query.sql):
+        for index, rows, live in self._read(self.query.predicate):
             found = _search(index, self.query, index.rows, live, corpus)
             parts.append((rows[found.rows], found.values))
-        return Hits.joined(None, parts)
+        return Hits.joined(self.source, parts)
 
-    def _read(self, sql: str | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+    def _read(self, predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StreamedLevel(_ReadLevel):
+    """A WAL tail whose rows are not in memory."""
+
+    query: WordsQuery
+    source: StreamedSource
+    newer: KeySet
+
+    def _read(self, predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+        allowed = self.source.matching(predicate, self.newer)
+        for first, texts in self.source.column_parts(self.query.column, wanted=allowed):
+            rows = np.arange(first, first + len(texts))
+            yield index_of(one_array(texts), self.query.params), rows, allowed[rows]
+
+
+@dataclass(frozen=True)
+class ReadLevel(_ReadLevel):
+    """A base of any size without an index."""
+
+    query: WordsQuery
+    snapshot: Snapshot
+    newer: KeySet
+    source: None = None
+
+    def _read(self, predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+        sql = None if predicate is None else predicate.sql
         names = list(self.snapshot.schema.primary_key)
         columns = list(dict.fromkeys([self.query.column, *names]))
         with lance_errors("read the base table"), refusing(sql):

@@ -8,7 +8,7 @@ is written, flushed or compacted meanwhile. The order of reading is that of ``la
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from uuid import UUID
@@ -16,18 +16,16 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, StorageError, WalTruncatedError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.wal_entry import WalEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.pointers import Pointer
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.pruning import ShardIdentity
-from lancewal.reader.snapshot import ShardReader, ShardSnapshot, ShardState
-from lancewal.reader.tail import TailEntries
+from lancewal.reader.snapshot import ShardReader, ShardSnapshot
 from lancewal.sharding import discover_shards
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.wal.tip import established_tip, first_unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -90,17 +88,16 @@ def read_state(store: ObjectStore, *, ends_before_pointers: bool = False) -> Tab
 
 
 def resolved_shard(store: ObjectStore, base: BaseTable, place: ShardPlace) -> ShardSnapshot:
-    """The levels of one shard, with the rows of its WAL in memory."""
-    manifest = place.manifest
+    """The levels of one shard."""
+    reader = ShardReader(store, place.shard_id)
     try:
-        entries = tuple(_open_entries(store, place))
+        state = reader.read_until(place.manifest, place.wal_end, base.schema)
     except WalTruncatedError as error:
         raise StorageError(
             f"the query's state of shard {place.shard_id} is no longer there ({error}); run the query again, "
             "and collect garbage with a min_age above the duration of queries"
         ) from error
-    state = ShardState(manifest, None, TailEntries(entries, place.wal_end))
-    return ShardReader(store, place.shard_id).resolve(state, base)
+    return reader.resolve(state, base)
 
 
 def base_of(state: TableState, storage_options: Mapping[str, str]) -> BaseTable:
@@ -141,7 +138,7 @@ def _read_place(store: ObjectStore, shard_id: UUID, ends_before_pointers: bool) 
     for _ in range(_ATTEMPTS):
         if manifest is None:
             return None
-        end = find_tip(store, shard_id, manifest)
+        end = established_tip(store, shard_id, manifest)
         newest = manifests.require_latest()
         if _same_rows(manifest, newest):
             place = ShardPlace(manifest, end)
@@ -166,14 +163,3 @@ def _before_pointer(store: ObjectStore, place: ShardPlace) -> ShardPlace:
         if entry is not None and Pointer.of(entry) is not None:
             return replace(place, wal_end=position)
     return place
-
-
-def _open_entries(store: ObjectStore, place: ShardPlace) -> Iterator[WalEntry]:
-    """The entries whose rows no SSTable of the state holds."""
-    positions, current = place.wal_range, place.manifest.current_generation
-    for entry in WalTailer(store, place.shard_id, update_cursor=False).entries(
-        positions.start, positions.stop
-    ):
-        flushed = entry.generation is not None and entry.generation < current
-        if not entry.sentinel and not flushed:
-            yield entry

@@ -33,7 +33,7 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import decode_header, encode_entry, encode_sentinel, entry_schema
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore, PutOutcome
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.wal.tip import established_tip, first_unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +112,19 @@ class WalAppender:
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
     ) -> WalAppender:
-        """Claim the shard and fence whoever held it."""
-        manifests = ShardManifestStore(
-            store, layout.parse_shard_id(shard_id), manifest_scan_batch_size, clock
-        )
+        """Claim the shard and fence whoever held it.
+
+        A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
+        """
+        shard = layout.parse_shard_id(shard_id)
+        manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
+        started = clock()
+        tip = established_tip(store, shard, manifests.read_latest())
         epoch, manifest = manifests.claim_epoch(spec_id)
         appender = cls(store, manifests, epoch, manifest, clock)
+        # Found before the claim, so whoever claims after us puts its sentinel there or above.
+        appender._next = max(tip, appender._floor)
+        appender._confirmed_at = started
         appender.sentinel_position = appender.fence_predecessor()
         return appender
 
@@ -288,7 +295,7 @@ class WalAppender:
     def _discover(self) -> int:
         """The tip, as it was at a moment when the epoch was still ours."""
         started = self._clock()
-        tip = max(find_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
+        tip = max(established_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
         # After the search, not before: the search may have passed a successor's sentinel.
         self.check_fenced()
         if self._knows_tail and tip > self._hint:

@@ -18,7 +18,7 @@ from lancewal.format.wal_entry import EntryHeader, WalEntry, decode_entry, decod
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import Crew, Task, ordered_map
-from lancewal.wal.tip import find_tip, first_readable, first_unsettled
+from lancewal.wal.tip import WatchedTip, established_tip, first_readable, first_unsettled, lost_entry
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class WalTailer:
         return first_readable(self._store, self._shard_id, manifest)
 
     def next_position(self) -> int:
-        """The tip: the position that the next entry will take."""
-        return find_tip(self._store, self._shard_id, self._manifests.read_latest())
+        """The tip: the position that the next entry will take. Lists, so that no hole is taken for it."""
+        return established_tip(self._store, self._shard_id, self._manifests.read_latest())
 
     def __iter__(self) -> Iterator[WalEntry]:
         return self.entries()
@@ -140,16 +140,17 @@ class WalTailer:
         """
         pause = wait or threading.Event().wait
         position = self.first_position() if start is None else start
-        # When the position was last known not to be collected.
-        ahead_of_collection = float("-inf")
+        tip = WatchedTip(self._store, self._shard_id, self._clock)
+        # Since when the position is known to be the tip: neither collected nor lost.
+        at_tip_since = float("-inf")
         while not stop():
             now = self._clock()
             entry = self.read_entry(position)
             if entry is not None:
-                ahead_of_collection = now
+                at_tip_since = float("-inf")
                 yield entry
                 position += 1
-            elif now - ahead_of_collection <= RECHECK_AFTER.total_seconds():
+            elif now - at_tip_since <= RECHECK_AFTER.total_seconds():
                 pause(poll_interval)
             else:
                 manifest = self._manifests.read_latest()
@@ -157,7 +158,9 @@ class WalTailer:
                 # Covered, so it existed: either it came between the two reads, or it is gone.
                 if covered and self.read_entry(position) is None:
                     raise self._missing(position, None)
-                ahead_of_collection = now
+                # What does not come may have been lost, with others behind it.
+                tip.find(manifest)
+                at_tip_since = now
 
     def _missing(self, position: int, end: int | None) -> WalTruncatedError | WalCorruptError:
         manifest = self._manifests.read_latest()
@@ -166,7 +169,7 @@ class WalTailer:
             first = first_readable(self._store, self._shard_id, manifest)
             return WalTruncatedError(self._shard_id, position, first)
         reach = f" although entries up to {end - 1} were asked for" if end is not None else ""
-        return WalCorruptError(self._shard_id, position, f"the entry is missing{reach}")
+        return lost_entry(self._shard_id, position, reach)
 
 
 class _CursorHint:
@@ -224,10 +227,12 @@ def _cursor_thread() -> Crew:
 def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:
     """Whether the WAL has an entry with rows that no SSTable of the manifest holds."""
     tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    position = first_unsettled(manifest)
-    while (header := tailer.read_header(position)) is not None:
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
+    end = established_tip(store, manifest.shard_id, manifest)
+    for position in range(first_unsettled(manifest), end):
+        header = tailer.read_header(position)
+        # A missing one was flushed meanwhile.
+        if header is None or header.sentinel:
+            continue
+        if header.generation is None or header.generation >= manifest.current_generation:
             return True
-        position += 1
     return False

@@ -45,6 +45,7 @@ class Kind(enum.StrEnum):
     WAL_GAP = "wal_gap"
     WAL_UNREADABLE = "wal_unreadable"
     WAL_EPOCH_AHEAD = "wal_epoch_ahead"
+    WAL_EPOCH_BEHIND = "wal_epoch_behind"
     WAL_STRAY = "wal_stray"
 
 

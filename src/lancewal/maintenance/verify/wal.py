@@ -12,7 +12,7 @@ from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Kind, Severity
 from lancewal.parallel import ordered_map
 from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import retained_positions
+from lancewal.wal.tip import missing_positions, retained_positions
 
 _REMOTE_READERS = 16
 
@@ -32,22 +32,29 @@ def check(shard: ShardCheck) -> None:
             return error
 
     workers = 1 if shard.store.is_local else _REMOTE_READERS
+    before: WalEntry | None = None
     for position, entry in zip(wanted, ordered_map(read, wanted, workers), strict=True):
         _check_entry(shard, position, entry, covered)
+        if isinstance(entry, WalEntry) and position > covered:
+            if before is not None:
+                _check_order(shard, before, entry)
+            before = entry
 
 
 def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
-    expected = covered + 1
-    for position in (p for p in positions if p > covered):
+    for missing in missing_positions(positions, covered + 1):
         # A listing is no snapshot: what came while it ran may be missing in it.
-        if position != expected and shard.store.head(layout.wal_entry(shard.shard_id, expected)) is None:
+        lost = next(
+            (p for p in missing if shard.store.head(layout.wal_entry(shard.shard_id, p)) is None), None
+        )
+        if lost is not None:
+            others = f", and others up to {missing.stop - 1}" if lost < missing.stop - 1 else ""
             shard.found(
                 Kind.WAL_GAP,
                 Severity.ERROR,
-                layout.wal_entry(shard.shard_id, expected),
-                f"WAL entry {expected} is missing; replay stops there, and entries from {position} are lost",
+                layout.wal_entry(shard.shard_id, lost),
+                f"WAL entry {lost} is missing{others}; the log cannot be read beyond, nor the shard written",
             )
-        expected = position + 1
     below = [p for p in positions if p <= covered]
     for position, following in pairwise(below):
         if following != position + 1:
@@ -57,6 +64,19 @@ def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
                 layout.wal_entry(shard.shard_id, position),
                 f"WAL entry {position} lies below collected ones; a stalled writer may have left it",
             )
+
+
+def _check_order(shard: ShardCheck, before: WalEntry, entry: WalEntry) -> None:
+    """Who claims a shard writes behind all that is there, so epochs rise along the log."""
+    if entry.writer_epoch < before.writer_epoch:
+        shard.found(
+            Kind.WAL_EPOCH_BEHIND,
+            Severity.WARNING,
+            layout.wal_entry(shard.shard_id, entry.position),
+            f"WAL entry {entry.position} has epoch {entry.writer_epoch}, entry {before.position} before it "
+            f"has {before.writer_epoch}: a writer took the place of a lost entry {before.position}, or wrote "
+            "on after it was superseded",
+        )
 
 
 def _check_entry(

@@ -1,0 +1,351 @@
+"""WAL tails that do not fit in memory: the same rows, from keys in memory and rows on storage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lancewal import layout
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError
+from lancewal.reader import TableReader, tail
+from lancewal.reader.nearest import checked_nearest, nearest
+from lancewal.reader.search import full_text_search
+from lancewal.reader.streamed_source import StreamedSource
+from lancewal.wal import WalAppender, WalTailer
+from tests.reader.support import TableUnderTest, named, names
+from tests.tables import APPEND_ONLY, KEY, KEYED
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> tail.LogCache:
+    """No entry is kept: all rows are fetched again."""
+    cache = tail.LogCache(0)
+    monkeypatch.setattr(tail, "CACHE", cache)
+    return cache
+
+
+def other(table: TableUnderTest) -> TableReader:
+    return TableReader(table.store, live_writers=False)
+
+
+Change = tuple[int, str | None]
+ENTRY = st.lists(
+    st.lists(st.tuples(st.integers(0, 6), st.none() | st.sampled_from("abc")), min_size=1, max_size=4),
+    min_size=1,
+    max_size=3,
+)
+
+
+def as_batches(base: BaseTable, entry: list[list[Change]], keyed: bool) -> list[pa.RecordBatch]:
+    stored = []
+    for changes in entry:
+        ids = pa.array([key for key, _ in changes], pa.int64())
+        texts = pa.array([name for _, name in changes], pa.string())
+        deletes = pa.array([keyed and name is None for _, name in changes])
+        stored.append(pa.RecordBatch.from_arrays([ids, texts, deletes], schema=base.schema.stored))
+    return stored
+
+
+@given(
+    log=st.lists(st.tuples(ENTRY, st.booleans()), min_size=1, max_size=8),
+    room=st.sampled_from([0, 1500, 4000, 1 << 20]),
+    keyed=st.booleans(),
+)
+@settings(deadline=None, max_examples=120)
+def test_any_log_reads_the_same_whatever_fits_in_memory(
+    tmp_path_factory: pytest.TempPathFactory,
+    log: list[tuple[list[list[Change]], bool]],
+    room: int,
+    keyed: bool,
+) -> None:
+    """Updates, deletes, duplicates inside of entries, several generations, with and without a key."""
+    table = TableUnderTest(tmp_path_factory.mktemp("log") / "t", KEYED if keyed else APPEND_ONLY)
+    base = BaseTable.open(table.uri)
+    appender = WalAppender.open(table.store, table.shard)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "CACHE", tail.LogCache(room))
+        # One that follows the log, and one that meets all of it at once.
+        follower = other(table)
+        state: dict[int, str] = {}
+        kept: list[Change] = []
+        generation = 1
+        for number, (entry, rises) in enumerate(log):
+            generation += rises and number > 0
+            appender.append(as_batches(base, entry, keyed), generation=generation)
+            for key, name in (change for changes in entry for change in changes):
+                kept.append((key, name))
+                state.pop(key, None)
+                if name is not None:
+                    state[key] = name
+            rows = sorted(state.items()) if keyed else sorted(kept, key=repr)
+            for reader in (follower, other(table)):
+                check(reader, rows, keyed)
+
+
+def check(reader: TableReader, rows: list[Any], keyed: bool) -> None:
+    def read(filter: str | None = None, **how: Any) -> list[Any]:
+        found = reader.scan(filter=filter, **how).to_table()
+        pairs = zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)
+        return sorted(pairs, key=None if keyed else repr)
+
+    assert read() == rows
+    assert reader.scan().count_rows() == len(rows)
+    for sql, holds in (
+        ("name = 'b'", lambda row: row[1] == "b"),
+        ("id > 3", lambda row: row[0] > 3),
+        ("id < 2 or name = 'a'", lambda row: row[0] < 2 or row[1] == "a"),
+    ):
+        wanted = [row for row in rows if holds(row)]
+        assert read(sql) == wanted
+        assert reader.scan(filter=sql).count_rows() == len(wanted)
+    assert all(row in rows for row in read(limit=2))
+    assert len(read(limit=2)) == min(2, len(rows))
+    if keyed:
+        asked = [6, 0, 3, 9, 1, 3]
+        found = reader.lookup(asked)
+        held = dict(rows)
+        assert found.found.tolist() == [key in held for key in asked]
+        assert found.table["name"].to_pylist() == [held[key] for key in asked if key in held]
+        for key in (0, 5):
+            assert reader.lookup([key]).table["name"].to_pylist() == [held[key] for _ in range(key in held)]
+
+
+def test_only_the_entries_that_hold_wanted_rows_are_fetched(
+    tmp_path: Path, no_room: tail.LogCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        for number in range(10):
+            writer.put(named({number: "old", 100 + number: "row"}))
+        writer.put(named(dict.fromkeys(range(10), "new")))
+        reader = other(table)
+        scan = reader.scan()
+        assert "rows fetched from the log" in scan.explain()
+        fetched: list[int] = []
+        real = WalTailer.read_entry
+
+        def counted(self: WalTailer, position: int) -> object:
+            fetched.append(position)
+            return real(self, position)
+
+        monkeypatch.setattr(WalTailer, "read_entry", counted)
+
+        def reading(what: Any) -> list[int]:
+            fetched.clear()
+            what()
+            return list(fetched)
+
+        assert reading(lambda: reader.lookup([3])) == [11]
+        assert reading(lambda: reader.lookup([104, 107, 3])) == [5, 8, 11]
+        assert reading(lambda: reader.lookup([999])) == []
+        assert reading(lambda: reader.scan().count_rows()) == []
+        assert reading(lambda: reader.scan(filter="id > 105").count_rows()) == []
+        assert reading(lambda: reader.scan(filter="id > 107").to_table()) == [9, 10]
+        assert reading(lambda: reader.scan(limit=1).to_table()) == [1]
+        assert reading(lambda: reader.scan().to_table()) == list(range(1, 12))
+        # All of its rows were replaced since.
+        writer.put(named({104: "newer"}))
+        assert 5 not in reading(lambda: reader.scan().to_table())
+
+
+def test_rows_are_kept_once_there_is_room(tmp_path: Path, no_room: tail.LogCache) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({1: "a"}))
+        writer.put(named({1: "b", 2: "c"}))
+        reader = other(table)
+
+        def is_streamed() -> bool:
+            (shard,) = reader.scan().snapshot.shards
+            return any(isinstance(source, StreamedSource) for source in shard.sources)
+
+        assert is_streamed()
+        no_room._max_bytes = 1 << 20
+        assert not is_streamed()
+        assert names(reader.scan().to_table()) == {1: "b", 2: "c"}
+        no_room._max_bytes = 0
+        assert not is_streamed(), "what was read stays"
+        writer.put(named({3: "d"}))
+        assert is_streamed()
+        assert names(reader.scan().to_table()) == {1: "b", 2: "c", 3: "d"}
+
+
+def test_the_room_is_for_all_tables_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tail.LogCache(20_000)
+    monkeypatch.setattr(tail, "CACHE", cache)
+    tables = [TableUnderTest(tmp_path / str(number)) for number in range(3)]
+    writers = [table.open() for table in tables]
+    for writer in writers:
+        for number in range(5):
+            writer.put(named({number: "x" * 1500}))
+    readers = [other(table) for table in tables]
+    for reader in readers:
+        assert names(reader.scan().to_table()) == dict.fromkeys(range(5), "x" * 1500)
+        assert 0 <= cache.free_bytes < 20_000
+    assert cache.free_bytes < 2_500, "not all of the room is used"
+    # What nobody reads for a while makes room.
+    monkeypatch.setattr(tail, "_IDLE_SECONDS", 0.0)
+    last = readers[2].scan().snapshot.shards[0].sources[0]
+    assert not isinstance(last, StreamedSource)
+    del last, reader
+    readers.clear()
+    assert cache.free_bytes == 20_000
+    for writer in writers:
+        writer.close()
+
+
+def test_columns_that_changed_since_the_keys_were_read(tmp_path: Path, no_room: tail.LogCache) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({1: "a", 2: "b"}))
+        reader = other(table)
+        assert names(reader.scan().to_table()) == {1: "a", 2: "b"}
+        table.dataset.alter_columns({"path": "name", "name": "title"})
+        table.dataset.add_columns(pa.schema([pa.field("later", pa.int32())]))
+        found = reader.scan().to_table()
+        assert dict(zip(found["id"].to_pylist(), found["title"].to_pylist(), strict=True)) == {
+            1: "a",
+            2: "b",
+        }
+
+
+def test_an_entry_that_was_collected_before_its_rows_were_fetched(
+    tmp_path: Path, no_room: tail.LogCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({1: "a"}))
+        reader = other(table)
+        take = StreamedSource.take
+
+        def flush_and_collect(self: StreamedSource, *args: Any) -> Any:
+            if table.store.head(layout.wal_entry(table.shard, 1)) is not None:
+                writer.force_seal_active()
+                writer.wait_for_flush_drain()
+                table.store.delete(layout.wal_entry(table.shard, 1))
+            return take(self, *args)
+
+        monkeypatch.setattr(StreamedSource, "take", flush_and_collect)
+        assert reader.lookup([1]).table["name"].to_pylist() == ["a"]
+
+
+SEARCHED = pa.schema(
+    [
+        pa.field("id", pa.int64(), False, KEY),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+    ]
+)
+
+
+def test_searches_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TableUnderTest(tmp_path / "t", SEARCHED)
+    with table.writer() as writer:
+        for number in range(30):
+            ids = [number, number // 2]
+            texts = [f"fox number{number}", "a fox jumps" if number % 3 else "nothing"]
+            vectors = pa.array([[number, 1.0], [0.5, number]], pa.list_(pa.float32(), 2))
+            writer.put(pa.table([pa.array(ids), texts, vectors], schema=SEARCHED))
+        writer.delete([7])
+        found = []
+        for room in (1 << 20, 0):
+            monkeypatch.setattr(tail, "CACHE", tail.LogCache(room))
+            reader = other(table)
+            scan = reader.scan()
+            query = checked_nearest(scan.snapshot, "vector", [3.0, 1.0], 5)
+            words = full_text_search(reader, "text", "fox", 8, filter="id > 2")
+            found.append((nearest(scan.snapshot, query).to_pylist(), words.to_pylist()))
+        assert found[0] == found[1]
+        assert len(found[0][0]) == 5
+        assert len(found[0][1]) == 8
+
+
+def test_a_wrong_size_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(tail.LOG_CACHE_VARIABLE, "256MB")
+    monkeypatch.setattr(tail, "CACHE", tail.LogCache())
+    table = TableUnderTest(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(named({1: "a"}))
+        with pytest.raises(InvalidInputError, match="LANCEWAL_LOG_CACHE_BYTES must be a number of bytes"):
+            other(table).scan()
+
+
+READ = """
+    import json, sys
+    import lancewal
+    from lancewal.reader import TableReader
+    from lancewal.objects import ObjectStore
+
+    def peak():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
+
+    def forget_peak():
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+
+    warm, uri, what = sys.argv[1:]
+    reads = {
+        "lookup": lambda t: t.lookup([5]).table.num_rows,
+        "limit": lambda t: t.scan(limit=1).to_table().num_rows,
+        "count": lambda t: t.scan().count_rows(),
+        "filtered": lambda t: t.scan(filter="id = 3 or payload IS NULL").count_rows(),
+        "stream": lambda t: sum(batch.num_rows for batch in t.scan().to_batches()),
+    }
+    reads[what](TableReader(ObjectStore.from_uri(warm)))
+    forget_peak()
+    before = peak()
+    answer = reads[what](TableReader(ObjectStore.from_uri(uri)))
+    print(json.dumps({"answer": answer, "grown": peak() - before}))
+"""
+MEGABYTE = 1 << 20
+BIG = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("payload", pa.binary())])
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A table with one small entry, and one with 240 MB of rows in its log."""
+    tables = []
+    for name, entries, size in (("small", 1, 10), ("long", 60, MEGABYTE)):
+        table = TableUnderTest(tmp_path_factory.mktemp(name) / "t", BIG)
+        base = BaseTable.open(table.uri)
+        appender = WalAppender.open(table.store, table.shard)
+        for number in range(entries):
+            ids = pa.array(range(4 * number, 4 * number + 4), pa.int64())
+            payload = pa.array([bytes([number]) * size] * 4, pa.binary())
+            deletes = pa.array([False] * 4)
+            appender.append([pa.RecordBatch.from_arrays([ids, payload, deletes], schema=base.schema.stored)])
+        tables.append(table.uri)
+    return tables[0], tables[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory")
+@pytest.mark.parametrize(
+    ("what", "answer"), [("lookup", 1), ("limit", 1), ("count", 240), ("filtered", 1), ("stream", 240)]
+)
+def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
+    long_log: tuple[str, str], what: str, answer: int
+) -> None:
+    small, long = long_log
+    room = 16 * MEGABYTE
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(READ), small, long, what],
+        env={"LANCEWAL_LOG_CACHE_BYTES": str(room), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    found = json.loads(done.stdout)
+    assert found["answer"] == answer
+    # The room, and some entries of 4 MB in different forms.
+    assert found["grown"] < room + 40 * MEGABYTE, f"{found['grown'] / MEGABYTE:.0f} MB for a log of 240 MB"
