@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _VERSIONS_DIR = "_versions"
 
 #: What pylance says in a ``ValueError``, whoever is at fault.
-_NO_CREDENTIALS = re.compile(r"credentials", re.IGNORECASE)
+_NO_CREDENTIALS = re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded|//169\.254\.169\.254/")
 _NO_TABLE = re.compile(r"not found|not a directory", re.IGNORECASE)
 _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending request", re.IGNORECASE)
 

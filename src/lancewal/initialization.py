@@ -79,6 +79,8 @@ def initialize(
     given something else. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
     and may have further keys of your own; they are kept.
 
+    Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
+
     Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
 
     >>> import tempfile, lance, pyarrow as pa

@@ -130,7 +130,10 @@ class TableWriter:
         return progress.result()
 
     def delete(self, keys: Any) -> TableWriteResult:
-        """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
+        """Delete rows by key: one key, several (a list, set, array or Series), or a table with the key columns.
+
+        A single text that is an SQL condition on the table's columns is refused; in a list it is a key.
+        """
         column = self._router.column
         rows = self._intake.deletes(keys)
         if column is not None and column not in self._intake.schema.primary_key:
