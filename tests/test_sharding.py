@@ -413,6 +413,18 @@ def test_two_shards_for_one_value_are_refused(sharded: Sharded) -> None:
     assert {m.shard_id for m in others} == {*ids[1:]}
 
 
+def test_an_unsharded_table_that_was_divided_by_hand_is_refused(tmp_path: Path) -> None:
+    base = new_table(tmp_path / "t")
+    store = ObjectStore.from_uri(base.uri, fsync=False)
+    for _ in range(2):
+        with base.dataset.mem_wal_writer(str(uuid4())):
+            pass
+    router = ShardRouter.of_table(base, store)
+    with pytest.raises(InvalidInputError, match="2 shards, made by hand"):
+        router.shard_of(1)
+    assert router.groups(discover_manifests(store)) == []
+
+
 @pytest.mark.parametrize("retired", ["former", "lancedb"])
 def test_a_shard_that_is_drained_and_sealed_is_out_of_the_running(sharded: Sharded, retired: str) -> None:
     for shard_id in (sharded.lancedb, sharded.former):

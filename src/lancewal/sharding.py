@@ -254,7 +254,8 @@ class ShardRouter:
         """The shards that are for one value, for every value that has several; the one to keep comes first.
 
         That is the one with LanceDB's name, which goes on writing there, or else the one that
-        lancewal would choose.
+        lancewal would choose. Several shards of an unsharded table, none of them of either, are
+        somebody's choice.
         """
         by_value: dict[bytes, list[ShardManifest]] = {}
         silent: list[ShardManifest] = []
@@ -274,7 +275,7 @@ class ShardRouter:
                 by_value[stored].append(manifest)
         found = []
         for stored, several in by_value.items():
-            if len(several) > 1:
+            if len(several) > 1 and not self._are_by_hand(several):
                 names = self._names(stored)
                 rank = {name: place for place, name in enumerate(names)}
                 several.sort(key=lambda m: (rank.get(m.shard_id, len(rank)), m.shard_id))
@@ -350,6 +351,11 @@ class ShardRouter:
         former = former_shard_id_of(self.spec_id, self._field.field_id, stored)
         return (former,) if stored is None else (shard_id_of(self.transform, stored), former)
 
+    def _are_by_hand(self, manifests: Sequence[ShardManifest]) -> bool:
+        """Whether somebody divided the rows of an unsharded table, past its writers."""
+        names = self._names(self._stored(_UNSHARDED_VALUE)) if self.transform == UNSHARDED else ()
+        return self.transform == UNSHARDED and all(m.shard_id not in names for m in manifests)
+
     def _compute_shard(self, value: bool | int | str | None) -> Shard:
         stored = self._stored(value)
         names = self._names(stored)
@@ -363,6 +369,11 @@ class ShardRouter:
             return new
         manifests = self._present.manifests(found)
         in_use = [manifest for manifest in manifests if not self._present.is_retired(manifest)]
+        if len(in_use) > 1 and self._are_by_hand(in_use):
+            raise InvalidInputError(
+                f"this table is unsharded but has {len(in_use)} shards, made by hand; nothing says where a "
+                "row belongs. Write to one of them with table.shard_writer(shard_id)"
+            )
         if len(in_use) > 1:
             raise SplitShardError([manifest.shard_id for manifest in in_use])
         retired = {manifest.shard_id for manifest in manifests} - {manifest.shard_id for manifest in in_use}

@@ -10,20 +10,25 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
 
 import lance
 import pytest
 
+import lancewal
 from lancewal import layout
 from lancewal.errors import PartialWriteError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.sharding import discover_manifests
 from lancewal.spark import JobFailedError, compact, flush, gc, jobs
+from lancewal.spark.job_source import JobReader, Unit
 from tests.cli.support import ok, run
 from tests.spark.processes import spark_environment
-from tests.spark.tables import content, new_table, schema_of, spark_content
+from tests.spark.tables import content, new_table, options_of, schema_of, spark_content
 from tests.spark.test_merged import fill_all_levels
-from tests.tables import KEYED
+from tests.tables import KEYED, fast, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +56,42 @@ def test_rows_go_all_the_way_to_the_base_table_and_the_rest_is_collected(
     collected = gc(spark, table.uri, min_age=timedelta(0))
     assert sum(outcome.details["collected"]["manifest_entries"] for outcome in collected) > 0
     assert content(table) == spark_content(spark, table.uri) == expected
+
+
+def test_a_compaction_job_changed_what_reads_give_for_keys_in_two_shards(tmp_path: Path) -> None:
+    """Two shards by hand with the same keys; one task, whose parts end at the first that fails."""
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
+    table = lancewal.initialize(str(tmp_path / "table"), writer_defaults=fast())
+    one, other = sorted(uuid4() for _ in range(2))
+    for shard, prefix in [(one, "a"), (other, "b"), (other, "c"), (one, "d"), (other, "e")]:
+        with table.shard_writer(shard) as writer:
+            writer.put(rows(0, 5, prefix=prefix))
+    expected = content(table)
+    options = options_of(table.uri)
+    reader = JobReader(options, "compact")
+    (unit,) = reader.partitions()
+    assert isinstance(unit, Unit)
+    assert len(unit.parts) == 5
+
+    damaged = ObjectStore.from_uri(table.uri)
+    (path,) = [entry.path for entry in manifest_of(damaged, other).sstables if entry.generation == 2]
+    data = f"{layout.sstable_dir(other, path)}/data"
+    (kept,) = [(info.path, damaged.get(info.path)) for info in damaged.list(data)]
+    damaged.delete(kept[0])
+    reports = [batch.to_pylist()[0] for batch in reader.read(unit)]
+    assert [report["error"] is None for report in reports[:-1]] == [True] * (len(reports) - 1)
+    assert reports[-1]["error"] is not None
+    assert len(reports) < len(unit.parts), "what comes after it is left"
+    damaged.put(*kept)
+    table = lancewal.open(table.uri)
+    assert content(table) == expected
+    for unit in reader.partitions():
+        assert [batch.to_pylist()[0]["error"] for batch in reader.read(unit)] == [None] * len(unit.parts)
+    assert content(table) == expected
+
+
+def manifest_of(store: ObjectStore, shard_id: UUID) -> ShardManifest:
+    return ShardManifestStore(store, shard_id).require_latest()
 
 
 def test_a_shard_that_fails_does_not_stop_the_others_and_fails_the_job_at_its_end(
