@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lancewal.parallel import ordered_map
+from lancewal.parallel import Bell, Crew, Room, Task, in_thread, ordered_map
 
 PATIENCE_SECONDS = 30.0
 
@@ -95,3 +95,108 @@ def test_threads_end_with_an_iteration_that_was_left_early() -> None:
 def test_one_worker_needs_no_thread() -> None:
     names = list(ordered_map(lambda _: threading.current_thread().name, range(2), 1))
     assert names == [threading.current_thread().name] * 2
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_bell_wakes_all_who_wait() -> None:
+    bell, things = Bell(), [0]
+    woken: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: woken.append(bell.wait_for(lambda: things[0] == 1, PATIENCE_SECONDS)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    things[0] = 1
+    bell.ring()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert woken == [True] * 4
+    assert not bell._waiting
+
+
+def test_who_was_never_rung_for_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever should have rung was interrupted before it could."""
+    monkeypatch.setattr("lancewal.parallel.LOOK_AGAIN_SECONDS", 0.001)
+    looks = itertools.count()
+    assert Bell().wait_for(lambda: next(looks) > 20)
+
+
+def test_a_wait_that_is_not_long_enough_says_so() -> None:
+    assert not Bell().wait_for(lambda: False, 0.001)
+
+
+def test_a_call_that_is_gone_without_leaving_takes_up_no_room() -> None:
+    room = Room(10)
+    gone, next_one = threading.Lock(), threading.Lock()
+    with gone:
+        room.enter(gone, 8)
+        assert room.taken == 8
+    with next_one:
+        room.enter(next_one, 8)
+        assert room.taken == 8
+    room.leave(next_one)
+    room.wait_until_empty()
+
+
+def test_calls_wait_for_room_and_one_that_is_too_large_goes_alone() -> None:
+    room, order = Room(10), []
+    first = threading.Lock()
+
+    def second() -> None:
+        call = threading.Lock()
+        with call:
+            room.enter(call, 100)
+            order.append("second")
+        room.leave(call)
+
+    with first:
+        room.enter(first, 1)
+        thread = threading.Thread(target=second)
+        thread.start()
+        while not room._left._waiting:
+            threading.Event().wait(0.001)
+        order.append("first")
+    room.leave(first)
+    thread.join(PATIENCE_SECONDS)
+    assert order == ["first", "second"]
+
+
+def test_a_task_gives_what_its_call_gave_or_raised() -> None:
+    def fail() -> None:
+        raise KeyError("no")
+
+    assert in_thread(lambda: 7, "test").result() == 7
+    with pytest.raises(KeyError):
+        in_thread(fail, "test").result()
+
+
+def test_a_task_that_was_dropped_in_time_is_never_run() -> None:
+    ran: list[int] = []
+    task = Task(lambda: ran.append(1))
+    assert task.drop()
+    task.run()
+    assert not ran
+    assert not task.drop(), "it is over"
+
+
+def test_without_a_thread_to_be_had_the_caller_works_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("lancewal.parallel.start_thread", none_left)
+    assert list(ordered_map(lambda item: item + 1, range(5), 3)) == [1, 2, 3, 4, 5]
+    assert in_thread(threading.get_ident, "test").result() == threading.get_ident()
+
+
+def test_a_crew_has_no_more_threads_than_it_needs_and_ends_them() -> None:
+    crew = Crew(8, "test-crew")
+    for number in range(5):
+        task = Task(lambda: number)  # noqa: B023
+        crew.take(task)
+        assert task.result() == number
+    assert len([t for t in threading.enumerate() if t.name.startswith("test-crew")]) <= 5
+    crew.dismiss(wait=True)
+    assert not [t for t in threading.enumerate() if t.name.startswith("test-crew")]

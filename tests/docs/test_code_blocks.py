@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -111,3 +113,37 @@ def test_the_examples_can_fail(tmp_path: Path) -> None:
         assert runs(block)
         with pytest.raises(AssertionError, match=reason):
             Runner(page, tmp_path).run(block)
+
+
+def test_the_recipe_for_taking_a_shard_back_failed_at_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the situation that it is about: another process has taken the shards, again and again."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "python-service.md"
+    names: dict[str, Any] = {"__name__": "service"}
+    for block in blocks(page):
+        wanted = (
+            [
+                statement
+                for statement in ast.parse(block.body).body
+                if isinstance(
+                    statement, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.Assign
+                )
+                or "write_dataset" in ast.unparse(statement)
+            ]
+            if block.language == "python" and "durable_write" not in block.body
+            else []
+        )
+        exec(compile(ast.Module(wanted, []), str(page), "exec"), names)
+    notes, take_back = names["notes"], names["save_or_take_back"]
+    for number in range(8):
+        rows_ = [{"id": f"{number}-{n}", "body": "mine", "vector": [n, n]} for n in range(8)]
+        notes.save(rows_)
+        rival = lancewal.open("notes.lance").writer()
+        rival.put(pa.Table.from_pylist([{**row, "body": "theirs"} for row in rows_], names["schema"]))
+        take_back(notes, rows_)
+        rival.close()
+    notes.close()
+    kept = lancewal.open("notes.lance").scan(columns=["body"]).to_table()["body"].to_pylist()
+    assert kept == ["mine"] * 64

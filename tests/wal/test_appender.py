@@ -19,6 +19,7 @@ from lancewal.errors import (
     SealedShardError,
     StorageError,
 )
+from lancewal.format.wal_entry import encode_entry, entry_schema
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore, PutOutcome
 from lancewal.objects.backend import TransientError
@@ -65,6 +66,13 @@ def flushed_and_collected(appender: WalAppender, store: ObjectStore) -> None:
     tip = quiet_tailer(store).next_position()
     cover(appender.manifests, appender.epoch, tip - 1)
     collect_entries(store, tip - 1)
+
+
+def left_by_a_predecessor(store: ObjectStore, position: int, value: int) -> None:
+    """An entry that a writer of an older epoch got in before the sentinel."""
+    schema = entry_schema(batch(value).schema, 0, None)
+    outcome = store.put_if_absent(layout.wal_entry(SHARD, position), encode_entry(schema, [batch(value)]))
+    assert outcome is PutOutcome.CREATED
 
 
 # ---------------------------------------------------------------- round trip
@@ -287,9 +295,8 @@ def test_an_append_between_claim_and_sentinel_lies_below_the_sentinel(faulty: Fa
 
 def test_a_search_after_conflicts_does_not_pass_a_successors_sentinel(faulty: FaultyStore) -> None:
     stalled = successor(faulty, 0)
-    same_epoch = appender_at(faulty.inner, 1)
     for value in range(1, REFRESH_EVERY + 1):
-        same_epoch.append([batch(value)])
+        left_by_a_predecessor(faulty.inner, value + 1, value)
     # The next search begins after that many conflicts, each with a good look at the epoch.
     faulty.faults.before("list", doing(lambda: successor(faulty.inner, 99)), where=LISTED)
     with pytest.raises(FencedError):
@@ -298,13 +305,80 @@ def test_a_search_after_conflicts_does_not_pass_a_successors_sentinel(faulty: Fa
 
 
 @pytest.mark.parametrize("others", [1, REFRESH_EVERY - 1, REFRESH_EVERY, 3 * REFRESH_EVERY + 1])
-def test_positions_taken_under_the_same_epoch_are_passed(memory_store: ObjectStore, others: int) -> None:
+def test_positions_taken_by_a_predecessor_are_passed(memory_store: ObjectStore, others: int) -> None:
     first = successor(memory_store, 0)
-    same_epoch = appender_at(memory_store, 1)
     for value in range(1, others + 1):
-        same_epoch.append([batch(value)])
+        left_by_a_predecessor(memory_store, value + 1, value)
     assert first.append([batch(-1)]).position == others + 2
     assert values(quiet_tailer(memory_store)) == [*range(others + 1), -1]
+
+
+# ---------------------------------------------------------------- copies of an appender
+
+
+def twin(appender: WalAppender, store: ObjectStore) -> WalAppender:
+    """What a clone of the machine has: the same epoch, and the same idea of the tail."""
+    copied = appender_at(store, appender.epoch)
+    copied.seed_next_position(appender.next_position_hint)
+    return copied
+
+
+@pytest.mark.parametrize("others", [1, REFRESH_EVERY - 1, REFRESH_EVERY, 3 * REFRESH_EVERY + 1])
+def test_entries_of_a_cloned_machine_were_passed_over(any_store: ObjectStore, others: int) -> None:
+    """Both went on writing, and a flush of one declared the rows of the other flushed."""
+    first = successor(any_store, 0)
+    second = twin(first, any_store)
+    for value in range(1, others + 1):
+        second.append([batch(value)])
+    for _ in range(2):
+        with pytest.raises(FencedError, match="another process writes under epoch 1") as refusal:
+            first.append([batch(-1)])
+        assert refusal.value.local_epoch == refusal.value.stored_epoch == 1
+    assert second.append([batch(99)]).position == others + 2
+    assert values(quiet_tailer(any_store)) == [*range(others + 1), 99]
+    assert successor(any_store, 100).epoch == 2, "whoever ended takes the shard back with a new claim"
+    with pytest.raises(FencedError, match="is at epoch 2"):
+        second.append([batch(-2)])
+
+
+def test_entries_of_lance_under_our_own_epoch_end_the_appender(memory_store: ObjectStore) -> None:
+    first = successor(memory_store, 0)
+    schema = batch(7).schema.with_metadata({"writer_epoch": "1"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_batch(batch(7).replace_schema_metadata(schema.metadata))
+    memory_store.put_if_absent(layout.wal_entry(SHARD, 2), sink.getvalue())
+    with pytest.raises(FencedError, match="another process"):
+        first.append([batch(8)])
+
+
+def test_a_copy_is_noticed_before_a_flush_counts(faulty: FaultyStore) -> None:
+    first = successor(faulty, 0)
+    first.check_alone()
+    second = twin(first, faulty.inner)
+    second.append([batch(1)])
+    with pytest.raises(FencedError, match="another process"):
+        first.check_alone()
+    second.check_alone()
+
+
+def test_an_append_beside_the_check_for_copies_is_no_copy(faulty: FaultyStore) -> None:
+    first = successor(faulty, 0)
+    faulty.faults.before("head", doing(lambda: first.append([batch(1)])), where=WAL)
+    first.check_alone()
+    assert first.append([batch(2)]).position == 3
+
+
+@pytest.mark.parametrize("error", [StorageError("timeout"), KeyboardInterrupt()])
+def test_an_entry_that_was_given_up_is_still_our_own(faulty: FaultyStore, error: BaseException) -> None:
+    """It was stored, but nobody said so; the next append has other rows."""
+    first = successor(faulty, 0)
+    faulty.faults.fail("put_if_absent", after=True, error=error, where=WAL)
+    with pytest.raises(type(error)):
+        first.append([batch(1)])
+    first.check_alone()
+    assert first.append([batch(2)]).position == 3
+    assert values(quiet_tailer(faulty)) == [0, 1, 2]
 
 
 def test_endless_conflicts_are_given_up(local_store: ObjectStore) -> None:
@@ -322,7 +396,7 @@ def test_endless_conflicts_are_given_up(local_store: ObjectStore) -> None:
     store.contested = True
     before = contents(local_store)
     store.faults.clear()
-    with pytest.raises(ConflictError, match=f"shard {SHARD}.*under the same epoch"):
+    with pytest.raises(ConflictError, match=f"shard {SHARD}.*epoch 1 still holds"):
         appender.append([batch(2)])
     assert store.faults.count("put_if_absent") == MAX_CONFLICTS
     assert store.faults.count("list", LISTED) >= MAX_CONFLICTS // REFRESH_EVERY - 1

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from lancewal import layout
 from lancewal.errors import FencedError
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.wal import WalAppender
+from lancewal.wal.appender import _fingerprint
 from lancewal.wal.replay import Replay
 from tests.faults import FaultyStore
 from tests.wal.support import (
@@ -130,13 +132,14 @@ def searches_late(world: World, store: ObjectStore) -> None:
 
 
 def meets_conflicts(world: World, store: ObjectStore) -> None:
-    """A writer whose positions others of its epoch take, so that it searches again."""
+    """A writer that meets entries of its own, which it had given up, so that it searches again."""
     appender = WalAppender.open(store, SHARD, clock=world.clock)
     world.append(appender)
     other = WalAppender(world.store, appender.manifests, appender.epoch, appender.claimed, world.clock)
     try:
         for _ in range(3):
-            world.append(other)
+            position = world.append(other)
+            appender._given_up.add(_fingerprint(world.store.get(layout.wal_entry(SHARD, position))))
     except FencedError:
         # The rival came before: then the writer must find that out by itself, too.
         assert world.newest_epoch() > appender.epoch

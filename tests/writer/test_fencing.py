@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lancewal import layout
@@ -219,3 +220,62 @@ def test_the_bytes_of_indexes_count_for_freezing_and_backpressure(base: BaseTabl
     with open_writer(base, **limited) as writer:
         writer.put(rows(0, 500, schema=APPEND_ONLY))
         assert writer.memtable_stats().generation == 1, "without the index it fits"
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["after a put", "before it knows"])
+@pytest.mark.parametrize("memtable", [True, False], ids=["memtable", "wal only"])
+def test_close_of_a_fenced_writer_raised_although_all_was_durable(
+    base: BaseTable, memtable: bool, noticed: bool
+) -> None:
+    shard = uuid.uuid4()
+    fenced = open_writer(base, shard, enable_memtable=memtable)
+    fenced.put(batch(1))
+    with open_writer(base, shard) as successor:
+        if noticed:
+            with pytest.raises(FencedError):
+                fenced.put(batch(2))
+        fenced.close()
+        fenced.close()
+        assert fenced.closed
+        assert ids(successor.scan()) == [10, 11]
+
+
+@pytest.mark.parametrize("memtable", [True, False], ids=["memtable", "wal only"])
+def test_close_of_a_fenced_writer_says_which_rows_are_lost(base: BaseTable, memtable: bool) -> None:
+    shard = uuid.uuid4()
+    fenced = open_writer(
+        base, shard, enable_memtable=memtable, durable_write=False, max_wal_flush_interval=None
+    )
+    fenced.put(batch(1))
+    with open_writer(base, shard):
+        with pytest.raises(FencedError):
+            fenced.close()
+        assert fenced.closed
+
+
+def test_a_flush_that_was_fenced_is_no_silent_one(base: BaseTable) -> None:
+    """Who drains a shard must hear that its rows are not in an SSTable."""
+    shard = uuid.uuid4()
+    fenced = open_writer(base, shard)
+    fenced.put(batch(1))
+    with open_writer(base, shard), pytest.raises(FencedError):
+        fenced.finish()
+
+
+def test_a_flush_of_a_cloned_writer_counted_the_rows_of_the_other_as_flushed(base: BaseTable) -> None:
+    shard = uuid.uuid4()
+    writer = open_writer(base, shard)
+    writer.put(batch(1))
+    # What a clone of the machine goes on with: the same epoch, and the same idea of the tail.
+    appender = writer._appender
+    clone = type(appender)(store_of(base), appender.manifests, appender.epoch, appender.claimed)
+    clone.keep_metadata = True
+    clone.seed_next_position(appender.next_position_hint)
+    stored = pa.ipc.read_record_batch(
+        wal_entries(base, shard)[0].batches[0].serialize(), writer._intake.schema.stored
+    )
+    clone.append([stored], generation=1)
+    with pytest.raises(FencedError, match="another process writes under epoch 1"):
+        writer.finish()
+    with open_writer(base, shard) as again:
+        assert ids(again.scan()) == [10, 10, 11, 11], "both entries are replayed"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dis
 import gc
+import json
 import linecache
+import subprocess
 import sys
 import threading
 import time
@@ -20,23 +22,28 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import lance
 import pytest
 
+import lancewal.parallel
 import lancewal.wal.appender
 import lancewal.writer.commit_log
 import lancewal.writer.flush
 import lancewal.writer.shard_writer
+import lancewal.writer.table_writer
 from lancewal.base import BaseTable
 from lancewal.errors import StorageError
 from lancewal.writer import ShardWriter
 from tests.shards import wal_entries
-from tests.tables import APPEND_ONLY, abandon, ids, new_table, open_writer, rows
+from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
 
 PATIENCE = 20.0
 WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
 COMMIT_LOG_FILE = lancewal.writer.commit_log.__file__
 SHARD_WRITER_FILE = lancewal.writer.shard_writer.__file__
 APPENDER_FILE = lancewal.wal.appender.__file__
+TABLE_WRITER_FILE = lancewal.writer.table_writer.__file__
+PARALLEL_FILE = lancewal.parallel.__file__
 
 
 class InterruptAtLine:
@@ -315,3 +322,113 @@ def test_an_interrupted_close_loses_nothing_and_leaves_no_thread(
             again._state.closed = True
 
     assert interrupt_everywhere(attempt, SHARD_WRITER_FILE) > 10
+
+
+# ---------------------------------------------------------------- real signals, real processes
+
+LOOP = """
+import faulthandler, json, random, signal, sys
+import lancewal
+from lancewal.errors import LanceWalError
+from tests.tables import rows
+
+uri, seed, durable = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "durable"
+random.seed(seed)
+table = lancewal.open(uri)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+# A hang is told by who stands where, and ends the process.
+faulthandler.dump_traceback_later(100, exit=True)
+acknowledged, number, hits = [], 0, 0
+for round_ in range(12):
+    try:
+        writer = table.writer(durable_write=durable, max_memtable_rows=200)
+        # Again and again: an interrupt may also come while another is dealt with.
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.05), random.choice([0.0007, 0.003]))
+        while True:
+            number += 1
+            result = writer.put(rows(number * 8, 8))
+            if durable or result.done():
+                acknowledged.append(number)
+    except KeyboardInterrupt:
+        hits += 1
+    except LanceWalError as error:
+        assert "open a new" in str(error) or "cut short" in str(error) or "queued" in str(error), error
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            hits += 1
+    try:
+        writer.close()
+    except LanceWalError:
+        pass  # the interrupt has ended it; what was durable is in the log
+    except KeyboardInterrupt:
+        writer.close()
+print(json.dumps([hits, acknowledged]))
+"""
+
+
+@pytest.mark.parametrize("durable", ["durable", "in memory"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ctrl_c_in_a_loop_of_puts_over_shards_hung_for_good(tmp_path: Path, seed: int, durable: str) -> None:
+    """An interrupt inside a Condition or a thread pool left a lock locked, or a thread that never ran."""
+    uri = tmp_path / "t"
+    lance.write_dataset(KEYED.empty_table(), str(uri))
+    table = lancewal.initialize(uri, bucket=("id", 4), writer_defaults={"fsync": "false"})
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, str(uri), str(seed), durable],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    hits, acknowledged = json.loads(done.stdout.splitlines()[-1])
+    assert hits >= 12
+    found = set(ids(table.scan(columns=["id"]).to_table()))
+    assert not [number for number in acknowledged if not set(range(number * 8, number * 8 + 8)) <= found]
+    assert table.verify().ok
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_interrupted_put_over_several_shards_leaves_a_writer_that_closes(
+    tmp_path: Path, durable: bool
+) -> None:
+    """At every line of the table writer and of what it waits with."""
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults={"fsync": "false"})
+    written = 0
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        nonlocal written
+        writer = table.writer(durable_write=durable)
+        writer.put(rows(0, 6))
+        with suppress(KeyboardInterrupt), interrupt:
+            writer.put(rows(100, 6))
+        # At once: nobody waits for what the interrupted put did not say.
+        writer.put(rows(200, 6))
+        writer.flush()
+        written += 1
+        writer.close()
+        assert set(ids(table.scan().to_table())) >= {*range(6), *range(200, 206)}
+
+    lines = interrupt_everywhere(attempt, TABLE_WRITER_FILE, PARALLEL_FILE)
+    assert lines > 20
+    assert written == lines + 1
+
+
+def test_an_interrupted_close_of_several_shards_is_completed_by_the_next(tmp_path: Path) -> None:
+    """The second close took the first one's word for it, and left shards open."""
+    lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults={"fsync": "false"})
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        writer = table.writer()
+        writer.put(rows(0, 6))
+        with suppress(KeyboardInterrupt), interrupt:
+            writer.close()
+        writer.close()
+        assert all(each.closed for each in writer.shard_writers.values())
+
+    assert interrupt_everywhere(attempt, TABLE_WRITER_FILE, PARALLEL_FILE) > 10

@@ -268,15 +268,14 @@ def test_a_worker_whose_thread_could_not_start_starts_with_the_next_kick(
     """The thread that never started stayed in its place: kicks did nothing, and stop raised."""
     ran = threading.Event()
     worker = Worker("late-starter", lambda: ran.set())
-    start = threading.Thread.start
 
-    def no_more_threads(thread: threading.Thread) -> None:
+    def no_more_threads(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
-    with pytest.raises(RuntimeError):
-        worker.kick()
-    monkeypatch.setattr(threading.Thread, "start", start)
+    with monkeypatch.context() as patch:
+        patch.setattr("lancewal.parallel._thread.start_new_thread", no_more_threads)
+        with pytest.raises(RuntimeError):
+            worker.kick()
     worker.kick()
     assert ran.wait(PATIENCE)
     worker.stop()
