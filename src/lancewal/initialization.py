@@ -104,8 +104,8 @@ def initialize(
             )
         schema = table_schema(dataset)
         check_key_types(schema)
-        check_storable(schema, str(dataset.data_storage_version))
         check_new_columns(schema)
+        check_storable(schema, str(dataset.data_storage_version))
         spec = sharding_spec(schema, bucket, identity, unsharded)
         details = MemWalDetails(
             num_shards=_num_shards(spec),

@@ -36,6 +36,7 @@ from lancewal.sharding import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable
 from lancewal.table import Table
 from lancewal.wal import WalAppender
+from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.drain import drain_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
@@ -451,4 +452,4 @@ def renamed(batch: pa.RecordBatch, prefix: str) -> pa.RecordBatch:
 
 def flush_all(base: BaseTable, store: ObjectStore) -> None:
     for manifest in discover_manifests(store):
-        drain_shard(base, manifest, store)
+        drain_shard(base, manifest, store, ShardWriterConfig())

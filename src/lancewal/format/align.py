@@ -29,6 +29,7 @@ from lancewal.format.schema import (
     TableSchema,
     field_id,
     holds_encoded_json,
+    is_blob,
     is_json,
     map_children,
 )
@@ -84,7 +85,13 @@ def column_sources(
         if replaced := schema.replaced_since(written_for):
             columns = [_disowned(field, replaced) for field in columns]
         by_id = {field_id(field): field for field in columns}
-        sources = {field.name: matching.numbered(by_id.get(field_id(field)), field) for field in wanted}
+        sources = {
+            # Blobs are read by nobody here: whoever asks for one is refused by name.
+            field.name: ColumnSource(field, None, None)
+            if is_blob(field)
+            else matching.numbered(by_id.get(field_id(field)), field)
+            for field in wanted
+        }
     for name in schema.primary_key:
         if sources[name].stored_name is None:
             raise ColumnMismatchError(f"there is no key column {name!r}, only {', '.join(stored.names)}")
