@@ -20,7 +20,12 @@ from lancewal.format.buffers import aligned, has_wide_values
 from lancewal.format.dictionaries import has_dictionary, without_null_words
 from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE, TableSchema, has_json, is_json, without_field_ids
-from lancewal.sstable import needs_present_structs, present_values, refuse_null_structs
+from lancewal.sstable import (
+    check_storable,
+    needs_present_structs,
+    present_values,
+    refuse_null_structs,
+)
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -82,6 +87,8 @@ class Intake:
         self, schema: TableSchema, *, cast: bool = False, storage_version: str | None = None
     ) -> None:
         """``storage_version`` is the table's, for refusing what its files cannot hold."""
+        if storage_version is not None:
+            check_storable(schema, storage_version)
         self.schema = schema
         present = storage_version is not None and needs_present_structs(storage_version, schema.stored)
         self._version_without_null_structs = storage_version if present else None

@@ -18,7 +18,7 @@ from lancewal.index.store import IndexStore
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
 from lancewal.objects import ObjectStore
-from lancewal.sstable import check_storable, write_sstable
+from lancewal.sstable import write_sstable
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.replay import Replay
 from lancewal.wal.tailer import WalTailer
@@ -60,7 +60,7 @@ def open_shard_writer(
     shard = layout.parse_shard_id(shard_id)
     config = config or ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
     check_key_types(base.schema)
-    check_storable(base.schema, base.storage_version)
+    intake = Intake(base.schema, cast=cast, storage_version=base.storage_version)
     if indexes and not config.enable_memtable:
         raise InvalidInputError(
             "indexes require enable_memtable=True; WAL-only mode keeps no rows that could be indexed"
@@ -106,7 +106,7 @@ def open_shard_writer(
         mode = WalOnlyMode(config, log, state, stats)
     writer = ShardWriter(
         config,
-        Intake(base.schema, cast=cast, storage_version=base.storage_version),
+        intake,
         appender,
         log,
         mode,
