@@ -174,8 +174,8 @@ def check_readable(schema: pa.Schema) -> None:
     for column in schema:
         if _nests_fixed_lists(column.type):
             raise InvalidInputError(
-                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of fixed-size lists "
-                "of fixed-size lists; store a flat fixed-size list, or a list of fixed-size lists"
+                f"column {column.name!r} is {column.type}: Arrow reads wrong values out of such lists of "
+                "lists; store a flat fixed-size list, or a list of fixed-size lists"
             )
 
 

@@ -25,7 +25,7 @@ from lancewal.format.dictionaries import has_dictionary, without_null_words
 from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE, TableSchema, has_json, is_json, without_field_ids
 from lancewal.predicate import Predicate
-from lancewal.sstable import needs_present_structs, present_values, refuse_null_structs
+from lancewal.sstable import check_storable, needs_present_structs, present_values, refuse_null_structs
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -108,6 +108,8 @@ class Intake:
         """
         if cast not in _CASTS:
             raise InvalidInputError(f'cast is {cast!r}; pass False, True ("exact") or "round"')
+        if storage_version is not None:
+            check_storable(schema, storage_version)
         self.schema = schema
         present = storage_version is not None and needs_present_structs(storage_version, schema.stored)
         self._version_without_null_structs = storage_version if present else None

@@ -20,7 +20,7 @@ from lancewal.index.store import IndexStore
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
 from lancewal.objects import ObjectStore
-from lancewal.sstable import check_storable, write_sstable
+from lancewal.sstable import write_sstable
 from lancewal.wal.appender import WalAppender
 from lancewal.wal.replay import Replay
 from lancewal.wal.tailer import WalTailer
@@ -65,7 +65,12 @@ def open_shard_writer(
     if base.schema.blob_columns:
         # Their writers refuse rows, so this one only moves what is in the log, which has none of them.
         base = replace(base, schema=base.schema.without_blobs)
-    check_storable(base.schema, base.storage_version)
+    intake = Intake(
+        base.schema,
+        cast=cast,
+        storage_version=base.storage_version,
+        newest=lambda: BaseTable.open(base.uri, base.storage_options, store=store).schema,
+    )
     if indexes and not config.enable_memtable:
         raise InvalidInputError(
             "indexes require enable_memtable=True; WAL-only mode keeps no rows that could be indexed"
@@ -111,12 +116,7 @@ def open_shard_writer(
         mode = WalOnlyMode(config, log, state, stats)
     writer = ShardWriter(
         config,
-        Intake(
-            base.schema,
-            cast=cast,
-            storage_version=base.storage_version,
-            newest=lambda: BaseTable.open(base.uri, base.storage_options, store=store).schema,
-        ),
+        intake,
         appender,
         log,
         mode,
