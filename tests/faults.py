@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -184,6 +184,9 @@ class FaultyStore(ObjectStore):
 
     def put(self, path: str, data: Data, *, durable: bool = True) -> None:
         self.faults.run("put", path, lambda: self.inner.put(path, data, durable=durable))
+
+    def put_from(self, path: str, chunks: Callable[[], Iterator[bytes]]) -> None:
+        self.faults.run("put_from", path, lambda: self.inner.put_from(path, chunks))
 
     def get(self, path: str) -> bytes:
         return self.faults.run("get", path, lambda: self.inner.get(path))

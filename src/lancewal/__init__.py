@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lancewal.reader import LookupResult, Scan
     from lancewal.shard_info import ShardInfo
     from lancewal.sharding import ShardRouter
-    from lancewal.table import Table
+    from lancewal.table import Table, restore
     from lancewal.table import open_table as open
     from lancewal.wal import WalAppender, WalEntry, WalTailer
     from lancewal.writer.config import ShardWriterConfig
@@ -62,6 +62,7 @@ _HOMES = {
     "WriteResult": ("lancewal.writer.results", "WriteResult"),
     "initialize": ("lancewal.initialization", "initialize"),
     "open": ("lancewal.table", "open_table"),
+    "restore": ("lancewal.table", "restore"),
 }
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "errors",
     "initialize",
     "open",
+    "restore",
 ]
 
 

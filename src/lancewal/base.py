@@ -127,8 +127,7 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
 
 def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
-    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
-    for path in (inverted, f"{_VERSIONS_DIR}/{version}.manifest"):
+    for path in _manifest_paths(version):
         try:
             return read_base_manifest(bytes(store.get(path)))
         except FileNotFoundError:
@@ -138,6 +137,20 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
         f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
     )
+
+
+def manifest_path(store: ObjectStore, version: int) -> str:
+    """Where the manifest of ``version`` is; raises ``FileNotFoundError`` when it was cleaned up."""
+    for path in _manifest_paths(version):
+        if store.head(path) is not None:
+            return path
+    raise FileNotFoundError(f"the manifest of base version {version} is not in {store.uri}")
+
+
+def _manifest_paths(version: int) -> tuple[str, str]:
+    """By the naming scheme of today, and by the old one."""
+    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
+    return inverted, f"{_VERSIONS_DIR}/{version}.manifest"
 
 
 def column_log(store: ObjectStore) -> ColumnLog:

@@ -12,6 +12,7 @@ import lance
 import pyarrow as pa
 
 from lancewal import layout
+from lancewal.backup import restore_backup
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format.columns import check_columns
@@ -383,3 +384,22 @@ def _resolve(
     if unknown:
         raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")
     return dataclasses.replace(config, **overrides)
+
+
+def restore(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    backup: str | None = None,
+    source_options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
+
+    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
+    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
+    for the table's.
+    """
+    store = ObjectStore.from_uri(destination, storage_options)
+    restore_backup(ObjectStore.from_uri(source, source_options), store, backup)
+    return open_table(store.uri, storage_options)

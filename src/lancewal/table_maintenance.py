@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 from lancewal import activity
+from lancewal.backup import BackupReport, back_up
 from lancewal.maintenance import (
     CompactionPlan,
     CompactionReport,
@@ -94,6 +96,17 @@ class TableMaintenance:
                     dry_run=dry_run,
                 )
             )
+
+    def backup(
+        self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> BackupReport:
+        """Copy the table as it is now to ``destination``, beside earlier backups of it.
+
+        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
+        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
+        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
+        """
+        return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
 
     def verify(
         self,

@@ -270,6 +270,17 @@ def test_verify_passes_a_sound_table(busy: lancewal.Table) -> None:
     assert ok("verify", busy.uri, "--quick", "--json").document["ok"]
 
 
+def test_backup_and_restore(busy: lancewal.Table, tmp_path: Path) -> None:
+    first = ok("backup", busy.uri, tmp_path / "backups", "--check", "--json").document
+    assert (first["damaged"], first["copied_files"]) == ([], first["files"])
+    assert "files" in ok("backup", busy.uri, tmp_path / "backups").out
+    restored = ok("restore", tmp_path / "backups", tmp_path / "restored", "--backup", first["id"], "--json")
+    assert lancewal.open(restored.document["table"]).count_rows() == busy.count_rows()
+    again = run("restore", tmp_path / "backups", tmp_path / "restored")
+    assert (again.code, "restore to an empty place" in again.error) == (2, True)
+    assert run("restore", tmp_path / "nothing", tmp_path / "other").code == 2
+
+
 def test_verify_finds_damage_and_repairs_what_it_can(busy: lancewal.Table) -> None:
     shard = next(shard for shard in busy.shards() if shard.generations)
     (bloom,) = Path(busy.uri, layout.shard_dir(shard.shard_id)).glob(f"*/{layout.BLOOM_FILTER_NAME}")

@@ -24,7 +24,7 @@ from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, tail
 from lancewal.reader.snapshot import ShardReader
-from lancewal.spark.snapshot import read_state
+from lancewal.reader.state import read_state
 from lancewal.wal import WalAppender, WalTailer
 from lancewal.wal.tip import WatchedTip
 from lancewal.writer.drain import has_unflushed_rows

@@ -17,10 +17,10 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.publish import publish
+from lancewal.reader.state import read_state
 from lancewal.spark.access import OpenTable
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.merged import BasePartition, MergedReader, ShardPartition
-from lancewal.spark.snapshot import read_state
 from tests.faults import FaultyStore
 from tests.spark.tables import content, named, new_table, options_of, schema_of
 from tests.tables import APPEND_ONLY, KEYED, rows

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from lancewal.cli import console, extras, ingest, init, keys, maintain, query, status, tail
+from lancewal.cli import backups, console, extras, ingest, init, keys, maintain, query, status, tail
 from lancewal.cli.help import Command, Group
 
 _ENDING = (
@@ -39,6 +39,8 @@ app.command(cls=Command, rich_help_panel="Operate")(maintain.flush)
 app.command(cls=Command, rich_help_panel="Operate")(maintain.compact)
 app.command(cls=Command, rich_help_panel="Operate")(maintain.gc)
 app.command(cls=Command, rich_help_panel="Operate")(maintain.verify)
+app.command(cls=Command, rich_help_panel="Operate")(backups.backup)
+app.command(cls=Command, rich_help_panel="Operate")(backups.restore)
 app.command(cls=Command, rich_help_panel="Try")(extras.demo)
 app.command(cls=Command, rich_help_panel="Try", context_settings=_PASS_ON)(extras.bench)
 

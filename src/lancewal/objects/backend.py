@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -37,6 +38,9 @@ class Backend(Protocol):
         """Make an object that is already visible as durable as one that ``create`` returned."""
 
     def replace(self, path: str, data: memoryview, *, durable: bool) -> None: ...
+
+    def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
+        """As ``replace``, durably, with data that is too large to be held at once."""
 
     def read(self, path: str) -> bytes: ...
 

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
@@ -100,7 +100,7 @@ class LocalBackend:
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
-                    staging = _stage(target, data, sync=sync)
+                    staging = _stage(target, [data], sync=sync)
                     try:
                         os.rename(staging, target)
                     except BaseException:
@@ -114,6 +114,22 @@ class LocalBackend:
         except OSError as error:
             raise _failure("write", target, error) from error
         raise TransientError(f"cannot write {target!r}: its directory keeps vanishing")
+
+    def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
+        target = self.full_path(path)
+        directory = os.path.dirname(target)
+        try:
+            self._make_directory(directory)
+            staging = _stage(target, chunks, sync=self.fsync)
+            try:
+                os.rename(staging, target)
+            except BaseException:
+                _discard(staging)
+                raise
+            if self.fsync:
+                self._sync_directory(directory)
+        except OSError as error:
+            raise _failure("write", target, error) from error
 
     def read(self, path: str) -> bytes:
         return self._read(path, 0, None)
@@ -202,7 +218,7 @@ class LocalBackend:
             if created is not None:
                 return created
             self._nameless_files = False
-        staging = _stage(target, data, sync=self.fsync)
+        staging = _stage(target, [data], sync=self.fsync)
         try:
             os.link(staging, target)
         except FileExistsError:
@@ -220,7 +236,7 @@ class LocalBackend:
                 return None
             raise
         try:
-            _fill(file, data, sync=self.fsync)
+            _fill(file, [data], sync=self.fsync)
             # A directory descriptor, though the path is absolute: only then does Python call
             # linkat, which follows the symbolic link in /proc to the file itself.
             os.link(f"/proc/self/fd/{file}", target, src_dir_fd=file, follow_symlinks=True)
@@ -402,13 +418,13 @@ def _is_a_link(name: str) -> OSError:
     return OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
 
 
-def _stage(target: str, data: memoryview, *, sync: bool) -> str:
+def _stage(target: str, chunks: Iterable[bytes | memoryview], *, sync: bool) -> str:
     """Write a hidden file beside ``target``; its path."""
     directory, name = os.path.split(target)
     staging = f"{directory}/.{name}.{secrets.token_hex(6)}.tmp"
     file = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE)
     try:
-        _fill(file, data, sync=sync)
+        _fill(file, chunks, sync=sync)
     except BaseException:
         _discard(staging)
         raise
@@ -417,10 +433,11 @@ def _stage(target: str, data: memoryview, *, sync: bool) -> str:
     return staging
 
 
-def _fill(file: int, data: memoryview, *, sync: bool) -> None:
-    written = os.write(file, data)
-    while written < data.nbytes:
-        written += os.write(file, data[written:])
+def _fill(file: int, chunks: Iterable[bytes | memoryview], *, sync: bool) -> None:
+    for data in chunks:
+        written = os.write(file, data)
+        while written < len(data):
+            written += os.write(file, data[written:])
     if sync:
         os.fsync(file)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -102,6 +102,9 @@ class RemoteBackend:
         self._call(
             "write", path, lambda: obstore.put(self._store, self._key(path), data, use_multipart=False)
         )
+
+    def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
+        self._call("write", path, lambda: obstore.put(self._store, self._key(path), chunks))
 
     def read(self, path: str) -> bytes:
         return self._call("read", path, lambda: bytes(obstore.get(self._store, self._key(path)).bytes()))

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -192,6 +192,12 @@ class ObjectStore:
         _check_writable(path)
         view = _byte_view(data)
         self._persist(lambda: self._backend.replace(path, view, durable=durable))
+
+    @_observed
+    def put_from(self, path: str, chunks: Callable[[], Iterator[bytes]]) -> None:
+        """As :meth:`put`, for data that is too large to be held at once; ``chunks`` starts it anew."""
+        _check_writable(path)
+        self._persist(lambda: self._backend.replace_from(path, chunks()))
 
     @_observed
     def get(self, path: str) -> bytes:

@@ -23,10 +23,11 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.feed import CHANGE_TYPE, FEED_COLUMNS, INSERT, SHARD_ID, UPSERT, ChangeFeed
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
+from lancewal.reader.state import ShardPlace, TableState, read_state
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
-from lancewal.spark.snapshot import ShardPlace, TableState, base_of, read_state
+from lancewal.spark.snapshot import base_of
 
 _SNAPSHOT = "snapshot"
 

@@ -20,15 +20,13 @@ from lancewal.reader.key_set import KeySet
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.snapshot import ordered
 from lancewal.reader.source import Request
+from lancewal.reader.state import ShardPlace, TableState, read_state
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.filters import split_filters
 from lancewal.spark.options import Options
 from lancewal.spark.snapshot import (
-    ShardPlace,
-    TableState,
     base_of,
     newer_than_base,
-    read_state,
     resolved_shard,
 )
 from lancewal.sstable.lance_errors import lance_errors
