@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, NotInitializedError
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
 
     from lancewal.ingest import SourceFile
@@ -35,13 +36,11 @@ class WritePath:
 
     def initialize(self, uri: str, options: Mapping[str, str]) -> Table:
         """Give the table at ``uri`` this write path."""
-        import lance
-
         import lancewal
 
         bucket, unsharded = self.bucket, self.unsharded
         if not (bucket or self.identity or unsharded or self.by_hand):
-            key = _key_of(lance.dataset(uri, storage_options=dict(options) or None))
+            key = _key_of(_lance_dataset(uri, options))
             bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
         return lancewal.initialize(
             uri,
@@ -88,23 +87,22 @@ def create(
     import lance
 
     from lancewal.ingest import open_file
+    from lancewal.lance_errors import lance_errors
     from lancewal.objects import ObjectStore
 
     opened = open_file(file)
     first = next(opened.batches, None) if vectors else None
     schema = table_columns(opened.schema, key or [], _dimensions(vectors, first))
     where = ObjectStore.from_uri(uri, options).uri
-    try:
+    with lance_errors(f"create the table at {uri}"):
         lance.write_dataset(schema.empty_table(), where, storage_options=dict(options) or None)
-    except OSError as error:
-        raise StorageError(f"cannot create the table at {uri}: {error}") from error
 
 
 def set_key(uri: str, options: Mapping[str, str], key: Sequence[str]) -> None:
     """Declare the primary key of a table that has none; the same key again is fine."""
-    import lance
+    from lancewal.lance_errors import lance_errors
 
-    dataset = lance.dataset(uri, storage_options=dict(options) or None)
+    dataset = _lance_dataset(uri, options)
     present = _key_of(dataset)
     if present == list(key):
         return
@@ -120,7 +118,17 @@ def set_key(uri: str, options: Mapping[str, str], key: Sequence[str]) -> None:
                 f"column {name} is nullable, which a key column must not be and Lance cannot change; write "
                 "the table anew with a column that is not"
             )
-    dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+    with lance_errors(f"declare the primary key of {uri}"):
+        dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+
+
+def _lance_dataset(uri: str, options: Mapping[str, str]) -> lance.LanceDataset:
+    import lance
+
+    from lancewal.lance_errors import lance_errors
+
+    with lance_errors(f"open the table at {uri}"):
+        return lance.dataset(uri, storage_options=dict(options) or None)
 
 
 def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str, int]) -> pa.Schema:

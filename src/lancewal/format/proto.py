@@ -2,8 +2,9 @@
 
 The messages are described here rather than generated, so that no build step and no
 copy of Lance's own files is needed. Only the fields that lancewal uses are listed;
-others are skipped when a message is read, and :func:`unknown_fields` gives their bytes. Everything lives in a descriptor pool of
-its own and so cannot collide with another library's descriptors.
+others are skipped when a message is read, and :func:`unknown_fields` gives their bytes.
+Everything lives in a descriptor pool of its own and so cannot collide with another
+library's descriptors.
 """
 
 from __future__ import annotations

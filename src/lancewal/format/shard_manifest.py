@@ -165,7 +165,8 @@ def _message(manifest: ShardManifest, write_id: bytes | None) -> Any:
 
 def _with_checksum(content: bytes) -> bytes:
     head = _CHECKSUM_TAG + _CHECKSUM_MARK
-    return head + crc32c.crc32c(content, crc32c.crc32c(head)).to_bytes(4, "little") + content
+    checksum: int = crc32c.crc32c(content, crc32c.crc32c(head))
+    return head + checksum.to_bytes(4, "little") + content
 
 
 def _check_checksum(data: memoryview, name: str) -> None:
@@ -246,9 +247,9 @@ def _parse(data: bytes | memoryview, name: str) -> Any:
 
 def _unknown(message: Any) -> bytes:
     """What is to be written again as it is."""
-    unknown = unknown_fields(message)
+    unknown: bytes = unknown_fields(message)
     if message.status not in tuple(ShardStatus):
-        unknown += ShardManifestMessage(status=message.status).SerializeToString()
+        unknown += bytes(ShardManifestMessage(status=message.status).SerializeToString())
     return unknown
 
 

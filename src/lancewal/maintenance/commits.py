@@ -21,7 +21,7 @@ from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
 from lancewal.errors import ConflictError, LanceWalError, StorageError
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 

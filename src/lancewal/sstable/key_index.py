@@ -18,8 +18,8 @@ from lance.file import LanceFileReader
 from lancewal import layout
 from lancewal.errors import InvalidInputError
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors
 from lancewal.sstable.key_order import Mask, Rows
-from lancewal.sstable.lance_errors import lance_errors
 
 ABSENT = -1
 

@@ -19,11 +19,11 @@ from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.bloom import BloomFilter
 from lancewal.format.schema import TableSchema
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.field_ids import BASE_VERSION_KEY
 from lancewal.sstable.key_index import KeyIndex
 from lancewal.sstable.key_order import Rows
-from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,10 @@ class OpenedSsTable:
     @cached_property
     def stored(self) -> TableSchema:
         """The SSTable's own columns and primary key, tombstone column included."""
-        fields = self.dataset.lance_schema
-        primary_key = [field.name() for field in fields.unenforced_primary_key()]
-        return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
+        with lance_errors(f"read the columns of {self.uri}"):
+            fields = self.dataset.lance_schema
+            primary_key = [field.name() for field in fields.unenforced_primary_key()]
+            return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
 
     @cached_property
     def written_for(self) -> int | None:

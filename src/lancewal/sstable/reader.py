@@ -7,6 +7,7 @@ included; they are Lance's row addresses, because an SSTable is one fragment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from uuid import UUID
 
@@ -21,11 +22,11 @@ from lancewal.format.align import ColumnSource
 from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.alignment import Alignment
 from lancewal.sstable.key_index import ABSENT
 from lancewal.sstable.key_order import KeyOrder, Mask, Rows
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.opened import OpenedSsTable, forget_sstable, open_sstable
 from lancewal.sstable.predicate import matches, referenced_columns
 from lancewal.sstable.probe import KeyProbe
@@ -109,13 +110,14 @@ class SsTable:
         chosen = alignment.select(columns)
         later = self._cannot_push(schema, alignment, filter)
         read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
-        scanner = self.dataset.scanner(
-            columns=read,
-            filter=None if later else filter,
-            with_row_address=with_offsets or not read,
-            batch_size=batch_size,
-            scan_in_order=True,
-        )
+        with lance_errors(f"read {self.uri}"), _refusing(filter):
+            scanner = self.dataset.scanner(
+                columns=read,
+                filter=None if later else filter,
+                with_row_address=with_offsets or not read,
+                batch_size=batch_size,
+                scan_in_order=True,
+            )
         return self._scan(scanner, chosen, filter, later, with_offsets, with_tombstone)
 
     def _scan(
@@ -225,13 +227,8 @@ class SsTable:
         return [] if all(source.is_same for source in used) else used
 
     def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"):
-            try:
-                yield from scanner.to_batches()
-            except ValueError as error:
-                if predicate is None:
-                    raise
-                raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
+        with lance_errors(f"read {self.uri}"), _refusing(predicate):
+            yield from scanner.to_batches()
 
     def _tombstones(self, stored: pa.RecordBatch) -> Mask:
         if not self._has_tombstones:
@@ -269,6 +266,16 @@ class SsTable:
             raise InvalidInputError(f"the keys of {self.uri} are {known.type}, not {values.type}")
         places = pc.index_in(values, value_set=known).fill_null(ABSENT).to_numpy().astype(np.int64)
         return np.where(places != ABSENT, offsets[places], ABSENT)
+
+
+@contextmanager
+def _refusing(predicate: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if predicate is None:
+            raise
+        raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
 
 
 def _sources(chosen: Sequence[ColumnSource]) -> list[str]:

@@ -18,10 +18,10 @@ from lancewal import layout
 from lancewal.format.bloom import BloomFilter
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.durability import sync_directory
 from lancewal.sstable.key_order import KeyOrder, Rows
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.reader import SsTable
 
 PAGE_ROWS = 8192

@@ -14,13 +14,13 @@ from lancewal.format.keys import key_columns
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.chunks import coalesced
 from lancewal.sstable.durability import sync_directory
 from lancewal.sstable.field_ids import NumberedSchema, write_numbered
 from lancewal.sstable.indexes import build_indexes
 from lancewal.sstable.key_order import KeyOrder
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.null_structs import needs_present_structs
 from lancewal.sstable.sidecars import write_sidecars
 

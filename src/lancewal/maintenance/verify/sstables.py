@@ -11,6 +11,7 @@ from lancewal.base import table_schema
 from lancewal.errors import LanceWalError
 from lancewal.format.keys import key_values
 from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.lance_errors import fragments_of
 from lancewal.maintenance.verify.columns import mismatches
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Kind, Severity
@@ -55,7 +56,7 @@ def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost:
     stored = table_schema(dataset).columns
     for severity, text in mismatches(stored, shard.base.schema):
         shard.found(Kind.FIELD_ID_MISMATCH, severity, directory, f"{entry.path}: {text}", entry.generation)
-    rows = sum(fragment.physical_rows for fragment in dataset.get_fragments())
+    rows = sum(fragment.physical_rows for fragment in fragments_of(dataset))
     if entry.physical_rows is not None and rows != entry.physical_rows:
         text = f"{entry.path} has {rows} rows, the manifest says {entry.physical_rows}"
         shard.found(Kind.ROW_COUNT_WRONG, lost, directory, text, entry.generation)
