@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
+import lancewal
 from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
 from lancewal.objects import ObjectStore
+from lancewal.sstable.opened import _opened as open_handles
 from tests.servers import S3Server
-from tests.tables import new_table
+from tests.tables import APPEND_ONLY, new_table, rows
 
 SCHEMA = pa.schema(
     [
@@ -118,3 +121,51 @@ def test_a_table_opened_without_a_store_took_a_replaced_column_for_the_old_one(t
     assert now.schema.field_ids == before.schema.field_ids
     assert now.schema.replaced_since(before.version) == {before.schema.field_ids["draft"]}
     assert before.schema.replaced_since(now.version) == {before.schema.field_ids["draft"]}
+
+
+def test_a_panic_of_lance_over_a_damaged_manifest_was_no_error_of_ours(tmp_path: Path) -> None:
+    """Not even an ``Exception``: it flew past every handler of a program that looked after its errors."""
+    uri = str(tmp_path / "table")
+    new_table(uri, APPEND_ONLY, pa.Table.from_batches([rows(0, 3, schema=APPEND_ONLY)]))
+    opened = lancewal.open(uri)
+    with opened.writer() as writer:
+        writer.put(rows(3, 3, schema=APPEND_ONLY))
+    opened.flush()
+    manifest = min((tmp_path / "table" / "_versions").glob("*.manifest"))
+    (sstable,) = (tmp_path / "table" / "_mem_wal").glob("*/*_gen_1/_versions/*.manifest")
+    operations = (
+        lambda: lancewal.open(uri),
+        lambda: opened.scan().to_table(),
+        lambda: opened.scan().explain(),
+        opened.count_rows,
+        opened.status,
+        opened.verify,
+        opened.plan_compaction,
+        lambda: opened.gc(dry_run=True),
+    )
+
+    def try_all() -> None:
+        for operation in operations:
+            open_handles.clear()
+            with suppress(LanceWalError):
+                operation()
+
+    panics = 0
+    for file, step in ((manifest, 2), (sstable, 8)):
+        whole = file.read_bytes()
+        for at in range(0, len(whole), step):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            file.write_bytes(damaged)
+            try:
+                lance.dataset(str(file.parent.parent)).lance_schema.fields()
+            except Exception:
+                continue
+            except BaseException:
+                panics += 1
+            try_all()
+        for length in range(0, len(whole), 100):
+            file.write_bytes(whole[:length])
+            try_all()
+        file.write_bytes(whole)
+    assert panics, "none of these flips makes Lance panic any more: find others"

@@ -36,11 +36,11 @@ from lancewal.base import BaseTable, manifest_path, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format.shard_manifest import encode_manifest
 from lancewal.format.wal_entry import decode_entry
+from lancewal.lance_errors import lance_errors
 from lancewal.maintenance.verify import verify
 from lancewal.objects import ObjectInfo, ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.reader.state import ShardPlace, read_state
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.transactions import TRANSACTIONS_DIR
 
 logger = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from lancewal.format.index_details import (
     read_base_manifest,
 )
 from lancewal.format.schema import ColumnIdentity, TableSchema, check_readable
+from lancewal.lance_errors import lance_errors
 from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 
@@ -47,7 +48,7 @@ class BaseTable:
     schema: TableSchema
     manifest: BaseManifest
     details: MemWalDetails
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(
@@ -93,36 +94,40 @@ class BaseTable:
 
 def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = None) -> TableSchema:
     """The columns of a Lance dataset with their field ids and its primary key in key order."""
-    lance_schema = dataset.lance_schema
-    keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
-    keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
-    check_readable(dataset.schema)
-    return TableSchema.from_lance(dataset.schema, lance_schema.fields(), [f.name() for f in keys], identity)
+    with lance_errors(f"read the columns of {dataset.uri}"):
+        lance_schema = dataset.lance_schema
+        keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
+        keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
+        check_readable(dataset.schema)
+        names = [f.name() for f in keys]
+        return TableSchema.from_lance(dataset.schema, lance_schema.fields(), names, identity)
 
 
 def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
     try:
-        return lance.dataset(uri, version=version, storage_options=dict(options) or None)
-    except ValueError as error:
+        with lance_errors(f"open the table at {uri}"):
+            return lance.dataset(uri, version=version, storage_options=dict(options) or None)
+    except StorageError as error:
+        cause = error.__cause__
+        if not isinstance(cause, ValueError):
+            raise
         # pylance has no classes of its own for these.
-        if _NO_CREDENTIALS.search(str(error)):
+        if _NO_CREDENTIALS.search(str(cause)):
             raise StorageError(
                 f"there are no credentials for {uri}; set them in the environment (AWS_ACCESS_KEY_ID and so "
                 "on) or pass them as storage options"
-            ) from error
-        if _NO_TABLE.search(str(error)):
+            ) from cause
+        if _NO_TABLE.search(str(cause)):
             if version is not None:
                 raise TableNotFoundError(
                     f"there is no version {version} of a Lance table at {uri}; it may have been cleaned up"
-                ) from error
+                ) from cause
             raise TableNotFoundError(
                 f"there is no Lance table at {uri}; write one with lance.write_dataset first"
-            ) from error
-        if _STORAGE_FAILED.search(str(error)):
-            raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
-        raise InvalidInputError(f"the table at {uri} cannot be opened: {error}") from error
-    except OSError as error:
-        raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
+            ) from cause
+        if _STORAGE_FAILED.search(str(cause)):
+            raise
+        raise InvalidInputError(f"the table at {uri} cannot be opened: {cause}") from cause
 
 
 def read_manifest(store: ObjectStore, version: int) -> BaseManifest:

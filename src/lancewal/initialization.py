@@ -23,6 +23,7 @@ from lancewal.format.keys import check_key_types
 from lancewal.format.proto import MemWalIndexDetailsMessage
 from lancewal.format.schema import TableSchema
 from lancewal.index.specs import maintained_specs
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.sharding import (
@@ -182,11 +183,12 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     try:
         BaseTable.open(store.uri, store.storage_options, store=store)
     except NotInitializedError:
-        dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
-        # This handle may be younger than the check above, and a commit on top of a rival's
-        # index would replace it: only what was read before it counts as a conflict.
-        if dataset.mem_wal_index_details() is None:
-            return dataset
+        with lance_errors(f"open the table at {store.uri}"):
+            dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
+            # This handle may be younger than the check above, and a commit on top of a rival's
+            # index would replace it: only what was read before it counts as a conflict.
+            if dataset.mem_wal_index_details() is None:
+                return dataset
     raise InvalidInputError(
         f"the table at {store.uri} is initialised already; open it with lancewal.open({store.uri!r})"
     )
@@ -255,7 +257,9 @@ def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) 
         return ()
     if isinstance(wanted, str):
         raise InvalidInputError(f"maintained_indexes is the text {wanted!r}; pass a list of index names")
-    present = sorted({description.name for description in dataset.describe_indices()} - {MEM_WAL_INDEX_NAME})
+    with lance_errors("read the indexes of the table"):
+        names = {description.name for description in dataset.describe_indices()}
+    present = sorted(names - {MEM_WAL_INDEX_NAME})
     unknown = [name for name in wanted if name not in present]
     if unknown:
         raise InvalidInputError(
@@ -283,15 +287,17 @@ def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
     )
     operation = lance.LanceOperation.CreateIndex(new_indices=[index], removed_indices=[])
     try:
-        lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
-    except CommitConflictError as error:
-        logger.debug("initialisation lost a race: %s", error)
-        return False
-    except OSError as error:
+        with lance_errors(f"initialise the table at {dataset.uri}"):
+            lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, CommitConflictError):
+            logger.debug("initialisation lost a race: %s", cause)
+            return False
         raise StorageError(
             f"initialising the table at {dataset.uri} failed, and may have taken effect nevertheless "
-            f"(lancewal.open tells): {error}"
-        ) from error
+            f"(lancewal.open tells): {cause}"
+        ) from cause
     return True
 
 

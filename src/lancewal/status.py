@@ -13,6 +13,7 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.format.index_details import MEM_WAL_INDEX_NAME
 from lancewal.format.shard_manifest import ShardManifest, ShardStatus
+from lancewal.lance_errors import fragments_of, lance_errors, row_count
 from lancewal.objects import ObjectInfo, ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.sharding import decoded_values, discover_manifests
@@ -189,8 +190,8 @@ def table_status(
         uri=base.uri,
         taken_at=now or datetime.now(UTC),
         base_version=base.version,
-        base_rows=base.dataset.count_rows(),
-        base_fragments=len(base.dataset.get_fragments()),
+        base_rows=row_count(base.dataset),
+        base_fragments=len(fragments_of(base.dataset)),
         primary_key=base.schema.primary_key,
         sharding=sharding_text(base),
         writer_defaults=dict(details.writer_config_defaults),
@@ -283,7 +284,8 @@ def _uncompacted(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -
 
 
 def _indexes(base: BaseTable) -> list[IndexState]:
-    rows = {fragment.fragment_id: fragment.count_rows() for fragment in base.dataset.get_fragments()}
+    with lance_errors(f"count the rows of {base.uri}"):
+        rows = {fragment.fragment_id: fragment.count_rows() for fragment in base.dataset.get_fragments()}
     names = {number: name for name, number in base.schema.field_ids.items()}
     found: dict[str, IndexState] = {}
     covered: dict[str, set[int]] = {}

@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal import layout
 from lancewal.errors import CorruptManifestError, InvalidInputError
-from lancewal.format.proto import ShardManifestMessage
+from lancewal.format.proto import ShardManifestMessage, unknown_fields
 from lancewal.format.shard_manifest import (
     ShardFieldEntry,
     ShardManifest,
@@ -39,6 +39,7 @@ sstables = st.builds(
     st.none() | u64,
     physical_rows=st.none() | u64,
     primary_key_bytes=st.none() | u64,
+    notes=text,
 )
 manifests = st.builds(
     ShardManifest,
@@ -104,7 +105,7 @@ def test_a_cut_or_altered_manifest_raises_only_corrupt_manifest_error(
 
 
 def test_a_manifest_cut_inside_a_field_is_refused() -> None:
-    data = encode_manifest(a_manifest(), WRITE_ID)
+    data = encode_manifest(a_manifest())
     with pytest.raises(CorruptManifestError, match=f"manifest version 3 of shard {SHARD} is not"):
         decode_manifest(data[:-1], shard_id=SHARD, version=3)
 
@@ -178,11 +179,93 @@ def test_accounting_that_was_not_given_stays_unknown_and_is_not_zero() -> None:
     assert decoded.sstables == (unknown, zero)
 
 
-def test_a_later_lance_s_status_and_fields_are_survived() -> None:
+def test_a_later_lance_s_status_is_kept_until_ours_replaces_it() -> None:
     message = ShardManifestMessage.FromString(encode_manifest(a_manifest()))
     message.status = 7
-    unknown_field = b"\xfa\x01\x03new"  # number 31, text
-    assert decode_manifest(message.SerializeToString() + unknown_field) == a_manifest()
+    read = decode_manifest(message.SerializeToString())
+    assert read.status is ShardStatus.ACTIVE
+    assert ShardManifestMessage.FromString(encode_manifest(read)).status == 7
+    sealed = decode_manifest(encode_manifest(replace(read, status=ShardStatus.SEALED)))
+    assert sealed.status is ShardStatus.SEALED
+    # A seal of ours is taken back by ours alone: what it replaced is gone.
+    assert ShardManifestMessage.FromString(encode_manifest(sealed)).status == ShardStatus.SEALED
+
+
+def _varint(number: int) -> bytes:
+    head = bytes([number & 0x7F])
+    return head if number < 0x80 else bytes([head[0] | 0x80]) + _varint(number >> 7)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+# None that this version knows, on any level.
+_later_numbers = st.integers(16, 999) | st.integers(1002, 2**29 - 1).filter(lambda n: not 19000 <= n < 20000)
+later_fields = st.lists(st.builds(_field, _later_numbers, u64 | st.binary(max_size=40)), max_size=4).map(
+    b"".join
+)
+
+
+@given(manifests, later_fields, st.lists(later_fields, min_size=8, max_size=8), st.none() | st.just(WRITE_ID))
+def test_fields_of_a_later_lance_were_dropped_when_a_manifest_was_rewritten(
+    manifest: ShardManifest, later: bytes, nested: list[bytes], write_id: bytes | None
+) -> None:
+    """A newer Lance reserves row ids there: without them, two rows would get the same."""
+    message = ShardManifestMessage.FromString(encode_manifest(manifest, WRITE_ID))
+    for entry, unknown in zip([*message.sstables, *message.shard_field_entries], nested, strict=False):
+        entry.MergeFromString(unknown)
+    theirs = message.SerializeToString() + later
+
+    read = decode_manifest(theirs)
+    changed = replace(read, version=read.version % 2**63 + 1, writer_epoch=7)
+    rewritten = encode_manifest(changed, write_id)
+
+    assert read.unknown == later
+    assert decode_manifest(rewritten) == changed
+    assert rewritten.endswith(later)
+    parsed = ShardManifestMessage.FromString(rewritten)
+    for entry, unknown in zip([*parsed.sstables, *parsed.shard_field_entries], nested, strict=False):
+        assert entry.SerializeToString().endswith(unknown)
+        assert unknown_fields(entry) == unknown
+    # What is ours is there once, however often it is rewritten.
+    assert parsed.write_id == (write_id or b"")
+    again = encode_manifest(decode_manifest(rewritten), write_id)
+    assert again == rewritten
+
+
+@given(manifests, st.data())
+@settings(max_examples=25)
+def test_a_flipped_bit_made_another_table_of_a_manifest(manifest: ShardManifest, data: st.DataObject) -> None:
+    whole = encode_manifest(manifest, WRITE_ID)
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for read in (decode_manifest, manifest_write_id):
+            with pytest.raises(CorruptManifestError):
+                read(bytes(damaged))
+    for end in range(len(whole)):
+        with pytest.raises(CorruptManifestError):
+            decode_manifest(whole[:end])
+    with pytest.raises(CorruptManifestError):
+        decode_manifest(whole + data.draw(st.binary(min_size=1, max_size=20)))
+
+
+def test_manifests_of_earlier_versions_of_lancewal_are_read() -> None:
+    message = ShardManifestMessage.FromString(encode_manifest(a_manifest()))
+    message.write_id = WRITE_ID
+    data = message.SerializeToString()
+    assert decode_manifest(data) == a_manifest()
+    assert manifest_write_id(data) == WRITE_ID
+
+
+def test_a_checksum_that_another_writer_carried_along_is_not_the_files() -> None:
+    ours = ShardManifestMessage.FromString(encode_manifest(a_manifest(), WRITE_ID))
+    ours.version = 4
+    carried = ours.SerializeToString(deterministic=True)
+    assert decode_manifest(carried) == a_manifest(version=4)
 
 
 def test_field_values_do_not_depend_on_the_order_of_the_entries() -> None:

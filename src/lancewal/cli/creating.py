@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, NotInitializedError
 
 if TYPE_CHECKING:
     import lance
@@ -136,6 +136,7 @@ def create(
     import lance
 
     from lancewal.ingest import open_file
+    from lancewal.lance_errors import lance_errors
     from lancewal.objects import ObjectStore
 
     opened = open_file(file)
@@ -143,14 +144,14 @@ def create(
     schema = table_columns(opened.schema, key or [], _dimensions(vectors, first))
     path.check(schema, key or [])
     where = ObjectStore.from_uri(uri, options).uri
-    try:
+    with lance_errors(f"create the table at {uri}"):
         lance.write_dataset(schema.empty_table(), where, storage_options=dict(options) or None)
-    except OSError as error:
-        raise StorageError(f"cannot create the table at {uri}: {error}") from error
 
 
 def set_key(uri: str, options: Mapping[str, str], key: Sequence[str], path: WritePath) -> None:
     """Declare the primary key of a table that has none; the same key again is fine."""
+    from lancewal.lance_errors import lance_errors
+
     dataset = _dataset(uri, options)
     present = _key_of(dataset)
     if present == list(key):
@@ -172,13 +173,17 @@ def set_key(uri: str, options: Mapping[str, str], key: Sequence[str], path: Writ
     import pyarrow as pa
 
     path.check(pa.schema(list(columns.values())), key, dataset)
-    dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+    with lance_errors(f"declare the primary key of {uri}"):
+        dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
 
 
 def _dataset(uri: str, options: Mapping[str, str]) -> lance.LanceDataset:
     import lance
 
-    return lance.dataset(uri, storage_options=dict(options) or None)
+    from lancewal.lance_errors import lance_errors
+
+    with lance_errors(f"open the table at {uri}"):
+        return lance.dataset(uri, storage_options=dict(options) or None)
 
 
 def _refuse_other_vectors(schema: pa.Schema, vectors: Sequence[str] | None) -> None:

@@ -2,8 +2,9 @@
 
 The messages are described here rather than generated, so that no build step and no
 copy of Lance's own files is needed. Only the fields that lancewal uses are listed;
-others are skipped when a message is read. Everything lives in a descriptor pool of
-its own and so cannot collide with another library's descriptors.
+others are skipped when a message is read, and :func:`unknown_fields` gives their bytes.
+Everything lives in a descriptor pool of its own and so cannot collide with another
+library's descriptors.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "optional uint64 in_memory_bytes = 3",
         "optional uint64 physical_rows = 4",
         "optional uint64 primary_key_bytes = 5",
+        # Ours, see SsTableEntry.
+        "string notes = 1000",
     ),
     "ShardFieldEntry": ("string field_id = 1", "bytes value = 2"),
     "ShardManifest": (
@@ -42,8 +45,9 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "optional Uuid shard_id = 11",
         "repeated ShardFieldEntry shard_field_entries = 14",
         "int32 status = 15",
-        # Ours: Lance skips it when it reads and drops it when it rewrites.
+        # Ours: Lance skips them when it reads and drops them when it rewrites.
         "bytes write_id = 1000",
+        "bytes checksum = 1001",
     ),
     # The MemWAL index of the base table.
     "CompactedSsTable": ("optional Uuid shard_id = 1", "uint64 generation = 2"),
@@ -100,6 +104,15 @@ _FIELD = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+)")
 
 #: Raised by ``FromString`` for bytes that are no such message.
 DecodeError = message.DecodeError
+
+
+def unknown_fields(message: Any) -> bytes:
+    """The bytes of the fields that are not listed here, in their order; a later Lance has more."""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in message.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return bytes(rest.SerializeToString())
 
 
 def _add_field(target: Any, text: str) -> None:

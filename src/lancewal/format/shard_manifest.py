@@ -1,7 +1,12 @@
 """A shard's manifest: who may write, what is flushed, where replay starts.
 
 Each version is one immutable file below the shard's ``manifest`` directory, in the
-bytes that Lance itself reads and writes.
+bytes that Lance itself reads and writes. Fields that a later Lance adds are kept through
+every change, as the bytes that they are.
+
+What lancewal writes begins with a checksum over the whole file: first, so that a file that
+was cut has it too, and by its place rather than by its field alone, so that a copy which some
+other writer carried along into a file of its own is not taken for that file's.
 """
 
 from __future__ import annotations
@@ -9,13 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 from uuid import UUID
 
+import crc32c
+
 from lancewal.errors import CorruptManifestError, InvalidInputError
-from lancewal.format.proto import DecodeError, ShardManifestMessage
+from lancewal.format.proto import DecodeError, ShardManifestMessage, unknown_fields
 from lancewal.layout import is_plain_name
 
 WRITE_ID_BYTES = 16
+
+# Field 1001 with 8 bytes: a mark and the checksum. Tag and mark each say that the file has a
+# checksum, so that no damage in one place can hide it. No message of Lance's begins like either.
+_CHECKSUM_TAG = b"\xca\x3e\x08"
+_CHECKSUM_MARK = b"lwm1"
+_CHECKSUM_AT = len(_CHECKSUM_TAG) + len(_CHECKSUM_MARK)
+_CHECKSUM_END = _CHECKSUM_AT + 4
 
 
 class ShardStatus(IntEnum):
@@ -32,6 +47,10 @@ class SsTableEntry:
     The last three describe the rows for whoever plans memory: payload bytes, rows
     including older duplicates of a key, payload bytes of the key columns. ``None``
     means that the writer did not say, which is not zero.
+
+    ``notes`` are lancewal's own: what the file of that name in the SSTable's directory says,
+    so that readers need not fetch it. Empty where Lance wrote the SSTable or the manifest.
+    ``unknown`` holds fields of a later Lance.
     """
 
     generation: int
@@ -39,6 +58,8 @@ class SsTableEntry:
     in_memory_bytes: int | None = None
     physical_rows: int | None = None
     primary_key_bytes: int | None = None
+    notes: str = ""
+    unknown: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,7 @@ class ShardFieldEntry:
 
     field_id: str
     value: bytes
+    unknown: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +83,9 @@ class ShardManifest:
     that no writer has claimed the shard yet, a ``replay_after_wal_entry_position`` of 0
     that no WAL entry is covered by an SSTable, a ``shard_spec_id`` of 0 that the shard
     belongs to no sharding spec. ``wal_entry_position_last_seen`` is a hint only.
+
+    ``unknown`` holds what only a later Lance understands: fields, and a status that is
+    neither of ours. Leave it as it is.
     """
 
     version: int
@@ -73,6 +98,7 @@ class ShardManifest:
     shard_spec_id: int = 0
     shard_field_entries: tuple[ShardFieldEntry, ...] = ()
     status: ShardStatus = ShardStatus.ACTIVE
+    unknown: bytes = b""
 
     @property
     def field_values(self) -> Mapping[str, bytes]:
@@ -88,7 +114,8 @@ def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> b
     """The manifest's file content; without a write id byte for byte what Lance writes.
 
     ``write_id`` is 16 fresh random bytes. It lets a writer that lost the reply to its put
-    tell its own file from a rival's with the same content; it means nothing else.
+    tell its own file from a rival's with the same content; it means nothing else. With it
+    comes the checksum.
 
     >>> m = ShardManifest(version=1, writer_epoch=0, shard_id=UUID(int=7))
     >>> decode_manifest(encode_manifest(m), shard_id=UUID(int=7), version=1) == m
@@ -99,32 +126,59 @@ def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> b
     if problem := _problem(manifest):
         raise InvalidInputError(f"{_name(manifest.shard_id, manifest.version)} is invalid: {problem}")
     try:
-        message = ShardManifestMessage(
-            version=manifest.version,
-            writer_epoch=manifest.writer_epoch,
-            replay_after_wal_entry_position=manifest.replay_after_wal_entry_position,
-            wal_entry_position_last_seen=manifest.wal_entry_position_last_seen,
-            current_generation=manifest.current_generation,
-            shard_spec_id=manifest.shard_spec_id,
-            shard_id={"uuid": manifest.shard_id.bytes},
-            status=int(manifest.status),
-            write_id=write_id or b"",
-        )
-        for entry in manifest.sstables:
-            message.sstables.add(
-                generation=entry.generation,
-                path=entry.path,
-                in_memory_bytes=entry.in_memory_bytes,
-                physical_rows=entry.physical_rows,
-                primary_key_bytes=entry.primary_key_bytes,
-            )
-        for field in manifest.shard_field_entries:
-            message.shard_field_entries.add(field_id=field.field_id, value=field.value)
-        return bytes(message.SerializeToString(deterministic=True))
-    except (TypeError, ValueError) as error:
+        content = bytes(_message(manifest, write_id).SerializeToString(deterministic=True))
+    except (TypeError, ValueError, DecodeError) as error:
         raise InvalidInputError(
             f"{_name(manifest.shard_id, manifest.version)} cannot be encoded: {error}"
         ) from error
+    return content if write_id is None else _with_checksum(content)
+
+
+def _message(manifest: ShardManifest, write_id: bytes | None) -> Any:
+    message = ShardManifestMessage.FromString(manifest.unknown)
+    message.version = manifest.version
+    message.writer_epoch = manifest.writer_epoch
+    message.replay_after_wal_entry_position = manifest.replay_after_wal_entry_position
+    message.wal_entry_position_last_seen = manifest.wal_entry_position_last_seen
+    message.current_generation = manifest.current_generation
+    message.shard_spec_id = manifest.shard_spec_id
+    message.shard_id.uuid = manifest.shard_id.bytes
+    if manifest.status is not ShardStatus.ACTIVE:
+        # An ACTIVE one may be a later Lance's, which stands in the unknown fields.
+        message.status = int(manifest.status)
+    message.write_id = write_id or b""
+    for entry in manifest.sstables:
+        added = message.sstables.add(
+            generation=entry.generation,
+            path=entry.path,
+            in_memory_bytes=entry.in_memory_bytes,
+            physical_rows=entry.physical_rows,
+            primary_key_bytes=entry.primary_key_bytes,
+            notes=entry.notes,
+        )
+        added.MergeFromString(entry.unknown)
+    for field in manifest.shard_field_entries:
+        message.shard_field_entries.add(field_id=field.field_id, value=field.value).MergeFromString(
+            field.unknown
+        )
+    return message
+
+
+def _with_checksum(content: bytes) -> bytes:
+    head = _CHECKSUM_TAG + _CHECKSUM_MARK
+    checksum: int = crc32c.crc32c(content, crc32c.crc32c(head))
+    return head + checksum.to_bytes(4, "little") + content
+
+
+def _check_checksum(data: memoryview, name: str) -> None:
+    """Raise CorruptManifestError unless the checksum is right, or the file has none."""
+    tag, mark = bytes(data[: len(_CHECKSUM_TAG)]), bytes(data[len(_CHECKSUM_TAG) : _CHECKSUM_AT])
+    if tag != _CHECKSUM_TAG and mark != _CHECKSUM_MARK:
+        return
+    stored = int.from_bytes(data[_CHECKSUM_AT:_CHECKSUM_END], "little")
+    actual = crc32c.crc32c(data[_CHECKSUM_END:], crc32c.crc32c(data[:_CHECKSUM_AT]))
+    if len(data) < _CHECKSUM_END or stored != actual:
+        raise CorruptManifestError(f"{name} is damaged: its checksum is {stored:08x}, not {actual:08x}")
 
 
 def decode_manifest(
@@ -137,10 +191,7 @@ def decode_manifest(
     shard. A status that this version does not know reads as ACTIVE, as it does in Lance.
     """
     name = _name(shard_id, version)
-    try:
-        message = ShardManifestMessage.FromString(data)
-    except DecodeError as error:
-        raise CorruptManifestError(f"{name} is not a shard manifest: {error}") from error
+    message = _parse(data, name)
 
     id_bytes = message.shard_id.uuid
     if len(id_bytes) != 16:
@@ -160,14 +211,18 @@ def decode_manifest(
                 in_memory_bytes=entry.in_memory_bytes if entry.HasField("in_memory_bytes") else None,
                 physical_rows=entry.physical_rows if entry.HasField("physical_rows") else None,
                 primary_key_bytes=entry.primary_key_bytes if entry.HasField("primary_key_bytes") else None,
+                notes=entry.notes,
+                unknown=unknown_fields(entry),
             )
             for entry in message.sstables
         ),
         shard_spec_id=message.shard_spec_id,
         shard_field_entries=tuple(
-            ShardFieldEntry(entry.field_id, entry.value) for entry in message.shard_field_entries
+            ShardFieldEntry(entry.field_id, entry.value, unknown_fields(entry))
+            for entry in message.shard_field_entries
         ),
         status=ShardStatus.SEALED if message.status == ShardStatus.SEALED else ShardStatus.ACTIVE,
+        unknown=_unknown(message),
     )
     if problem := _problem(manifest):
         raise CorruptManifestError(f"{name} is corrupt: {problem}")
@@ -180,11 +235,23 @@ def decode_manifest(
 
 def manifest_write_id(data: bytes | memoryview) -> bytes | None:
     """The write id in a manifest file's content; ``None`` when its writer gave none."""
+    return bytes(_parse(data, "the file").write_id) or None
+
+
+def _parse(data: bytes | memoryview, name: str) -> Any:
+    _check_checksum(memoryview(data), name)
     try:
-        write_id = bytes(ShardManifestMessage.FromString(data).write_id)
+        return ShardManifestMessage.FromString(data)
     except DecodeError as error:
-        raise CorruptManifestError(f"not a shard manifest: {error}") from error
-    return write_id or None
+        raise CorruptManifestError(f"{name} is not a shard manifest: {error}") from error
+
+
+def _unknown(message: Any) -> bytes:
+    """What is to be written again as it is."""
+    unknown: bytes = unknown_fields(message)
+    if message.status not in tuple(ShardStatus):
+        unknown += bytes(ShardManifestMessage(status=message.status).SerializeToString())
+    return unknown
 
 
 def _name(shard_id: UUID | None, version: int | None) -> str:

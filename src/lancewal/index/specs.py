@@ -23,6 +23,7 @@ from lancewal.index.kinds import (
 )
 from lancewal.index.segments import is_vector
 from lancewal.index.tokens import Tokenizer
+from lancewal.lance_errors import lance_errors
 
 __all__ = [
     "BTreeParams",
@@ -63,7 +64,9 @@ def maintained_specs(
     cannot be maintained, or does not exist, is refused. Not so unless ``strict``: of names
     that were stored in the table some index may have been dropped since.
     """
-    existing = {d.name: d for d in dataset.describe_indices() if not d.name.startswith(_SYSTEM_PREFIX)}
+    with lance_errors("read the indexes of the table"):
+        found = list(dataset.describe_indices())
+    existing = {each.name: each for each in found if not each.name.startswith(_SYSTEM_PREFIX)}
     specs = []
     for name in existing if maintain_all else dict.fromkeys(maintained):
         try:
@@ -101,10 +104,11 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
         if details.get("document_granularity", _WHOLE_ROW) != _WHOLE_ROW:
             raise refuse("its documents are not whole rows")
         try:
-            kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
-            Tokenizer(params)
+            with lance_errors(f"use the tokenizer of index {name!r}"):
+                kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+                Tokenizer(params)
         except Exception as error:  # pylance raises all kinds, for a missing language model for one
-            raise refuse(f"its tokenizer does not work here: {error}") from error
+            raise refuse(f"its tokenizer does not work here: {error.__cause__ or error}") from error
     elif base_type.startswith(_VECTOR_PREFIX):
         if not is_vector(type_):
             raise refuse(f"columns of type {type_} are not supported, only float vectors of one size")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.objects import remember_password, scrub_error, scrubbed
 
 
 class Format(enum.StrEnum):
@@ -128,20 +129,21 @@ def _format(text: Format | str) -> Format:
 
 def _at(path: str, wanted: Format | None) -> Iterator[SourceFile]:
     filesystem, root, prefix = _filesystem(path)
-    info = _info(filesystem, root, path)
+    shown = scrubbed(path)
+    info = _info(filesystem, root, shown)
     if info.type == pafs.FileType.NotFound:
-        raise InvalidInputError(f"there is no file or directory {path}")
+        raise InvalidInputError(f"there is no file or directory {shown}")
     if info.type == pafs.FileType.File:
         kind = wanted or format_of(info.base_name)
         if kind is None:
             raise InvalidInputError(
-                f"the ending of {path} does not tell its format; say which of {', '.join(Format)} it is"
+                f"the ending of {shown} does not tell its format; say which of {', '.join(Format)} it is"
             )
         yield _file(filesystem, info, prefix, kind)
     elif _is_lance(filesystem, root):
         yield _lance(filesystem, root, prefix)
     else:
-        yield from _below(filesystem, root, prefix, wanted, path)
+        yield from _below(filesystem, root, prefix, wanted, shown)
 
 
 def _below(
@@ -150,7 +152,7 @@ def _below(
     try:
         infos = filesystem.get_file_info(pafs.FileSelector(root))
     except OSError as error:
-        raise StorageError(f"cannot list {shown}: {_first_line(error)}") from error
+        raise StorageError(f"cannot list {shown}: {_first_line(error)}") from scrub_error(error)
     for info in sorted(infos, key=lambda each: str(each.path)):
         if info.base_name.startswith((".", "_")):
             continue
@@ -172,10 +174,12 @@ def _filesystem(path: str) -> tuple[pafs.FileSystem, str, str]:
     """The file system, the path in it, and what comes before paths when they are shown."""
     if "://" not in path:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path)), ""
+    # Unlike a table's, a URI of pyarrow may carry a key and its secret.
+    remember_password(path)
     try:
         filesystem, root = pafs.FileSystem.from_uri(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidInputError(f"cannot read from {path}: {_first_line(error)}") from None
+        raise InvalidInputError(f"cannot read from {scrubbed(path)}: {_first_line(error)}") from None
     scheme = path.partition("://")[0]
     return filesystem, root, "" if scheme == "file" else f"{scheme}://"
 
@@ -184,7 +188,7 @@ def _info(filesystem: pafs.FileSystem, root: str, shown: str) -> pafs.FileInfo:
     try:
         return filesystem.get_file_info(root)
     except OSError as error:
-        raise StorageError(f"cannot look at {shown}: {_first_line(error)}") from error
+        raise StorageError(f"cannot look at {shown}: {_first_line(error)}") from scrub_error(error)
 
 
 def _file(filesystem: pafs.FileSystem, info: pafs.FileInfo, prefix: str, kind: Format) -> SourceFile:
@@ -200,10 +204,13 @@ def _is_lance(filesystem: pafs.FileSystem, path: str) -> bool:
 def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
     import lance
 
+    from lancewal.lance_errors import lance_errors
+
     directory, _, name = path.rstrip("/").rpartition("/")
-    version = lance.dataset(prefix + path).version
+    with lance_errors(f"open {prefix}{path}"):
+        version = lance.dataset(prefix + path).version
     return SourceFile(filesystem, prefix + path, prefix + directory, name, 0, version, Format.LANCE)
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return scrubbed(str(error).splitlines()[0]) if str(error) else type(error).__name__

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.ingest.files import COMPRESSIONS, Format, SourceFile
+from lancewal.objects import scrub_error
 
 _BATCH_ROWS = 16_384
 _TEXT_BLOCK_BYTES = 4 << 20
@@ -61,6 +62,7 @@ def _guarded(
 
 
 def _unreadable(file: SourceFile, error: BaseException) -> InvalidInputError | StorageError:
+    scrub_error(error)
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException):
         return StorageError(f"cannot read {file}: {reason}")
@@ -158,16 +160,21 @@ def _arrow(file: SourceFile, table: pa.Schema | None) -> Opened:
 def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
     import lance
 
-    dataset = lance.dataset(file.path, version=file.modified)
-    total = dataset.count_rows()
+    from lancewal.lance_errors import lance_errors
+
+    action = f"read {file.path}"
+    with lance_errors(action):
+        dataset = lance.dataset(file.path, version=file.modified)
+        total = dataset.count_rows()
     read = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal read
         # In order: a second reading must see the same rows at the same places.
-        for batch in dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True):
-            read += batch.num_rows
-            yield batch
+        with lance_errors(action):
+            for batch in dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True):
+                read += batch.num_rows
+                yield batch
 
     return Opened(dataset.schema, batches(), lambda: read / total if total else 1.0)
 

@@ -38,6 +38,7 @@ from lance.fragment import FragmentMetadata, write_fragments
 from lancewal.base import BaseTable
 from lancewal.format.schema import TableSchema, field_id
 from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.lance_errors import lance_errors
 from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
@@ -127,7 +128,9 @@ class AppendOnlyCompaction:
     def _commit(self, base: BaseTable, written: _Written) -> None:
         """Step 3."""
         dataset = base.dataset
-        first = next_fragment_id(dataset)
+        with lance_errors(f"read the manifest of {base.uri}"):
+            first = next_fragment_id(dataset)
+            present = [fragment.metadata for fragment in dataset.get_fragments()]
         for number, fragment in enumerate(written.fragments, first):
             fragment.id = number
         outdated = stale_tags(base)
@@ -138,7 +141,7 @@ class AppendOnlyCompaction:
             return {**kept, new_tag: b""} if place < TAGGED_COLUMNS else kept
 
         operation = lance.LanceOperation.Merge(
-            [*(fragment.metadata for fragment in dataset.get_fragments()), *written.fragments],
+            [*present, *written.fragments],
             with_column_metadata(dataset.lance_schema, tagged),
             # No column is new: others may go on appending.
             preserves_nullability=True,

@@ -22,7 +22,7 @@ from lance.mem_wal import CompactedSsTable
 
 from lancewal.errors import ConflictError, LanceWalError, StorageError
 from lancewal.format.schema import no_rows
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 

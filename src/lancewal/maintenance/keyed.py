@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.format.shard_manifest import SsTableEntry
+from lancewal.lance_errors import row_count
 from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
@@ -203,4 +204,4 @@ def _index_pays(base: BaseTable, source: pa.Table) -> bool:
         return False
     key_id = base.schema.field_ids[base.schema.primary_key[0]]
     indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
-    return indexed and base.dataset.count_rows() > _INDEX_PAYS_FROM * source.num_rows
+    return indexed and row_count(base.dataset) > _INDEX_PAYS_FROM * source.num_rows

@@ -115,6 +115,7 @@ class ShardPlan:
                             "in_memory_bytes": entry.in_memory_bytes,
                             "physical_rows": entry.physical_rows,
                             "primary_key_bytes": entry.primary_key_bytes,
+                            "notes": entry.notes,
                         }
                         for entry in commit.sstables
                     ],

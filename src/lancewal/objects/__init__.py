@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from lancewal.objects.backend import ObjectInfo
+from lancewal.objects.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.objects.store import ObjectStore, Observer, PutOutcome, observe_all
 
-__all__ = ["ObjectInfo", "ObjectStore", "Observer", "PutOutcome", "observe_all"]
+__all__ = [
+    "ObjectInfo",
+    "ObjectStore",
+    "Observer",
+    "PutOutcome",
+    "is_panic",
+    "observe_all",
+    "remember_password",
+    "scrub_error",
+    "scrubbed",
+]

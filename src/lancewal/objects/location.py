@@ -9,6 +9,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from lancewal.errors import InvalidInputError
+from lancewal.objects.secrets import scrubbed
 
 Kind = Literal["local", "memory", "s3", "azure", "gs"]
 
@@ -47,7 +48,7 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     """
     text = os.fspath(uri)
     if not isinstance(text, str) or not text or not text.isprintable():
-        raise InvalidInputError(f"table URI {text!r} must be printable text, not empty")
+        raise InvalidInputError(f"table URI {scrubbed(repr(text))} must be printable text, not empty")
     scheme = _SCHEME.match(text)
     if scheme is None or scheme.group(1).lower() in _LOCAL_SCHEMES:
         return _local(text)
@@ -74,7 +75,7 @@ def _local(text: str) -> Location:
         if rest.startswith("//"):
             host, slash, path = rest[2:].partition("/")
             if host not in ("", "localhost") or not slash:
-                raise InvalidInputError(f"{text!r} names a host; write file:///absolute/path")
+                raise InvalidInputError(f"{scrubbed(text)!r} names a host; write file:///absolute/path")
             rest = "/" + path
         directory = unquote(rest)
     else:

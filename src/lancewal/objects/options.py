@@ -20,6 +20,7 @@ from typing import Any
 
 from lancewal.errors import InvalidInputError
 from lancewal.objects.location import Kind, Location
+from lancewal.objects.secrets import remember_password, remember_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ _SECRETS = _names(
     "access_key_id secret_access_key session_token sse_customer_key_base64 account_key client_secret sas_key "
     "token encryption_key fabric_session_token service_account_key bearer_token"
 )
+#: Followed by the header's name.
+_HEADERS = "headers."
 _DEFAULT_RETRIES = 3
 _DEFAULT_RETRY_SECONDS = 180
 _REGION_LOOKUP_SECONDS = 5.0
@@ -106,12 +109,11 @@ _REGION_LOOKUP_SECONDS = 5.0
 # Without a repr, which would show the credentials.
 @dataclass(frozen=True, repr=False)
 class ClientSettings:
-    """Arguments for an obstore constructor; ``secrets`` are the values no error text may show."""
+    """Arguments for an obstore constructor."""
 
     config: dict[str, str]
     client_options: dict[str, Any]
     retry_config: dict[str, Any]
-    secrets: frozenset[str]
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
@@ -122,7 +124,18 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
             raise InvalidInputError(
                 f"storage option {key!r} must map text to text, e.g. {{'allow_http': 'true'}}"
             )
+    _remember(checked)
     return checked
+
+
+def _remember(options: Mapping[str, str]) -> None:
+    """Have no error text show what is secret here."""
+    for key, value in options.items():
+        names = {spelling.canonical(key) for spelling in _SPELLINGS.values()}
+        if not _SECRETS.isdisjoint(names) or key.lower().startswith(_HEADERS):
+            remember_secrets([value])
+        else:
+            remember_password(value)
 
 
 def client_settings(
@@ -138,8 +151,9 @@ def client_settings(
         _complete_s3(location.container, merged, env)
     # An empty value only serves to mask the environment's.
     merged = {key: value for key, value in merged.items() if value}
+    _remember(merged)
     headers = {
-        key[len("headers.") :]: value for key, value in options.items() if key.lower().startswith("headers.")
+        key[len(_HEADERS) :]: value for key, value in options.items() if key.lower().startswith(_HEADERS)
     }
     client_options: dict[str, Any] = {key: merged[key] for key in merged.keys() & _CLIENT_KEYS}
     if headers:
@@ -147,8 +161,7 @@ def client_settings(
     config = {
         _RENAMED_FOR_OBSTORE.get(key, key): value for key, value in merged.items() if key not in _CLIENT_KEYS
     }
-    secrets = {value for key, value in config.items() if key in _SECRETS} | set(headers.values())
-    return ClientSettings(config, client_options, _retry_config(options), frozenset(secrets))
+    return ClientSettings(config, client_options, _retry_config(options))
 
 
 def _from_options(spelling: _Spelling, options: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +25,7 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.objects.backend import ObjectInfo, TransientError
 from lancewal.objects.location import Location
 from lancewal.objects.options import client_settings
+from lancewal.objects.secrets import is_panic, scrubbed
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -40,10 +40,6 @@ _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
     (UnauthenticatedError, "the credentials were refused"),
     (NotSupportedError, "this store cannot do that (put-if-absent needs conditional writes)"),
 )
-# What signs a request may stand in a URL that an error quotes.
-_SIGNATURES = re.compile(r"(?i)\b(sig|x-amz-[a-z-]*(?:signature|credential|token))=[^&\s\"'<>)]+")
-_URL_PASSWORD = re.compile(r"(://)[^/@\s]+@")
-_SHORTEST_SECRET = 4
 _LIST_CHUNK = 1000
 
 _memory_stores: dict[str, MemoryStore] = {}
@@ -55,7 +51,7 @@ def open_remote(location: Location, options: Mapping[str, str]) -> RemoteBackend
     if location.kind == "memory":
         with _memory_lock:
             store = _memory_stores.setdefault(location.container, MemoryStore())
-        return RemoteBackend(store, location, frozenset())
+        return RemoteBackend(store, location)
     settings = client_settings(location, options)
     refusal: InvalidInputError
     try:
@@ -65,12 +61,12 @@ def open_remote(location: Location, options: Mapping[str, str]) -> RemoteBackend
             client_options=settings.client_options,
             retry_config=settings.retry_config,
         )
-        return RemoteBackend(remote, location, settings.secrets)
+        return RemoteBackend(remote, location)
     except BaseException as error:
-        if not isinstance(error, (BaseError, ValueError, TypeError)) and not _is_panic(error):
+        if not isinstance(error, (BaseError, ValueError, TypeError)) and not is_panic(error):
             raise
         refusal = InvalidInputError(
-            f"storage options for {location.uri} were refused: {_scrubbed(error, settings.secrets)}"
+            f"storage options for {location.uri} were refused: {_first_paragraph(error)}"
         )
     # Raised here, outside of the handler, so that no traceback shows the original's text.
     raise refusal
@@ -79,11 +75,10 @@ def open_remote(location: Location, options: Mapping[str, str]) -> RemoteBackend
 class RemoteBackend:
     """One prefix in one bucket. obstore's errors become ours, without credentials in their text."""
 
-    def __init__(self, store: Any, location: Location, secrets: frozenset[str]) -> None:
+    def __init__(self, store: Any, location: Location) -> None:
         self._store = store
         self._uri = location.uri
         self._prefix = location.prefix
-        self._secrets = secrets
 
     def create(self, path: str, data: memoryview) -> bool:
         def attempt() -> bool:
@@ -182,7 +177,7 @@ class RemoteBackend:
         except BaseException as error:
             if isinstance(error, FileNotFoundError):
                 failure = self._missing(action, path, error)
-            elif isinstance(error, (BaseError, ValueError)) or _is_panic(error):
+            elif isinstance(error, (BaseError, ValueError)) or is_panic(error):
                 failure = self._failure(action, path, error)
             else:
                 raise
@@ -197,7 +192,7 @@ class RemoteBackend:
         return FileNotFoundError(f"{path!r} does not exist in {self._uri}")
 
     def _failure(self, action: str, path: str, error: BaseException) -> StorageError:
-        text = _scrubbed(error, self._secrets)
+        text = _first_paragraph(error)
         advice = next((f"{words}: " for kind, words in _ADVICE if isinstance(error, kind)), "")
         kind = TransientError if isinstance(error, _MAY_PASS) else StorageError
         failure = kind(f"cannot {action} {path!r} in {self._uri}: {advice}{text}")
@@ -205,15 +200,6 @@ class RemoteBackend:
         return failure
 
 
-def _is_panic(error: BaseException) -> bool:
-    # A panic in Rust arrives as a BaseException of a class that cannot be imported.
-    return type(error).__name__ == "PanicException"
-
-
-def _scrubbed(error: BaseException, secrets: frozenset[str]) -> str:
-    """The error's first paragraph (the rest is a debug dump) without anything secret."""
-    text = " ".join(str(error).split("\n\nDebug source", 1)[0].split())
-    for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-    return _URL_PASSWORD.sub(r"\1***@", _SIGNATURES.sub(r"\1=***", text))
+def _first_paragraph(error: BaseException) -> str:
+    """The error's text without the debug dump that follows it, and without anything secret."""
+    return scrubbed(" ".join(str(error).split("\n\nDebug source", 1)[0].split()))

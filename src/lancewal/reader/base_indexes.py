@@ -11,7 +11,7 @@ import lance
 
 from lancewal.index.kinds import FullTextParams, Metric
 from lancewal.index.specs import full_text_params
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 

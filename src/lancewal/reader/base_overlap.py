@@ -16,8 +16,8 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.dialect import among
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors, row_count
 from lancewal.reader.key_set import KeySet
-from lancewal.sstable.lance_errors import lance_errors
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -40,7 +40,7 @@ class BaseOverlap:
     def addresses(self, levels: Sequence[KeySet]) -> Addresses | None:
         """Ascending addresses of the superseded rows; ``None`` when comparing keys is cheaper."""
         unknown = sum(len(keys) for keys in levels if keys not in self._known)
-        if not self._usable or unknown * _ROWS_PER_SEARCH > self._base.dataset.count_rows():
+        if not self._usable or unknown * _ROWS_PER_SEARCH > row_count(self._base.dataset):
             return None
         parts = [self._of(keys) for keys in levels]
         return np.unique(np.concatenate(parts)) if parts else _NOWHERE

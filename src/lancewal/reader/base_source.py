@@ -15,12 +15,12 @@ from lancewal.errors import InvalidInputError
 from lancewal.format.dictionaries import has_dictionary, without_null_words_in
 from lancewal.format.keys import key_values
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors, row_count
 from lancewal.predicate import Predicate
 from lancewal.reader.base_overlap import KEYS_AT_A_TIME, Addresses, BaseOverlap, positions_of
 from lancewal.reader.key_set import KeySet
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import Request, Rows
-from lancewal.sstable.lance_errors import lance_errors
 
 #: The least that a batch is worth reading for, and the most that is held of one.
 _BATCH_BYTES = 16 << 20
@@ -72,7 +72,7 @@ class BaseSource:
         sql = None if predicate is None else predicate.sql
         superseded = self._superseded(newer)
         if sql is None and isinstance(superseded, np.ndarray):
-            return int(self._dataset.count_rows()) - len(superseded)
+            return row_count(self._dataset) - len(superseded)
         if not len(superseded):
             with lance_errors("count the rows of the base table"), refusing(sql):
                 return int(self._dataset.count_rows(filter=sql))
@@ -148,15 +148,15 @@ class BaseSource:
         with_row_address: bool,
         offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        scanner = self._dataset.scanner(
-            columns=list(columns),
-            filter=sql,
-            limit=limit,
-            offset=offset,
-            batch_size=self._batch_rows(columns),
-            with_row_address=with_row_address,
-        )
         with lance_errors("read the base table"), refusing(sql):
+            scanner = self._dataset.scanner(
+                columns=list(columns),
+                filter=sql,
+                limit=limit,
+                offset=offset,
+                batch_size=self._batch_rows(columns),
+                with_row_address=with_row_address,
+            )
             batches = scanner.to_batches()
             yield from map(without_null_words_in, batches) if self._has_dictionaries else batches
 

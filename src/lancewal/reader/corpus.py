@@ -13,8 +13,8 @@ from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import FullTextIndex, index_of
 from lancewal.index.kinds import FullTextParams
 from lancewal.index.tokens import QueryTerm, Tokenizer
+from lancewal.lance_errors import lance_errors, row_count
 from lancewal.reader.base_indexes import once
-from lancewal.sstable.lance_errors import lance_errors
 
 _SAMPLE_ROWS = 128
 #: Listing the rows of a word that is in most of them would take longer than the search.
@@ -30,7 +30,7 @@ def lance_statistics(
     Rows that newer levels replace count, as they do in Lance's own scores. A word in more than
     some thousand rows counts by its share of the sample. All of it is asked once per dataset.
     """
-    rows = int(dataset.count_rows())
+    rows = row_count(dataset)
     if not rows:
         return CorpusStatistics()
     sample = once(dataset, ("sample", column, params), lambda: _sample(dataset, column, params, rows))

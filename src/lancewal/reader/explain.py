@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lancewal.lance_errors import row_count
 from lancewal.predicate import Predicate
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.snapshot import ShardSnapshot, Snapshot
@@ -37,7 +38,7 @@ def explained(scan: Scan) -> str:
         lines += _shard_lines(scan, shard)
     if snapshot.pruned:
         lines.append(f"  pruned {len(snapshot.pruned)} shards: {', '.join(map(str, snapshot.pruned))}")
-    lines.append(f"  base: {snapshot.base.dataset.count_rows()} rows{_pushed(scan)}")
+    lines.append(f"  base: {row_count(snapshot.base.dataset)} rows{_pushed(scan)}")
     indexed = scan.predicate is not None and _index_names(snapshot, scan.predicate.columns)
     if indexed and pinned is None:
         lines.append(f"    scalar indexes on the filter's columns: {', '.join(indexed)}")

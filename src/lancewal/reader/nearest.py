@@ -25,6 +25,7 @@ from lancewal.index.distance import Vector, checked_query
 from lancewal.index.kinds import Metric
 from lancewal.index.segments import is_vector
 from lancewal.index.vector import search_rows
+from lancewal.lance_errors import lance_errors, row_count
 from lancewal.memtable.scan import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.base_indexes import hint, vector_metric
@@ -44,7 +45,6 @@ from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import Source
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.sstable import ROW_OFFSET
-from lancewal.sstable.lance_errors import lance_errors
 
 DISTANCE = "_distance"
 DEFAULT_NPROBES = 20
@@ -158,7 +158,7 @@ def _in_sstable(source: SsTableSource, query: NearestQuery, newer: KeySet) -> Hi
         return Hits.none(source)
     dead = source.superseded(newer)
     dataset = source.sstable.dataset
-    rows = int(dataset.count_rows())
+    rows = row_count(dataset)
     indexed = rows > EXACT_SSTABLE_ROWS and vector_metric(dataset, name) is query.metric
     if not indexed or not source.takes_filter(query.predicate):
         return _compared(source, query, dead)
@@ -199,7 +199,7 @@ def _in_base(snapshot: Snapshot, query: NearestQuery, newer: KeySet) -> Hits:
             live = ~newer.contains(key_values([found.column(name) for name in names]))
         return _candidates(numbers(found.column("_rowid")).astype(np.int64), found, live)
 
-    return Hits(None, *filled_up(fetch, query.k, int(dataset.count_rows()), len(newer)))
+    return Hits(None, *filled_up(fetch, query.k, row_count(dataset), len(newer)))
 
 
 def _by_lance(

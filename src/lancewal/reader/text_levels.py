@@ -22,6 +22,7 @@ from lancewal.format.spans import numbers, one_array
 from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import FullTextIndex, index_of
 from lancewal.index.kinds import FullTextParams
+from lancewal.lance_errors import lance_errors, row_count
 from lancewal.predicate import Predicate
 from lancewal.reader.base_indexes import once, text_params
 from lancewal.reader.base_source import refusing
@@ -35,7 +36,6 @@ from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.streamed_source import StreamedSource
 from lancewal.reader.text_indexes import FIXED, FixedIndex, index_from
 from lancewal.sstable import ROW_OFFSET
-from lancewal.sstable.lance_errors import lance_errors
 
 SCORE = "_score"
 #: A level of so few rows is indexed in memory once: its own statistics would say little.
@@ -197,7 +197,7 @@ class LanceLevel:
         return lance_statistics(self.dataset, self.column, self.query.params, self.query.text)
 
     def search(self, corpus: CorpusStatistics) -> Hits:
-        rows = int(self.dataset.count_rows())
+        rows = row_count(self.dataset)
         return Hits(self.source, *filled_up(self._fetch, self.query.k, rows, len(self.newer)))
 
     def _fetch(self, k: int) -> Candidates:
@@ -251,7 +251,7 @@ def _sstable_level(source: SsTableSource, query: WordsQuery, newer: KeySet) -> T
         return None
     dataset = source.sstable.dataset
     keys = [source.stored_name(key) or key for key in source.schema.primary_key]
-    is_large = dataset.count_rows() > MAX_INDEXED_ROWS and source.takes_filter(query.predicate)
+    is_large = row_count(dataset) > MAX_INDEXED_ROWS and source.takes_filter(query.predicate)
     if is_large and text_params(dataset, name) == query.params:
         return LanceLevel(query, dataset, name, source, keys, newer)
     made = FIXED.get((source.sstable.uri, name, query.params), lambda: _index_of_sstable(source, query))
@@ -276,7 +276,7 @@ def _index_of_sstable(source: SsTableSource, query: WordsQuery) -> FixedIndex:
 def _base_level(snapshot: Snapshot, query: WordsQuery, newer: KeySet) -> TextLevel:
     dataset = snapshot.base.dataset
     names = list(snapshot.schema.primary_key)
-    if dataset.count_rows() > MAX_INDEXED_ROWS:
+    if row_count(dataset) > MAX_INDEXED_ROWS:
         if text_params(dataset, query.column) is None:
             return ReadLevel(query, snapshot, newer)
         return LanceLevel(query, dataset, query.column, None, names, newer)

@@ -14,6 +14,7 @@ from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import MemWalDetails
 from lancewal.format.schema import PRIMARY_KEY_KEY, TableSchema
 from lancewal.initialization import check_new_table, initialize
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sharding import BUCKET, IDENTITY, ShardRouter
 from lancewal.spark.columns import arrow_schema
@@ -39,9 +40,9 @@ def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
     except NotInitializedError:
         if not may_create:
             raise
-        _refuse_contradictions(
-            table_schema(lance.dataset(uri, storage_options=options.storage)), uri, options
-        )
+        with lance_errors(f"open the table at {uri}"):
+            dataset = lance.dataset(uri, storage_options=options.storage)
+        _refuse_contradictions(table_schema(dataset), uri, options)
         return _initialized(options)
     except InvalidInputError as error:
         if not _is_missing(options):
@@ -86,15 +87,13 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
 
 def _create(options: Options, columns: pa.Schema) -> None:
     check_new_table(columns, **_sharding(options))
+    uri = ObjectStore.from_uri(options.uri, options.storage).uri
     try:
-        lance.write_dataset(
-            columns.empty_table(),
-            ObjectStore.from_uri(options.uri, options.storage).uri,
-            storage_options=options.storage or None,
-        )
-    except OSError as error:
-        if "already exists" not in str(error):
-            raise StorageError(f"no table could be made at {options.uri}: {error}") from error
+        with lance_errors(f"make a table at {options.uri}"):
+            lance.write_dataset(columns.empty_table(), uri, storage_options=options.storage or None)
+    except StorageError as error:
+        if "already exists" not in str(error.__cause__):
+            raise
         logger.info("another writer created the table at %s first", options.uri)
 
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.format.keys import key_values
+from lancewal.lance_errors import fragments_of, lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
@@ -29,7 +30,6 @@ from lancewal.spark.snapshot import (
     newer_than_base,
     resolved_shard,
 )
-from lancewal.sstable.lance_errors import lance_errors
 
 #: What one task reads, by a rough estimate: small enough to be spread evenly.
 _PARTITION_BYTES = 32 << 20
@@ -113,13 +113,13 @@ class MergedState:
         newer = newer_than_base(self.state, places, self._options.storage)
         key = list(base.schema.primary_key) if len(newer) else []
         wanted = set(partition.fragment_ids)
-        scanner = base.dataset.scanner(
-            columns=[*request.columns, *(name for name in key if name not in request.columns)],
-            filter=request.sql,
-            fragments=[f for f in base.dataset.get_fragments() if f.fragment_id in wanted],
-            batch_size=_BATCH_ROWS,
-        )
         with lance_errors("read the base table"):
+            scanner = base.dataset.scanner(
+                columns=[*request.columns, *(name for name in key if name not in request.columns)],
+                filter=request.sql,
+                fragments=[f for f in base.dataset.get_fragments() if f.fragment_id in wanted],
+                batch_size=_BATCH_ROWS,
+            )
             for batch in scanner.to_batches():
                 rows = batch.select(list(request.columns))
                 if key:
@@ -215,7 +215,7 @@ def _has_rows(base: BaseTable, place: ShardPlace) -> bool:
 
 def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
     width = max(sum(_byte_width(field.type) for field in base.schema.plain), 1)
-    fragments = base.dataset.get_fragments()
+    fragments = fragments_of(base.dataset)
     sizes = (int(fragment.physical_rows) * width for fragment in fragments)
     return _joined([int(fragment.fragment_id) for fragment in fragments], sizes)
 

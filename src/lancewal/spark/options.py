@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from uuid import UUID
 
@@ -62,7 +62,8 @@ POSITIONS = "positions"
 class Options:
     """What a user set, by names in lower case; asks for values by the names that users write."""
 
-    values: Mapping[str, str]
+    # Credentials are among them.
+    values: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:

@@ -1,5 +1,6 @@
 """One flushed MemTable on storage: written, read, and its sidecars repaired."""
 
+from lancewal.sstable.notes import SsTableNotes
 from lancewal.sstable.null_structs import (
     needs_present_structs,
     present_values,
@@ -16,6 +17,7 @@ __all__ = [
     "ROW_OFFSET",
     "KeyProbe",
     "SsTable",
+    "SsTableNotes",
     "check_storable",
     "needs_present_structs",
     "present_values",

@@ -10,7 +10,7 @@ import numpy as np
 
 from lancewal.errors import StorageError
 from lancewal.index.specs import FullTextParams, IndexSpec, VectorParams
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.schema import no_rows
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors
 from lancewal.sstable.key_order import Mask
-from lancewal.sstable.lance_errors import lance_errors
 
 
 @lru_cache(maxsize=128)
@@ -48,9 +48,10 @@ def matches(rows: pa.RecordBatch, predicate: str) -> Mask:
 
 def _problem(schema: pa.Schema, predicate: str) -> str | None:
     try:
-        _empty(schema).scanner(filter=predicate).to_table()
-    except (ValueError, OSError) as error:
-        return str(error)
+        with lance_errors(f"evaluate filter {predicate!r}"):
+            _empty(schema).scanner(filter=predicate).to_table()
+    except StorageError as error:
+        return str(error.__cause__)
     return None
 
 

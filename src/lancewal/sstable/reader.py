@@ -7,6 +7,7 @@ included; they are Lance's row addresses, because an SSTable is one fragment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from uuid import UUID
 
@@ -22,11 +23,11 @@ from lancewal.format.dictionaries import without_null_words_in
 from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema, hashable
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.format.spans import numbers, one_array
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.alignment import Alignment
 from lancewal.sstable.key_index import ABSENT
 from lancewal.sstable.key_order import KeyOrder, Mask, Rows
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.opened import OpenedSsTable, forget_sstable, open_sstable
 from lancewal.sstable.predicate import matches, referenced_columns
 from lancewal.sstable.probe import KeyProbe
@@ -57,7 +58,8 @@ class SsTable:
 
     @classmethod
     def open(cls, store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> SsTable:
-        return cls(store, shard_id, entry, open_sstable(store, layout.sstable_dir(shard_id, entry.path)))
+        directory = layout.sstable_dir(shard_id, entry.path)
+        return cls(store, shard_id, entry, open_sstable(store, directory, entry.notes))
 
     def __repr__(self) -> str:
         return f"SsTable({self.uri!r})"
@@ -88,6 +90,10 @@ class SsTable:
     def forget(self) -> None:
         """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
+
+    def bloom_problem(self) -> str | None:
+        """What is wrong with the bloom filter, as far as it can be told without the rows."""
+        return self._opened.checked_bloom()[1]
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
         """For every column of ``schema``, its name in :attr:`dataset`; ``None`` when it is not there."""
@@ -121,13 +127,14 @@ class SsTable:
         chosen = alignment.select(columns)
         later = self._cannot_push(schema, alignment, filter)
         read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
-        scanner = self.dataset.scanner(
-            columns=read,
-            filter=None if later else filter,
-            with_row_address=with_offsets or not read,
-            batch_size=batch_size,
-            scan_in_order=True,
-        )
+        with lance_errors(f"read {self.uri}"), _refusing(filter):
+            scanner = self.dataset.scanner(
+                columns=read,
+                filter=None if later else filter,
+                with_row_address=with_offsets or not read,
+                batch_size=batch_size,
+                scan_in_order=True,
+            )
         return self._scan(scanner, chosen, filter, later, with_offsets, with_tombstone)
 
     def _scan(
@@ -238,14 +245,9 @@ class SsTable:
         return [] if all(source.is_same for source in used) else used
 
     def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"):
-            try:
-                batches = scanner.to_batches()
-                yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
-            except ValueError as error:
-                if predicate is None:
-                    raise
-                raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
+        with lance_errors(f"read {self.uri}"), _refusing(predicate):
+            batches = scanner.to_batches()
+            yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
 
     def _tombstones(self, stored: pa.RecordBatch) -> Mask:
         if not self._has_tombstones:
@@ -283,6 +285,16 @@ class SsTable:
             raise InvalidInputError(f"the keys of {self.uri} are {known.type}, not {values.type}")
         places = pc.index_in(values, value_set=known).fill_null(ABSENT).to_numpy().astype(np.int64)
         return np.where(places != ABSENT, offsets[places], ABSENT)
+
+
+@contextmanager
+def _refusing(predicate: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if predicate is None:
+            raise
+        raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
 
 
 def _sources(chosen: Sequence[ColumnSource]) -> list[str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.schema import TOMBSTONE, TOMBSTONE_FIELD, TableSchema, without_field_ids
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 from lancewal.sstable.null_structs import present_values, some_values
 
 

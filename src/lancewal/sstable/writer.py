@@ -14,6 +14,7 @@ from lancewal.format.keys import key_columns
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.parallel import in_thread
 from lancewal.sstable.chunks import coalesced
@@ -21,9 +22,8 @@ from lancewal.sstable.durability import sync_directory
 from lancewal.sstable.field_ids import NumberedSchema, write_numbered
 from lancewal.sstable.indexes import build_indexes
 from lancewal.sstable.key_order import KeyOrder
-from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.null_structs import needs_present_structs
-from lancewal.sstable.sidecars import write_sidecars
+from lancewal.sstable.sidecars import Keys, write_sidecars
 
 # Lance's memory is not the object store's: rows written there would be gone.
 _PRIVATE_TO_EACH_LIBRARY = "memory://"
@@ -62,10 +62,9 @@ def write_sstable(
     fill_dead = needs_present_structs(storage_version, numbered.arrow)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
-    sidecars = None
-    if order is not None:
-        write = partial(write_sidecars, store, directory, stored_keys, order.values, order.offsets())
-        sidecars = in_thread(write, "lancewal-sidecars")
+    sorted_keys = None if order is None else Keys(stored_keys, order.values, order.offsets())
+    write = partial(write_sidecars, store, directory, sorted_keys, schema.version)
+    sidecars = in_thread(write, "lancewal-sidecars")
     try:
         with lance_errors(f"write the SSTable at {uri}"):
             dataset = write_numbered(
@@ -79,10 +78,8 @@ def write_sstable(
             )
         build_indexes(dataset, indexes)
     finally:
-        if sidecars is not None:
-            sidecars.wait()
-    if sidecars is not None:
-        sidecars.result()
+        sidecars.wait()
+    notes = sidecars.result()
     sync_directory(store, directory)
     return SsTableEntry(
         generation=generation,
@@ -90,6 +87,7 @@ def write_sstable(
         in_memory_bytes=sum(b.nbytes for b in batches) if in_memory_bytes is None else in_memory_bytes,
         physical_rows=rows if order is None else len(order.rows),
         primary_key_bytes=sum(int(key.nbytes) for key in stored_keys) if stored_keys else None,
+        notes=notes.copy(),
     )
 
 

@@ -17,8 +17,8 @@ from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.format.index_details import MEM_WAL_INDEX_NAME, parse_manifest_version, read_base_manifest
+from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
-from lancewal.sstable.lance_errors import lance_errors
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from lancewal.base import BaseTable
 from lancewal.format.keys import key_values
 from lancewal.format.siphash import siphash13_spans
 from lancewal.format.spans import byte_spans, numbers
-from lancewal.sstable.lance_errors import lance_errors
+from lancewal.lance_errors import lance_errors
 
 
 def doubled_keys(base: BaseTable) -> tuple[int, int]:

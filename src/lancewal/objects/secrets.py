@@ -1,0 +1,94 @@
+"""Credentials kept out of error texts, logs and reprs.
+
+Other libraries quote what they were given: a URL with its password, a signed query, a header.
+What storage options hold is remembered here, and taken out of every text of theirs that
+becomes one of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+E = TypeVar("E", bound=BaseException)
+
+_HIDDEN = "***"
+# A shorter one would be found in ordinary words.
+_SHORTEST = 4
+#: Credentials that are renewed every hour do not add up for ever.
+_MOST = 4_096
+
+# What signs a request may stand in a URL that an error quotes.
+_SIGNED = re.compile(r"(?i)\b(sig|[a-z_-]*(?:signature|credential|token|password|secret))=[^&\s\"'<>)]+")
+# An Azure container stands where others have a user: abfss://container@account.
+_URL_USER = re.compile(r"(?i)(?<!abfss)(://)[^/\s?#\"'<>]*@")
+
+_known: OrderedDict[str, None] = OrderedDict()
+_lock = threading.Lock()
+
+
+def remember_secrets(values: Iterable[str]) -> None:
+    """Have every later :func:`scrubbed` take out ``values``, also as they are written in a URL."""
+    spelled = {each for value in values for each in (value, quote(value), quote(value, ""), unquote(value))}
+    with _lock:
+        for secret in spelled:
+            if len(secret) >= _SHORTEST:
+                _known[secret] = None
+                _known.move_to_end(secret)
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+
+
+def remember_password(url: str) -> None:
+    """As :func:`remember_secrets`, for the password in a URL, if there is one."""
+    try:
+        password = urlsplit(url).password if "@" in url else None
+    except ValueError:
+        return
+    if password:
+        remember_secrets([password])
+
+
+def scrubbed(text: str) -> str:
+    """``text`` without credentials.
+
+    >>> scrubbed("GET http://me:mine@host/?sig=a%2Bb&n=1 failed; not abfss://box@account/t")
+    'GET http://***@host/?sig=***&n=1 failed; not abfss://box@account/t'
+    """
+    with _lock:
+        known = sorted(_known, key=len, reverse=True)
+    for secret in known:
+        text = text.replace(secret, _HIDDEN)
+    return _URL_USER.sub(rf"\1{_HIDDEN}@", _SIGNED.sub(rf"\1={_HIDDEN}", text))
+
+
+def scrub_error(error: E) -> E:
+    """``error`` itself, with credentials taken out of its text and of all that led to it."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.args = tuple(scrubbed(part) if isinstance(part, str) else part for part in each.args)
+        if isinstance(each, OSError):
+            for name in ("strerror", "filename", "filename2"):
+                part = getattr(each, name)
+                if isinstance(part, str):
+                    setattr(each, name, scrubbed(part))
+        if notes := getattr(each, "__notes__", None):
+            notes[:] = map(scrubbed, notes)
+        left += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+    return error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether native code panicked: a ``BaseException`` of a class that cannot be imported."""
+    return type(error).__name__ == "PanicException"
