@@ -23,7 +23,6 @@ PRELUDE = """
 import json, os, sys, threading, time, warnings
 warnings.filterwarnings("ignore")
 import lancewal
-from lancewal.errors import ForkedError
 from tests.tables import rows
 
 def in_child(work):
