@@ -23,7 +23,6 @@ PRELUDE = """
 import json, os, sys, threading, time, warnings
 warnings.filterwarnings("ignore")
 import lancewal
-from lancewal.errors import ForkedError
 from tests.tables import rows
 
 def in_child(work):
@@ -111,7 +110,7 @@ inner = table.shard_writer(shard.shard_id)
 inner.put(rows(0, 1))
 scan = table.scan()
 locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._lock, shard._close_lock,
-         shard._log._lock, shard._mode._flushes._lock, shard._mode._backpressure._lock, shard._stats._lock,
+         shard._log._lock, shard._mode._flushes._lock, shard._mode.backpressure._lock, shard._stats._lock,
          shard._appender._lock, shard._mode._flushes._worker._lock]
 from lancewal import activity
 from lancewal.index.builder import BUILDER

@@ -81,7 +81,7 @@ def test_puts_that_stand_in_line_count_for_backpressure(append_only: BaseTable, 
         max_unflushed_memtable_bytes=limit,
     )
     threads = []
-    pressure: Backpressure = writer._mode._backpressure  # type: ignore[attr-defined]
+    pressure: Backpressure = writer._mode.backpressure  # type: ignore[attr-defined]
     with stalled(writer, store):
         for number in range(1, 21):
             before = pressure.let_in_bytes

@@ -335,36 +335,41 @@ from tests.tables import rows
 uri, seed, durable = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "durable"
 random.seed(seed)
 table = lancewal.open(uri)
-signal.signal(signal.SIGALRM, signal.default_int_handler)
+hits = 0
+
+def interrupt(number, frame):
+    global hits
+    if frame.f_code.co_filename != "<string>":  # this script itself is not what is tested
+        hits += 1
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
 # A hang is told by who stands where, and ends the process.
 faulthandler.dump_traceback_later(100, exit=True)
-acknowledged, number, hits = [], 0, 0
-for round_ in range(12):
+acknowledged, number = [], 0
+for round_ in range(40):
     try:
         writer = table.writer(durable_write=durable, max_memtable_rows=200)
         # Again and again: an interrupt may also come while another is dealt with.
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.05), random.choice([0.0007, 0.003]))
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.03), random.choice([0.0004, 0.0007]))
         while True:
             number += 1
             result = writer.put(rows(number * 8, 8))
             if durable or result.done():
                 acknowledged.append(number)
-    except KeyboardInterrupt:
-        hits += 1
-    except LanceWalError as error:
-        assert "open a new" in str(error) or "cut short" in str(error) or "queued" in str(error), error
-    while True:
+    except (KeyboardInterrupt, LanceWalError):
+        pass  # an interrupt may end the writer, which then says so
+    if round_ % 2:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    for _ in range(3):  # an interrupted close is completed by the next
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            writer.close()
             break
         except KeyboardInterrupt:
-            hits += 1
-    try:
-        writer.close()
-    except LanceWalError:
-        pass  # the interrupt has ended it; what was durable is in the log
-    except KeyboardInterrupt:
-        writer.close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except LanceWalError:
+            break  # an interrupt has ended it; what was durable is in the log
+    signal.setitimer(signal.ITIMER_REAL, 0)
 print(json.dumps([hits, acknowledged]))
 """
 
@@ -375,7 +380,7 @@ def test_ctrl_c_in_a_loop_of_puts_over_shards_hung_for_good(tmp_path: Path, seed
     """An interrupt inside a Condition or a thread pool left a lock locked, or a thread that never ran."""
     uri = tmp_path / "t"
     lance.write_dataset(KEYED.empty_table(), str(uri))
-    table = lancewal.initialize(uri, bucket=("id", 4), writer_defaults={"fsync": "false"})
+    table = lancewal.initialize(uri, bucket=("id", 8), writer_defaults={"fsync": "false"})
     done = subprocess.run(
         [sys.executable, "-c", LOOP, str(uri), str(seed), durable],
         capture_output=True,
@@ -385,7 +390,7 @@ def test_ctrl_c_in_a_loop_of_puts_over_shards_hung_for_good(tmp_path: Path, seed
     )
     assert done.returncode == 0, done.stderr[-4000:]
     hits, acknowledged = json.loads(done.stdout.splitlines()[-1])
-    assert hits >= 12
+    assert hits >= 40
     found = set(ids(table.scan(columns=["id"]).to_table()))
     assert not [number for number in acknowledged if not set(range(number * 8, number * 8 + 8)) <= found]
     assert table.verify().ok

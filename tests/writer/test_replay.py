@@ -343,7 +343,7 @@ def test_a_replayed_memtable_above_the_backpressure_limit_does_not_deadlock_the_
     abandon(writer)
     # The freeze limit is not met by this size, the other one is.
     again = open_writer(append_only, shard, max_memtable_size=limit, max_unflushed_memtable_bytes=limit)
-    again._mode._backpressure._limit = 1  # type: ignore[attr-defined]
+    again._mode.backpressure._limit = 1  # type: ignore[attr-defined]
     thread = threading.Thread(target=again.put, args=(appended(3),), daemon=True)
     thread.start()
     thread.join(PATIENCE)

@@ -366,7 +366,7 @@ def test_memtable_above_the_backpressure_limit_but_below_the_freeze_limits_does_
     with open_writer(base, max_memtable_size=30_000, max_unflushed_memtable_bytes=30_000) as writer:
         writer.put(rows(0, 500))
         # One byte below the freeze limit is above what the next put may find.
-        writer._mode._backpressure._limit = 10  # type: ignore[attr-defined]
+        writer._mode.backpressure._limit = 10  # type: ignore[attr-defined]
         thread = threading.Thread(target=writer.put, args=(rows(1000, 1),))
         thread.start()
         thread.join(PATIENCE)
@@ -390,7 +390,7 @@ def test_close_wakes_a_put_that_waits_for_room(base: BaseTable) -> None:
         blocked = threading.Thread(target=put)
         blocked.start()
         while writer.stats().backpressure_count == 0 and blocked.is_alive() and not errors:
-            if writer._mode._backpressure._bell._waiting:  # type: ignore[attr-defined]
+            if writer._mode.backpressure._bell._waiting:  # type: ignore[attr-defined]
                 break
             time.sleep(0.001)
         closer = threading.Thread(target=writer.close)
@@ -655,7 +655,7 @@ def test_threads_that_come_at_the_same_time_all_found_room(base: BaseTable) -> N
     """Each looked before the others' rows were counted."""
     limit, size = 1 << 20, 300_000
     writer = open_writer(base, max_memtable_size=limit, max_unflushed_memtable_bytes=limit)
-    pressure = writer._mode._backpressure  # type: ignore[attr-defined]
+    pressure = writer._mode.backpressure  # type: ignore[attr-defined]
     let_in: list[int] = []
     insert = writer._mode.insert
     meeting = threading.Barrier(16)

@@ -49,6 +49,8 @@ class Backpressure:
     @property
     def let_in_bytes(self) -> int:
         """Bytes of the puts that were let in and are not in memory yet."""
+        if not self._let_in:
+            return 0
         return sum([num_bytes for put, num_bytes in list(self._let_in.items()) if put.locked()])
 
     def admit(self, put: threading.Lock, num_bytes: int) -> None:

@@ -57,10 +57,10 @@ class MemTableMode:
             log,
             stats,
             write_sstable,
-            on_progress=lambda: self._backpressure.wake(),
+            on_progress=lambda: self.backpressure.wake(),
             on_fenced=self._fenced,
         )
-        self._backpressure = Backpressure(
+        self.backpressure = Backpressure(
             config.max_unflushed_memtable_bytes,
             config.backpressure_log_interval.total_seconds(),
             stats,
@@ -68,17 +68,11 @@ class MemTableMode:
             relieve=self._make_room,
             context=state.context,
         )
-        state.when_ended(self._backpressure.wake)
-        log.on_progress = self._backpressure.wake
+        state.when_ended(self.backpressure.wake)
+        log.on_progress = self.backpressure.wake
         self._wal_flusher = WalFlushWorker(config, log, state)
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
-
-    def admit(self, put: threading.Lock, num_bytes: int) -> None:
-        self._backpressure.admit(put, num_bytes)
-
-    def settle(self, put: threading.Lock) -> None:
-        self._backpressure.settle(put)
 
     def insert(self, rows: Rows) -> range:
         if self._would_overflow(rows):

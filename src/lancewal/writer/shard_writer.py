@@ -27,6 +27,7 @@ from lancewal.memtable.scan import scan_views
 from lancewal.parallel import Room
 from lancewal.wal.appender import WalAppender
 from lancewal.writer.adapter import Adapter
+from lancewal.writer.backpressure import Backpressure
 from lancewal.writer.commit_log import CommitLog
 from lancewal.writer.config import ShardWriterConfig
 from lancewal.writer.intake import Intake, Rows, as_batches
@@ -45,12 +46,7 @@ class WriteMode(Protocol):
     """Where accepted rows go besides the WAL: MemTables, or nowhere."""
 
     lock: threading.Lock
-
-    def admit(self, put: threading.Lock, num_bytes: int) -> None:
-        """Wait until there is room for another put, which holds the lock ``put`` until it is over."""
-
-    def settle(self, put: threading.Lock) -> None:
-        """What was admitted is in memory now, or never will be."""
+    backpressure: Backpressure
 
     def insert(self, rows: Rows) -> range:
         """Take the rows of one put, visible or to be so. Requires ``lock``."""
@@ -98,6 +94,7 @@ class ShardWriter:
         self._appender = appender
         self._log = log
         self._mode = mode
+        self._backpressure = mode.backpressure
         self._state = state
         self._stats = stats
         self._stats_logger = StatsLogger(stats, config.stats_log_interval, state.shard_id)
@@ -174,14 +171,14 @@ class ShardWriter:
         put = threading.Lock()
         try:
             with put:
-                self._mode.admit(put, num_bytes)
+                self._backpressure.admit(put, num_bytes)
                 if self.config.durable_write:
                     positions = self._log.commit_put(lambda: self._insert(shape(), put))
                 else:
                     positions = self._insert(shape(), put)
                     self._mode.nudge()
         finally:
-            self._mode.settle(put)
+            self._backpressure.settle(put)
         self._stats.record_put(time.perf_counter() - started, num_rows)
         self._stats_logger.maybe_log()
         return WriteResult(positions, Durability(self._log, positions.stop))
@@ -190,7 +187,7 @@ class ShardWriter:
         with self._lock:
             self._state.check_usable()
             positions = self._mode.insert(rows)
-            self._mode.settle(put)
+            self._backpressure.settle(put)
             return positions
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:

@@ -30,7 +30,7 @@ class WalOnlyMode:
         self._log = log
         self._state = state
         self._flusher = WalFlushWorker(config, log, state)
-        self._backpressure = Backpressure(
+        self.backpressure = Backpressure(
             config.max_unflushed_memtable_bytes,
             config.backpressure_log_interval.total_seconds(),
             stats,
@@ -38,14 +38,8 @@ class WalOnlyMode:
             relieve=self._write_queue,
             context=state.context,
         )
-        state.when_ended(self._backpressure.wake)
-        log.on_progress = self._backpressure.wake
-
-    def admit(self, put: threading.Lock, num_bytes: int) -> None:
-        self._backpressure.admit(put, num_bytes)
-
-    def settle(self, put: threading.Lock) -> None:
-        self._backpressure.settle(put)
+        state.when_ended(self.backpressure.wake)
+        log.on_progress = self.backpressure.wake
 
     def insert(self, rows: Rows) -> range:
         return self._log.enqueue(rows.batches, rows.num_bytes)
