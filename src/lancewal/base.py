@@ -95,12 +95,11 @@ class BaseTable:
 def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = None) -> TableSchema:
     """The columns of a Lance dataset with their field ids and its primary key in key order."""
     with lance_errors(f"read the columns of {dataset.uri}"):
-        lance_schema = dataset.lance_schema
+        lance_schema, columns = dataset.lance_schema, dataset.schema
+        check_readable(columns)
         keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
         keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
-        check_readable(dataset.schema)
-        names = [f.name() for f in keys]
-        return TableSchema.from_lance(dataset.schema, lance_schema.fields(), names, identity)
+        return TableSchema.from_lance(columns, lance_schema.fields(), [f.name() for f in keys], identity)
 
 
 def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
