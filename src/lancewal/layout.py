@@ -27,6 +27,8 @@ MANIFEST_SUFFIX = ".binpb"
 VERSION_HINT_NAME = "version_hint.json"
 
 BLOOM_FILTER_NAME = "bloom_filter.bin"
+#: Ours: Lance looks at no such file.
+SSTABLE_NOTES_NAME = "_lancewal.json"
 PK_INDEX_DIR = "_pk_index"
 PK_PAGE_DATA_NAME = f"{PK_INDEX_DIR}/page_data.lance"
 PK_PAGE_LOOKUP_NAME = f"{PK_INDEX_DIR}/page_lookup.lance"

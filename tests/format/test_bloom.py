@@ -209,7 +209,7 @@ def test_equally_long_messages_hash_the_same_as_words_and_as_spans() -> None:
     assert siphash13_words(padded[:3].view("<u8")).tolist() == spans[:3].tolist()
 
 
-@pytest.mark.parametrize("size", [0, 31, FILTER_BYTES - 1])
+@pytest.mark.parametrize("size", [0, 31, 32, 64, FILTER_BYTES - 1, FILTER_BYTES - 32, FILTER_BYTES * 2])
 def test_what_is_no_filter_is_refused(size: int) -> None:
     with pytest.raises(InvalidInputError, match="bloom filter"):
         BloomFilter.from_bytes(bytes(size))

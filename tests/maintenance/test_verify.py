@@ -216,7 +216,36 @@ class TestSsTables:
     def test_a_bloom_filter_that_denies_keys(self, site: Site) -> None:
         site.store.put(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768))
         assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
+        assert kinds(site, deep=False) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
+
+    def test_a_bloom_filter_of_lances_that_denies_keys(self, tmp_path: Path) -> None:
+        site = Site(tmp_path / "table")
+        with site.dataset.mem_wal_writer(str(site.shard_id)) as writer:
+            writer.put(pa.Table.from_batches([rows(0, 5)]))
+        site.store.put(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768))
+        assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
         assert kinds(site, deep=False) == []
+
+    def test_a_damaged_key_index_was_beyond_repair(self, site: Site) -> None:
+        path = f"{newest_sstable(site)}/{layout.PK_PAGE_DATA_NAME}"
+        content = bytearray(site.store.get(path))
+        content[0] ^= 1
+        site.store.put(path, content)
+        assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
+        assert len(repair(site.base, site.store).repaired) == 1
+        assert kinds(site) == []
+
+    def test_notes_of_lancewals_own(self, site: Site) -> None:
+        path = f"{newest_sstable(site)}/{layout.SSTABLE_NOTES_NAME}"
+        content = site.store.get(path)
+        site.store.put(path, content.replace(b"base_version", b"base_verSion"))
+        assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
+        site.store.delete(path)
+        assert kinds(site) == [(Kind.SIDECAR_MISSING, Severity.ERROR)]
+        # The manifest's copy says what they were.
+        assert len(repair(site.base, site.store).repaired) == 1
+        assert kinds(site) == []
+        assert SsTable.open(site.store, site.shard_id, site.manifest.sstables[-1]).written_for == 3
 
     def test_a_row_count_that_does_not_fit(self, site: Site) -> None:
         last = site.manifest.sstables[-1]
@@ -268,6 +297,8 @@ class TestRepair:
             lambda site: site.store.delete(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}"),
             lambda site: site.store.delete_prefix(f"{newest_sstable(site)}/{layout.PK_INDEX_DIR}"),
             lambda site: site.store.put(f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768)),
+            lambda site: site.store.put(f"{newest_sstable(site)}/{layout.PK_PAGE_DATA_NAME}", b"damaged"),
+            lambda site: site.store.put(f"{newest_sstable(site)}/{layout.PK_PAGE_LOOKUP_NAME}", b"damaged"),
         ],
     )
     def test_sidecars(self, site: Site, damage: Callable[[Site], object]) -> None:

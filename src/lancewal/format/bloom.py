@@ -27,7 +27,6 @@ from lancewal.format.spans import as_binary, byte_spans, numbers, packed_rows, r
 FILTER_BYTES = 32_768
 
 _WORDS_PER_BLOCK = 8
-_BLOCK_BYTES = 32
 _SALTS = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31],
     np.uint32,
@@ -61,10 +60,9 @@ class BloomFilter:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> BloomFilter:
-        if not raw or len(raw) % _BLOCK_BYTES:
-            raise InvalidInputError(
-                f"a bloom filter is a positive multiple of {_BLOCK_BYTES} bytes long, not {len(raw)}"
-            )
+        """Refuses any other size than Lance's: in a filter of another one a key sets other bits."""
+        if len(raw) != FILTER_BYTES:
+            raise InvalidInputError(f"a bloom filter has {FILTER_BYTES} bytes, this one has {len(raw)}")
         return cls(np.frombuffer(raw, "<u4").astype(np.uint32))
 
     def to_bytes(self) -> bytes:

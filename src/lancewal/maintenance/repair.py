@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
+from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance.tags import mark_pending, remove_tags
 from lancewal.maintenance.verify.findings import Finding, Kind
 from lancewal.maintenance.verify.run import verify
@@ -83,12 +84,20 @@ def _repair_hint(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
 
 def _rebuild_sidecars(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     assert finding.shard_id is not None
-    manifest = ShardManifestStore(store, finding.shard_id).require_latest()
-    for entry in manifest.sstables:
+    manifests = ShardManifestStore(store, finding.shard_id)
+    for entry in manifests.require_latest().sstables:
         if entry.generation == finding.generation:
-            rebuild_sidecars(store, finding.shard_id, entry, base.schema)
+            notes = rebuild_sidecars(store, finding.shard_id, entry, base.schema)
+            if entry.notes not in ("", notes):
+                manifests.commit_update(None, partial(_without_notes, entry.path))
             return
     raise LookupError(f"generation {finding.generation} of shard {finding.shard_id} is not listed any more")
+
+
+def _without_notes(path: str, manifest: ShardManifest) -> ShardManifest:
+    """Without the copy of notes that are out of date; readers go to the SSTable's own."""
+    entries = (replace(entry, notes="") if entry.path == path else entry for entry in manifest.sstables)
+    return replace(manifest, sstables=tuple(entries))
 
 
 def _finish_append(base: BaseTable, store: ObjectStore, finding: Finding) -> None:

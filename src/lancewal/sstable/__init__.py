@@ -1,5 +1,6 @@
 """One flushed MemTable on storage: written, read, and its sidecars repaired."""
 
+from lancewal.sstable.notes import SsTableNotes
 from lancewal.sstable.null_structs import needs_present_structs, refuse_null_structs
 from lancewal.sstable.probe import KeyProbe
 from lancewal.sstable.reader import ROW_OFFSET, SsTable
@@ -10,6 +11,7 @@ __all__ = [
     "ROW_OFFSET",
     "KeyProbe",
     "SsTable",
+    "SsTableNotes",
     "needs_present_structs",
     "rebuild_sidecars",
     "refuse_null_structs",

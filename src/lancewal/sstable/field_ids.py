@@ -18,9 +18,6 @@ from lance.lance import LanceSchema
 
 from lancewal.format.schema import TableSchema, field_id, without_field_ids
 
-#: In the schema's metadata of an SSTable: the version of the base table whose columns it has.
-BASE_VERSION_KEY = b"lancewal:base_version"
-
 _ROOT = -1
 
 
@@ -59,8 +56,7 @@ class NumberedSchema:
 
     @classmethod
     def of(cls, schema: TableSchema) -> NumberedSchema:
-        metadata = None if schema.version is None else {BASE_VERSION_KEY: str(schema.version).encode()}
-        arrow = pa.schema([without_field_ids(field) for field in schema.stored], metadata)
+        arrow = pa.schema([without_field_ids(field) for field in schema.stored])
         columns = LanceSchema.from_pyarrow(arrow).fields()
         ids: dict[int, int] = {}
         for lance_field, field in zip(columns[:-1], schema.columns, strict=True):

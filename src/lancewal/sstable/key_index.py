@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,10 +17,11 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from lancewal import layout
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.spans import numbers, one_array
 from lancewal.lance_errors import lance_errors
 from lancewal.sstable.key_order import Mask, Rows
+from lancewal.sstable.notes import SsTableNotes, checksum
 
 ABSENT = -1
 
@@ -102,11 +104,41 @@ class _PageCache:
 _pages = _PageCache(_PAGE_CACHE_BYTES)
 
 
-class KeyIndex:
-    """The key index of one SSTable; every method may be called from any thread."""
+def bounds_checksum(least: pa.Array, greatest: pa.Array, page_rows: int) -> int:
+    return checksum([least, greatest], page_rows)
 
-    def __init__(self, directory_uri: str, storage_options: dict[str, str]) -> None:
-        """Reads the page bounds; raises StorageError when the files are missing or broken."""
+
+def page_checksum(values: pa.Array, offsets: Rows) -> int:
+    return checksum([values, pa.array(offsets, pa.int64())])
+
+
+def damaged_index(directory_uri: str, what: str) -> StorageError:
+    return StorageError(
+        f"the key index of {directory_uri} is damaged: {what}; repair makes it anew from the rows"
+    )
+
+
+class KeyIndex:
+    """The key index of one SSTable; every method may be called from any thread.
+
+    Nothing of it is believed unseen: a damaged one would find wrong rows, or none. What lancewal
+    wrote is compared with the checksums in its notes. Of what Lance wrote, the bounds of the
+    pages are compared with the pages, and each page, once it is read, with the rows.
+    """
+
+    def __init__(
+        self,
+        directory_uri: str,
+        storage_options: dict[str, str],
+        notes: SsTableNotes,
+        key_of_rows: Callable[[Rows], tuple[Rows, pa.Array]],
+    ) -> None:
+        """Reads the page bounds; raises StorageError when the files are missing or broken.
+
+        ``key_of_rows`` gives, of rows at some offsets, those that are there and their keys.
+        """
+        self._notes = notes
+        self._key_of_rows = key_of_rows
         self._directory_uri = directory_uri
         # Not the URI: an index that was rebuilt must not meet the pages of the one before.
         self._identity = object()
@@ -120,13 +152,47 @@ class KeyIndex:
             data = self._open(layout.PK_PAGE_DATA_NAME)
             self._rows: int = data.num_rows()
             self._readers.append(data)
-        self._page_rows = int(metadata.get(b"batch_size", _DEFAULT_PAGE_ROWS))
-        order = np.argsort(numbers(one_array(pages["page_idx"])), kind="stable")
-        self._bounds = _Bounds(*(one_array(pages[name]).take(pa.array(order)) for name in ("min", "max")))
-        self.key_type: pa.DataType = self._bounds.least.type
+            self._page_rows = int(metadata.get(b"batch_size", _DEFAULT_PAGE_ROWS))
+            order = np.argsort(numbers(one_array(pages["page_idx"])), kind="stable")
+            self._bounds = _Bounds(*(one_array(pages[name]).take(pa.array(order)) for name in ("min", "max")))
+            self.key_type: pa.DataType = self._bounds.least.type
+            self._check_bounds(data)
 
     def _open(self, name: str) -> LanceFileReader:
         return LanceFileReader(layout.child_uri(self._directory_uri, name), self._storage_options)
+
+    def _check_bounds(self, data: LanceFileReader) -> None:
+        least, greatest, rows = self._bounds.least, self._bounds.greatest, self._page_rows
+        if rows < 1 or len(least) != -(-self._rows // rows):
+            raise self._damaged(f"it has {len(least)} pages of {rows} keys for {self._rows} rows")
+        if self._notes.bounds is not None:
+            if self._notes.bounds != bounds_checksum(least, greatest, rows):
+                raise self._damaged("the bounds of its pages do not have their checksum")
+            if len(self._notes.pages) != len(least):
+                raise self._damaged(f"it has {len(least)} pages, and had {len(self._notes.pages)}")
+            return
+        starts = np.arange(0, self._rows, rows)
+        for bounds, places in ((least, starts), (greatest, np.minimum(starts + rows, self._rows) - 1)):
+            found = data.take_rows(places.tolist(), batch_size=len(places)).to_table()
+            if not one_array(found["values"]).equals(bounds):
+                raise self._damaged("the bounds of its pages are not those of the keys in them")
+
+    def _check_page(self, number: int, page: _Page) -> None:
+        if self._notes.bounds is not None:
+            if self._notes.pages[number] != page_checksum(page.values, page.offsets):
+                raise self._damaged(f"page {number} does not have its checksum")
+            return
+        ascending = np.argsort(page.offsets, kind="stable")
+        offsets = page.offsets[ascending]
+        if (offsets[1:] == offsets[:-1]).any():
+            raise self._damaged(f"page {number} names a row twice")
+        kept, keys = self._key_of_rows(offsets)
+        places = ascending[np.searchsorted(offsets, kept)]
+        if not page.values.take(pa.array(places)).equals(keys):
+            raise self._damaged(f"page {number} names rows that have other keys")
+
+    def _damaged(self, what: str) -> StorageError:
+        return damaged_index(self._directory_uri, what)
 
     def find(self, keys: pa.Array) -> Rows:
         """The row offset of each key's newest version, ``ABSENT`` for keys that are not here."""
@@ -148,6 +214,8 @@ class KeyIndex:
         pages = {number: _pages.get((self._identity, number)) for number in wanted}
         for first, count in _runs([number for number, page in pages.items() if page is None]):
             for number, page in enumerate(self._read(first, count), first):
+                with lance_errors(f"check the key index of {self._directory_uri}"):
+                    self._check_page(number, page)
                 _pages.put((self._identity, number), page)
                 pages[number] = page
         return [page for page in pages.values() if page is not None]
@@ -162,8 +230,10 @@ class KeyIndex:
                 reader = self._open(layout.PK_PAGE_DATA_NAME)
             entries = reader.read_range(start, rows, batch_size=rows).to_table()
             self._readers.append(reader)
-        values = one_array(entries["values"])
-        offsets = numbers(one_array(entries["ids"])).astype(np.int64)
+            values = one_array(entries["values"])
+            offsets = numbers(one_array(entries["ids"])).astype(np.int64)
+            if values.type != self.key_type or len(values) != rows:
+                raise self._damaged(f"{len(values)} {values.type} instead of {rows} {self.key_type}")
         starts = range(0, rows, self._page_rows)
         return [
             # Copied where the run has several: a cached page must not hold the others' memory.

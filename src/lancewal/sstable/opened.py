@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
+import crc32c
 import lance
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,20 @@ import pyarrow as pa
 from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.bloom import BloomFilter
+from lancewal.format.keys import key_values
 from lancewal.format.schema import TableSchema
+from lancewal.format.spans import numbers, one_array
 from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
-from lancewal.sstable.field_ids import BASE_VERSION_KEY
-from lancewal.sstable.key_index import KeyIndex
+from lancewal.sstable.key_index import KeyIndex, damaged_index
 from lancewal.sstable.key_order import Rows
+from lancewal.sstable.notes import SsTableNotes, file_checksum
 
 logger = logging.getLogger(__name__)
 
+#: Where lancewal noted the version before: some versions of Lance panic over it in a lookup.
+_FORMER_BASE_VERSION_KEY = b"lancewal:base_version"
+_ROW_ADDRESS = "_rowaddr"
 _MAX_OPEN = 256
 _INDEX_CACHE_BYTES = 512 << 20
 _METADATA_CACHE_BYTES = 128 << 20
@@ -37,9 +43,10 @@ _Identity = tuple[str, frozenset[tuple[str, str]]]
 class OpenedSsTable:
     """One SSTable's files; each is opened when it is first needed, from any thread."""
 
-    def __init__(self, store: ObjectStore, directory: str) -> None:
+    def __init__(self, store: ObjectStore, directory: str, notes: str = "") -> None:
         self._store = store
         self._directory = directory
+        self._noted = notes
         self.uri = layout.child_uri(store.uri, directory)
 
     @cached_property
@@ -58,29 +65,73 @@ class OpenedSsTable:
     @cached_property
     def written_for(self) -> int | None:
         """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
-        stated = (self.dataset.schema.metadata or {}).get(BASE_VERSION_KEY, b"")
-        return int(stated) if stated.isdigit() else None
+        stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
+        return int(stated) if stated.isdigit() else self.notes.base_version
+
+    @cached_property
+    def notes(self) -> SsTableNotes:
+        """What lancewal noted when it wrote the SSTable; nothing where Lance did."""
+        return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
+
+    def _stored_notes(self) -> SsTableNotes:
+        try:
+            text = self._store.get(f"{self._directory}/{layout.SSTABLE_NOTES_NAME}")
+        except FileNotFoundError:
+            return SsTableNotes()
+        return SsTableNotes.parse(text.decode(errors="replace"), self.uri)
 
     @cached_property
     def key_index(self) -> KeyIndex | None:
         """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
         try:
-            return KeyIndex(self.uri, self._storage_options)
+            self._check_index_files()
+            return KeyIndex(self.uri, self._storage_options, self.notes, self._key_of_rows)
         except StorageError:
             if self._store.head(f"{self._directory}/{layout.PK_PAGE_LOOKUP_NAME}") is None:
                 return None
             raise
 
+    def _check_index_files(self) -> None:
+        """Compare the key index's files with their checksums, where they are local and have any."""
+        if not self._store.is_local:
+            return
+        files = self._stored_notes().files
+        for name in (layout.PK_PAGE_LOOKUP_NAME, layout.PK_PAGE_DATA_NAME):
+            noted, path = files.get(name), self._store.local_path(f"{self._directory}/{name}")
+            if noted is None or path is None:
+                continue
+            with lance_errors(f"read the key index of {self.uri}"):
+                if file_checksum(path) != noted:
+                    raise damaged_index(self.uri, f"{name} does not have its checksum")
+
     @cached_property
     def bloom(self) -> BloomFilter | None:
         """``None`` when there is none that can be used; a lookup is only slower without it."""
+        bloom, problem = self.checked_bloom()
+        if problem is not None:
+            logger.warning("the bloom filter of %s is not used: %s", self.uri, problem)
+        return bloom
+
+    def checked_bloom(self) -> tuple[BloomFilter | None, str | None]:
+        """The bloom filter, if it can be used, and what is wrong with it, if something is."""
         try:
-            return BloomFilter.from_bytes(self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}"))
+            raw = self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}")
+            bloom = BloomFilter.from_bytes(raw)
         except FileNotFoundError:
-            return None
+            return None, None
         except InvalidInputError as error:
-            logger.warning("the bloom filter of %s is not used: %s", self.uri, error)
-            return None
+            return None, str(error)
+        noted = self.notes.files.get(layout.BLOOM_FILTER_NAME)
+        if noted is not None and noted != (actual := crc32c.crc32c(raw)):
+            return None, f"it is damaged: its checksum is {actual:08x}, not {noted:08x}"
+        return bloom, None
+
+    def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:
+        """Of the rows at ``offsets`` those that Lance does not hold for deleted, and the key of each."""
+        names = list(self.stored.primary_key)
+        rows = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=[*names, _ROW_ADDRESS])
+        kept = numbers(one_array(rows.column(_ROW_ADDRESS))).astype(np.int64)
+        return kept, key_values([rows.column(name) for name in names])
 
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
@@ -112,13 +163,16 @@ _opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
 _lock = threading.Lock()
 
 
-def open_sstable(store: ObjectStore, directory: str) -> OpenedSsTable:
-    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O."""
+def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedSsTable:
+    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O.
+
+    ``notes`` are those that the manifest has a copy of, which need not be read then.
+    """
     identity = _identity(store, directory)
     with _lock:
         opened = _opened.get(identity)
         if opened is None:
-            opened = _opened[identity] = OpenedSsTable(store, directory)
+            opened = _opened[identity] = OpenedSsTable(store, directory, notes)
         _opened.move_to_end(identity)
         if len(_opened) > _MAX_OPEN:
             _opened.popitem(last=False)

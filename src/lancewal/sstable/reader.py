@@ -56,7 +56,8 @@ class SsTable:
 
     @classmethod
     def open(cls, store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> SsTable:
-        return cls(store, shard_id, entry, open_sstable(store, layout.sstable_dir(shard_id, entry.path)))
+        directory = layout.sstable_dir(shard_id, entry.path)
+        return cls(store, shard_id, entry, open_sstable(store, directory, entry.notes))
 
     def __repr__(self) -> str:
         return f"SsTable({self.uri!r})"
@@ -77,6 +78,15 @@ class SsTable:
     def forget(self) -> None:
         """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
+
+    @property
+    def written_for(self) -> int | None:
+        """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
+        return self._opened.written_for
+
+    def bloom_problem(self) -> str | None:
+        """What is wrong with the bloom filter, as far as it can be told without the rows."""
+        return self._opened.checked_bloom()[1]
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
         """For every column of ``schema``, its name in :attr:`dataset`; ``None`` when it is not there."""

@@ -1,15 +1,18 @@
 """The files beside an SSTable's rows that answer for its keys.
 
 ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least
-and greatest key of each page. ``bloom_filter.bin`` rules most absent keys out.
+and greatest key of each page. ``bloom_filter.bin`` rules most absent keys out. Both are
+as Lance writes them; checksums of them are in lancewal's own notes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import crc32c
 import numpy as np
 import pyarrow as pa
 from lance.file import LanceFileWriter
@@ -21,7 +24,9 @@ from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.lance_errors import lance_errors
 from lancewal.objects import ObjectStore
 from lancewal.sstable.durability import sync_directory
+from lancewal.sstable.key_index import bounds_checksum, page_checksum
 from lancewal.sstable.key_order import KeyOrder, Rows
+from lancewal.sstable.notes import SsTableNotes, file_checksum
 from lancewal.sstable.reader import SsTable
 
 PAGE_ROWS = 8192
@@ -30,35 +35,65 @@ PAGE_ROWS = 8192
 _FILE_VERSION = "2.0"
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The keys of an SSTable's rows: ``columns`` as they are, ``values`` ascending with the row of each."""
+
+    columns: Sequence[pa.Array]
+    values: pa.Array
+    offsets: Rows
+
+
 def write_sidecars(
-    store: ObjectStore, directory: str, columns: Sequence[pa.Array], values: pa.Array, offsets: Rows
-) -> None:
-    """Write the bloom filter over the rows' key ``columns``, and the key index.
+    store: ObjectStore, directory: str, keys: Keys | None, base_version: int | None
+) -> SsTableNotes:
+    """Write the bloom filter and the key index, where there are keys, and the notes; gives the notes.
 
-    ``values`` are the key values in ascending order, ``offsets`` the row of each.
+    They are not synced one by one: see :func:`~lancewal.sstable.durability.sync_directory`.
     """
-    with lance_errors(f"write the key index of {directory}"):
-        _write_key_index(store, directory, values, offsets)
-    store.put(f"{directory}/{layout.BLOOM_FILTER_NAME}", BloomFilter.build(columns).to_bytes())
+    notes = SsTableNotes(base_version)
+    if keys is not None:
+        bloom = BloomFilter.build(keys.columns).to_bytes()
+        files = {layout.BLOOM_FILTER_NAME: int(crc32c.crc32c(bloom))}
+        with lance_errors(f"write the key index of {directory}"):
+            bounds, pages = _write_key_index(store, directory, keys.values, keys.offsets)
+            for name in (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME):
+                if path := store.local_path(f"{directory}/{name}"):
+                    files[name] = file_checksum(path)
+        store.put(f"{directory}/{layout.BLOOM_FILTER_NAME}", bloom, durable=False)
+        notes = SsTableNotes(base_version, files, bounds, pages)
+    _write_notes(store, directory, notes)
+    return notes
 
 
-def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, schema: TableSchema) -> None:
-    """Write both sidecars anew from the rows of an SSTable, for one that lost or never had them.
+def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, schema: TableSchema) -> str:
+    """Write all of it anew from the rows of an SSTable, for one that lost or never had it.
 
-    Does nothing for a table without a primary key, whose SSTables have none.
+    Gives the notes for the manifest.
     """
-    if not schema.primary_key:
-        return
     table = SsTable.open(store, shard_id, entry)
-    columns, offsets, _ = table.keys(schema)
-    order = KeyOrder.of(columns)
+    keys = None
+    if schema.primary_key:
+        columns, offsets, _ = table.keys(schema)
+        order = KeyOrder.of(columns)
+        keys = Keys(columns, order.values, offsets[order.rows])
     directory = layout.sstable_dir(shard_id, entry.path)
-    write_sidecars(store, directory, columns, order.values, offsets[order.rows])
+    # Whoever opens it meanwhile must not compare new files with the checksums of old ones.
+    _write_notes(store, directory, SsTableNotes(table.written_for))
+    notes = write_sidecars(store, directory, keys, table.written_for)
     sync_directory(store, directory)
     table.forget()
+    return notes.copy()
 
 
-def _write_key_index(store: ObjectStore, directory: str, values: pa.Array, offsets: Rows) -> None:
+def _write_notes(store: ObjectStore, directory: str, notes: SsTableNotes) -> None:
+    store.put(f"{directory}/{layout.SSTABLE_NOTES_NAME}", notes.to_text().encode(), durable=False)
+
+
+def _write_key_index(
+    store: ObjectStore, directory: str, values: pa.Array, offsets: Rows
+) -> tuple[int, tuple[int, ...]]:
+    """Gives the checksums of the bounds and of each page."""
     starts = np.arange(0, len(values), PAGE_ROWS)
     ends = np.minimum(starts + PAGE_ROWS, len(values)) - 1
     pages = {
@@ -75,6 +110,11 @@ def _write_key_index(store: ObjectStore, directory: str, values: pa.Array, offse
         pages,
         {"batch_size": str(PAGE_ROWS), "range_partitioned": "false"},
     )
+    sealed = (
+        page_checksum(values[start : start + PAGE_ROWS], offsets[start : start + PAGE_ROWS])
+        for start in starts.tolist()
+    )
+    return bounds_checksum(pages["min"], pages["max"], PAGE_ROWS), tuple(sealed)
 
 
 def _write_file(

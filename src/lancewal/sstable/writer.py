@@ -22,7 +22,7 @@ from lancewal.sstable.field_ids import NumberedSchema, write_numbered
 from lancewal.sstable.indexes import build_indexes
 from lancewal.sstable.key_order import KeyOrder
 from lancewal.sstable.null_structs import needs_present_structs
-from lancewal.sstable.sidecars import write_sidecars
+from lancewal.sstable.sidecars import Keys, write_sidecars
 
 # Lance's memory is not the object store's: rows written there would be gone.
 _PRIVATE_TO_EACH_LIBRARY = "memory://"
@@ -60,12 +60,10 @@ def write_sstable(
     numbered = NumberedSchema.of(schema)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
+    sorted_keys = None if order is None else Keys(stored_keys, order.values, order.offsets())
+
     with ThreadPoolExecutor(1, "lancewal-sidecars") as pool:
-        sidecars = None
-        if order is not None:
-            sidecars = pool.submit(
-                write_sidecars, store, directory, stored_keys, order.values, order.offsets()
-            )
+        sidecars = pool.submit(write_sidecars, store, directory, sorted_keys, schema.version)
         with lance_errors(f"write the SSTable at {uri}"):
             dataset = write_numbered(
                 coalesced(
@@ -80,8 +78,7 @@ def write_sstable(
                 dict(store.storage_options),
             )
         build_indexes(dataset, indexes)
-        if sidecars is not None:
-            sidecars.result()
+        notes = sidecars.result()
     sync_directory(store, directory)
     return SsTableEntry(
         generation=generation,
@@ -89,6 +86,7 @@ def write_sstable(
         in_memory_bytes=sum(b.nbytes for b in batches) if in_memory_bytes is None else in_memory_bytes,
         physical_rows=rows if order is None else len(order.rows),
         primary_key_bytes=sum(int(key.nbytes) for key in stored_keys) if stored_keys else None,
+        notes=notes.copy(),
     )
 
 

@@ -8,14 +8,14 @@ import pyarrow.compute as pc
 
 from lancewal import layout
 from lancewal.base import table_schema
-from lancewal.errors import LanceWalError
+from lancewal.errors import LanceWalError, StorageError
 from lancewal.format.keys import key_values
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.lance_errors import fragments_of
 from lancewal.maintenance.verify.columns import mismatches
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Kind, Severity
-from lancewal.sstable import SsTable
+from lancewal.sstable import SsTable, SsTableNotes
 
 _SIDECARS = (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME, layout.BLOOM_FILTER_NAME)
 _SHARD_DIRECTORIES = ("manifest", "wal")
@@ -41,6 +41,7 @@ def _check_entry(shard: ShardCheck, entry: SsTableEntry) -> None:
             if name not in names:
                 text = f"{entry.path} has no {name}; Lance's own readers need it"
                 shard.found(Kind.SIDECAR_MISSING, lost, f"{directory}/{name}", text, entry.generation)
+    _check_notes(shard, entry, names, lost)
     try:
         table = SsTable.open(shard.store, shard.shard_id, entry)
         _check_content(shard, entry, table, lost)
@@ -48,6 +49,19 @@ def _check_entry(shard: ShardCheck, entry: SsTableEntry) -> None:
         text = f"{entry.path} cannot be read: {error}"
         shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, text, entry.generation)
     shard.checked["SSTables"] += 1
+
+
+def _check_notes(shard: ShardCheck, entry: SsTableEntry, names: set[str], lost: Severity) -> None:
+    path = f"{layout.sstable_dir(shard.shard_id, entry.path)}/{layout.SSTABLE_NOTES_NAME}"
+    if layout.SSTABLE_NOTES_NAME not in names:
+        if entry.notes:
+            text = f"{entry.path} has lost its {layout.SSTABLE_NOTES_NAME}; the manifest has a copy"
+            shard.found(Kind.SIDECAR_MISSING, lost, path, text, entry.generation)
+        return
+    try:
+        SsTableNotes.parse(shard.store.get(path).decode(errors="replace"), entry.path)
+    except StorageError as error:
+        shard.found(Kind.SIDECAR_WRONG, lost, path, str(error), entry.generation)
 
 
 def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
@@ -60,6 +74,9 @@ def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost:
     if entry.physical_rows is not None and rows != entry.physical_rows:
         text = f"{entry.path} has {rows} rows, the manifest says {entry.physical_rows}"
         shard.found(Kind.ROW_COUNT_WRONG, lost, directory, text, entry.generation)
+    if problem := table.bloom_problem():
+        text = f"{entry.path}: the bloom filter: {problem}"
+        shard.found(Kind.SIDECAR_WRONG, lost, directory, text, entry.generation)
     if not shard.deep:
         return
     schema = shard.base.schema
@@ -81,10 +98,13 @@ def _check_keys(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Se
         text = f"{entry.path} has {doubled} keys more than once; older versions of them are not deleted"
         shard.found(Kind.DUPLICATE_KEYS, lost, directory, text, entry.generation)
         return
-    wrong = int(np.count_nonzero(table.lookup(columns) != offsets))
+    try:
+        wrong = int(np.count_nonzero(table.lookup(columns) != offsets))
+        text = f"the key index or the bloom filter is wrong for {wrong} of {len(values)} keys"
+    except StorageError as error:
+        wrong, text = len(values), str(error)
     if wrong:
-        text = f"{entry.path}: the key index or the bloom filter is wrong for {wrong} of {len(values)} keys"
-        shard.found(Kind.SIDECAR_WRONG, lost, directory, text, entry.generation)
+        shard.found(Kind.SIDECAR_WRONG, lost, directory, f"{entry.path}: {text}", entry.generation)
 
 
 def _check_directories(shard: ShardCheck) -> None:

@@ -1,0 +1,112 @@
+"""What lancewal notes of an SSTable beyond Lance's format, and where: in a file of its own.
+
+Lance compares the metadata of an SSTable's schema with that of other levels, and some of its
+versions panic over a key that they do not know. So the notes lie beside the rows, in
+``_lancewal.json``, where Lance does not look. The shard's manifest has a copy of what readers on
+object storage need, which spares them the request; Lance drops it when it rewrites the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+
+from lancewal import layout
+from lancewal.errors import StorageError
+from lancewal.format.spans import byte_spans, numbers
+
+#: A longer text is not copied into the manifest, which is written anew by every commit.
+_MAX_COPIED = 4_096
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SsTableNotes:
+    """``base_version`` is the version of the base table that had the SSTable's columns.
+
+    The others are checksums of what answers for keys: whole files by their names, the bounds of
+    the key index's pages, and each page. ``None`` and empty where nobody noted them.
+
+    The files of the key index are noted where reading them whole costs little, on local disks: a
+    damaged one might not even reach the checks of what it holds, for there are bits over which
+    Lance's reader takes all memory.
+    """
+
+    base_version: int | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    bounds: int | None = None
+    pages: tuple[int, ...] = ()
+
+    def copy(self) -> str:
+        """What the manifest keeps; nothing where that would be long.
+
+        Without the files that Lance writes: made anew from the same rows, they have other bytes.
+        """
+        ours = {name: value for name, value in self.files.items() if name == layout.BLOOM_FILTER_NAME}
+        text = replace(self, files=ours).to_text()
+        return text if len(text) <= _MAX_COPIED else ""
+
+    def to_text(self) -> str:
+        """JSON with a checksum of its own.
+
+        >>> SsTableNotes.parse(SsTableNotes(7, {"a": 1}, 2, (3, 4)).to_text(), "t")
+        SsTableNotes(base_version=7, files={'a': 1}, bounds=2, pages=(3, 4))
+        """
+        notes: dict[str, object] = {}
+        if self.base_version is not None:
+            notes["base_version"] = self.base_version
+        if self.files:
+            notes["files"] = {name: f"{value:08x}" for name, value in sorted(self.files.items())}
+        if self.bounds is not None:
+            notes["bounds"] = f"{self.bounds:08x}"
+            notes["pages"] = "".join(f"{page:08x}" for page in self.pages)
+        return json.dumps({"notes": notes, "crc32c": _seal(notes)}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str, uri: str) -> SsTableNotes:
+        """Raises StorageError for what :meth:`to_text` did not write; ``uri`` names the SSTable."""
+        try:
+            stored = json.loads(text)
+            notes = stored["notes"]
+            if stored["crc32c"] != _seal(notes):
+                raise ValueError(f"their checksum is {stored['crc32c']}, not {_seal(notes)}")
+            bounds, pages = notes.get("bounds"), notes.get("pages", "")
+            return cls(
+                notes.get("base_version"),
+                {name: int(value, 16) for name, value in notes.get("files", {}).items()},
+                None if bounds is None else int(bounds, 16),
+                tuple(int(pages[at : at + 8], 16) for at in range(0, len(pages), 8)),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StorageError(f"lancewal's notes of the SSTable at {uri} are damaged: {error}") from error
+
+
+def _seal(notes: object) -> str:
+    return f"{crc32c.crc32c(json.dumps(notes, sort_keys=True).encode()):08x}"
+
+
+def checksum(columns: Sequence[pa.Array], *others: int) -> int:
+    """CRC-32C of the values of key columns, however Arrow keeps them, and of some numbers."""
+    value: int = crc32c.crc32c(np.array(others, "<i8").tobytes())
+    for column in columns:
+        if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+            value = crc32c.crc32c(np.ascontiguousarray(numbers(column)), value)
+        else:
+            spans = byte_spans(column)
+            value = crc32c.crc32c(spans.lengths.astype("<i8").tobytes(), value)
+            value = crc32c.crc32c(np.ascontiguousarray(spans.data), value)
+    return value
+
+
+def file_checksum(path: str) -> int:
+    """CRC-32C of a local file, which need not fit in memory."""
+    value = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            value = crc32c.crc32c(chunk, value)
+    return value
