@@ -83,7 +83,7 @@ class ShardPlan:
 
     @property
     def commits_expected(self) -> int:
-        """With a key, at most: rows that later generations replace need none."""
+        """With a key, about: rows that later generations replace need none, many deleted keys one more."""
         return sum(max(1, -(-commit.num_bytes // self.max_commit_bytes)) for commit in self.commits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class CompactionPlan:
 
     @property
     def commits_expected(self) -> int:
-        """How many versions of the base table this makes at most."""
+        """About how many versions of the base table this makes."""
         if self.has_key:
             return sum(shard.commits_expected for shard in self.shards)
         # Rows and marker of each shard, and in the end the tags of all.
