@@ -12,11 +12,11 @@ from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance.tags import unmarked_tags
-from lancewal.maintenance.verify import base_keys, manifests, sstables, wal
+from lancewal.maintenance.verify import base_keys, lineage, manifests, sstables, wal
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Finding, Kind, Severity, VerifyReport
 from lancewal.manifest import ShardManifestStore
-from lancewal.markers import appended_generations, is_fence
+from lancewal.markers import is_fence
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ def _verify_shard(
             return
         # After the manifest, as readers do.
         base = _newest(base, store)
-        marker = appended_generations(base).get(shard_id, 0)
-        shard = ShardCheck(store, base, shard_id, before, marker, deep)
+        shard = ShardCheck(store, base, shard_id, before, 0, deep)
+        lineage.check(shard)
         manifests.check(shard)
         wal.check(shard)
         sstables.check(shard)
