@@ -20,6 +20,7 @@ Where it does not suffice this raises :class:`~lancewal.errors.DifferentHistoryE
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -42,6 +43,8 @@ from lancewal.sstable.lance_errors import lance_errors
 from lancewal.sstable.opened import open_sstable
 from lancewal.wal.tailer import WalTailer
 from lancewal.wal.tip import first_unsettled
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -259,8 +262,12 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
 
 
 def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | None:
-    """The version of the base table that an SSTable was written for, if it says."""
-    return open_sstable(store, layout.sstable_dir(shard_id, entry.path)).written_for
+    """The version of the base table that an SSTable was written for, if it says and can be opened."""
+    try:
+        return open_sstable(store, layout.sstable_dir(shard_id, entry.path)).written_for
+    except StorageError as error:
+        logger.debug("an SSTable says nothing: %s", error)
+        return None
 
 
 def _is_from_before(

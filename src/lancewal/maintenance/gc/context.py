@@ -64,6 +64,8 @@ class ShardContext:
         A copy's markers are not about the copy's generations: those stay.
         """
         marker = self.needs.marker(self.shard_id)
+        if not marker:
+            return 0
         try:
             return min(marker, held_generation(self.needs.base, self.store, self.manifest))
         except DifferentHistoryError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from lancewal import layout
-from lancewal.errors import DifferentHistoryError
+from lancewal.errors import DifferentHistoryError, WalCorruptError
 from lancewal.format.wal_entry import WalEntry
 from lancewal.lineage import check_entries, copied_marker, copy_of, held_generation
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Kind, Severity
 from lancewal.wal.tailer import WalTailer
 from lancewal.wal.tip import first_unsettled
+
+logger = logging.getLogger(__name__)
 
 
 def check(shard: ShardCheck) -> None:
@@ -48,8 +52,11 @@ def check(shard: ShardCheck) -> None:
 def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
     tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
     position = first_unsettled(shard.manifest)
-    while (header := tailer.read_header(position)) is not None:
-        if not header.sentinel:
-            return tailer.read_entry(position)
-        position += 1
+    try:
+        while (entry := tailer.read_entry(position)) is not None:
+            if not entry.sentinel:
+                return entry
+            position += 1
+    except WalCorruptError as error:
+        logger.debug("reported by the check of the WAL: %s", error)
     return None

@@ -46,6 +46,7 @@ def _check_versions(shard: ShardCheck) -> None:
             shard.found(Kind.MANIFEST_UNREADABLE, severity, path, str(error))
             continue
         shard.checked["manifest versions"] += 1
+        shard.once_listed.update(entry.path for entry in manifest.sstables)
         if before is not None and (regressed := _regressed(before, manifest)):
             path = layout.manifest_file(shard.shard_id, version)
             text = f"{regressed} falls from version {before.version} to {version}"
