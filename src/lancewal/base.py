@@ -128,13 +128,21 @@ def _manifest_paths(version: int) -> tuple[str, str]:
     return f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest", f"{_VERSIONS_DIR}/{version}.manifest"
 
 
-def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
-    """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
+def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
+    """The manifest file of ``version``; ``None`` when there is none (any more)."""
     for path in _manifest_paths(version):
         try:
             return read_base_manifest(bytes(store.get(path)))
         except FileNotFoundError:
             continue
+    return None
+
+
+def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+    """As :func:`find_manifest`, of a version that must exist."""
+    found = find_manifest(store, version)
+    if found is not None:
+        return found
     names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
     raise StorageError(
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "

@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import lance
 
 from lancewal import layout
-from lancewal.base import BaseTable, column_log, manifest_path, read_manifest
+from lancewal.base import BaseTable, column_log, find_manifest, manifest_path
 from lancewal.column_history import MEM_WAL_INDEX
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import parse_manifest_version
@@ -51,6 +51,9 @@ T = TypeVar("T")
 #: One object for each time that the rows of an earlier table were taken over by decision.
 _TAKEN_OVER_DIR = f"{layout.OWN_DIR}/taken_over"
 _VERSIONS_DIR = "_versions"
+_MOST_STAMPS = 1 << 16
+#: Versions between an index and the next one that are looked at for what they did.
+_MOST_BETWEEN = 64
 
 
 @dataclass(frozen=True)
@@ -238,11 +241,9 @@ def _is_foreign(base: BaseTable, store: ObjectStore, manifest: ShardManifest, ma
         if copy is not None and stamp < copy.version:
             # The shard was copied too, by other means, and goes with the markers.
             return False
-        try:
-            details = read_manifest(store, stamp).mem_wal
-        except StorageError:
-            continue
-        return details is not None and details.compacted.get(manifest.shard_id, 0) >= generation
+        written_for = find_manifest(store, stamp)
+        if written_for is not None and written_for.mem_wal is not None:
+            return written_for.mem_wal.compacted.get(manifest.shard_id, 0) >= generation
     return True if came_along else None
 
 
@@ -263,11 +264,18 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
 
 def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | None:
     """The version of the base table that an SSTable was written for, if it says and can be opened."""
-    try:
-        return open_sstable(store, layout.sstable_dir(shard_id, entry.path)).written_for
-    except StorageError as error:
-        logger.debug("an SSTable says nothing: %s", error)
-        return None
+    known = _known_stamps.setdefault(store, {})
+    directory = layout.sstable_dir(shard_id, entry.path)
+    if directory not in known:
+        try:
+            stamp = open_sstable(store, directory).written_for
+        except StorageError as error:
+            logger.debug("an SSTable says nothing: %s", error)
+            return None
+        if len(known) >= _MOST_STAMPS:
+            known.clear()
+        known[directory] = stamp
+    return known[directory]
 
 
 def _is_from_before(
@@ -292,7 +300,8 @@ def _find_copy(store: ObjectStore) -> Copy | None:
         base = BaseTable.open(store.uri, store.storage_options, store=store, version=first)
         with lance_errors("read the transaction of the first version"):
             operation = base.dataset.read_transaction(first).operation
-    except (NotInitializedError, InvalidInputError, StorageError):
+    except (NotInitializedError, InvalidInputError):
+        # Not a table with shards, or cleaned up meanwhile.
         return None
     if not isinstance(operation, lance.LanceOperation.Clone):
         return None
@@ -310,18 +319,32 @@ def _find_earlier(base: BaseTable, store: ObjectStore, stamp: int | None) -> Ear
         return None if stamp is None or stamp >= began else EarlierTable(began, {}, False)
     try:
         before = BaseTable.open(base.uri, base.storage_options, store=store, version=last)
-        unchanged = _fragments(base, last) == _fragments(base, began)
-    except (StorageError, InvalidInputError):
+        unchanged = _is_unchanged(base, last, began)
+    except InvalidInputError:
+        # Cleaned up meanwhile.
         return EarlierTable(began, {}, False)
     return EarlierTable(began, appended_generations(before), unchanged)
 
 
-def _fragments(base: BaseTable, version: int) -> list[object]:
-    with lance_errors(f"read version {version} of {base.uri}"):
-        dataset = lance.dataset(base.uri, version=version, storage_options=dict(base.storage_options) or None)
-        return [fragment.metadata.to_json() for fragment in dataset.get_fragments()]
+def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
+    """Whether no row came, went or changed between two versions; an overwrite counts, also with nothing."""
+    if began - last > _MOST_BETWEEN:
+        return False
+
+    def opened(version: int) -> lance.LanceDataset:
+        return lance.dataset(base.uri, version=version, storage_options=dict(base.storage_options) or None)
+
+    with lance_errors(f"read versions {last} to {began} of {base.uri}"):
+        fragments = [[f.metadata.to_json() for f in opened(v).get_fragments()] for v in (last, began)]
+        transactions = [opened(began).read_transaction(version) for version in range(last + 1, began + 1)]
+    overwritten = any(
+        each is None or isinstance(each.operation, lance.LanceOperation.Overwrite) for each in transactions
+    )
+    return fragments[0] == fragments[1] and not overwritten
 
 
+#: SSTables never change. More of them are listed at a time than are kept open.
+_known_stamps: WeakKeyDictionary[ObjectStore, dict[str, int | None]] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[ObjectStore, Copy | None] = WeakKeyDictionary()
 _earlier_tables: WeakKeyDictionary[ObjectStore, dict[tuple[int, int | None], EarlierTable | None]] = (
     WeakKeyDictionary()
