@@ -32,11 +32,12 @@ from typing import Any
 import crc32c
 
 from lancewal import layout
-from lancewal.base import BaseTable, manifest_path, store_column_history
+from lancewal.base import BaseTable, manifest_info, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format.shard_manifest import encode_manifest
 from lancewal.format.wal_entry import decode_entry
 from lancewal.lance_errors import lance_errors
+from lancewal.lineage import held_generation
 from lancewal.maintenance.verify import verify
 from lancewal.objects import ObjectInfo, ObjectStore
 from lancewal.parallel import ordered_map
@@ -273,9 +274,12 @@ def _copy_state(store: ObjectStore, copier: _Copier) -> BackupRecord:
     for place in state.shards:
         files += _log_files(store, copier, place)
     for place in state.shards:
-        files += _shard_files(store, copier, place, base.compacted_generation(place.shard_id))
+        files += _shard_files(store, copier, place, held_generation(base, store, place.manifest))
     files += copier.share(_base_files(store, base))
-    manifest = manifest_path(store, state.version)
+    found = manifest_info(store, state.version)
+    if found is None:
+        raise FileNotFoundError(f"the manifest of base version {state.version} is not in {store.uri}")
+    manifest = found.path
     files.append(copier.keep(manifest, store.get(manifest)))
     files += [copier.keep(path, data) for path, data in records.items()]
     return BackupRecord(copier.id, created, state.version, manifest, tuple(files))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from uuid import UUID
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -13,9 +13,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import lance
 
 from lancewal import layout
-from lancewal.column_history import ColumnHistory, ColumnLog, ColumnRuns
+from lancewal.column_history import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
 from lancewal.format.index_details import (
+    MEM_WAL_INDEX_NAME,
     BaseManifest,
     MemWalDetails,
     newest_manifest_name,
@@ -24,7 +25,7 @@ from lancewal.format.index_details import (
 from lancewal.format.schema import ColumnIdentity, TableSchema, check_readable
 from lancewal.lance_errors import lance_errors
 from lancewal.markers import appended_generations
-from lancewal.objects import ObjectStore
+from lancewal.objects import ObjectInfo, ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,11 @@ class BaseTable:
         """The highest generation of the shard that this version contains; 0 for none."""
         return self._held.get(shard_id, 0)
 
+    def initialized_since(self, version: int) -> bool:
+        """Whether every version from ``version`` on has had the MemWAL index, as far as known."""
+        identity = self.schema.identity
+        return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
+
     @cached_property
     def _held(self) -> Mapping[UUID, int]:
         return appended_generations(self)
@@ -129,13 +135,21 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
         raise InvalidInputError(f"the table at {uri} cannot be opened: {cause}") from cause
 
 
-def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
-    """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
+def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
+    """The manifest file of ``version``; ``None`` when there is none (any more)."""
     for path in _manifest_paths(version):
         try:
             return read_base_manifest(bytes(store.get(path)))
         except FileNotFoundError:
             continue
+    return None
+
+
+def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+    """As :func:`find_manifest`, of a version that must exist."""
+    found = find_manifest(store, version)
+    if found is not None:
+        return found
     names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
     raise StorageError(
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
@@ -143,12 +157,10 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     )
 
 
-def manifest_path(store: ObjectStore, version: int) -> str:
-    """Where the manifest of ``version`` is; raises ``FileNotFoundError`` when it was cleaned up."""
-    for path in _manifest_paths(version):
-        if store.head(path) is not None:
-            return path
-    raise FileNotFoundError(f"the manifest of base version {version} is not in {store.uri}")
+def manifest_info(store: ObjectStore, version: int) -> ObjectInfo | None:
+    """The manifest file of ``version``, unread; ``None`` when it was cleaned up."""
+    found = (store.head(path) for path in _manifest_paths(version))
+    return next((info for info in found if info is not None), None)
 
 
 def _manifest_paths(version: int) -> tuple[str, str]:
@@ -187,9 +199,13 @@ def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
     if store is None:
         return None
     try:
-        return ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
+        runs = ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
     except FileNotFoundError:
         return None
+    if runs is None or MEM_WAL_INDEX in runs.since:
+        return runs
+    # An earlier release did not look for the index; it stored runs for tables that have it.
+    return replace(runs, since={**runs.since, MEM_WAL_INDEX: runs.first})
 
 
 def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int], Mapping[int, str] | None]:
@@ -199,7 +215,9 @@ def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int],
         store = reference()
         if version not in known and store is not None:
             try:
-                known[version] = read_manifest(store, version).fields
+                manifest = read_manifest(store, version)
+                own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
+                known[version] = {**manifest.fields, **own}
             except StorageError:
                 return None
         return known.get(version)

@@ -101,7 +101,9 @@ def initialize(
         if leftovers:
             raise InvalidInputError(
                 f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
-                "this place, whose rows would come back; delete that directory first"
+                "this place, whose rows would come back; delete that directory first. Where the MemWAL index "
+                "was only dropped and those rows belong to the table, make the index again as it was, with "
+                "LanceDataset.initialize_mem_wal, and open the table with lancewal.open"
             )
         schema = table_schema(dataset)
         check_key_types(schema)
@@ -332,8 +334,8 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     shards = router.known_shards()
 
     def create(shard: Shard) -> None:
-        # No shard was there: nobody can have made a rival.
-        replace(shard, rivals=()).create(store)
+        # No shard was there: nobody can have made a rival, and the table has no markers yet.
+        replace(shard, rivals=()).create(store, first_generation=layout.FIRST_GENERATION)
 
     try:
         list(ordered_map(create, shards, min(_SHARD_CREATORS, len(shards))))

@@ -98,7 +98,7 @@ class Shard:
     field_entries: tuple[ShardFieldEntry, ...]
     rivals: tuple[UUID, ...] = field(default=(), compare=False)
 
-    def create(self, store: ObjectStore) -> ShardManifest:
+    def create(self, store: ObjectStore, *, first_generation: int | None = None) -> ShardManifest:
         """Write the shard's first manifest unless it is there; an equal one is left as it is.
 
         Refuses when a rival is there by now: somebody else made it since the router was made.
@@ -106,7 +106,9 @@ class Shard:
         turned_up = [rival for rival in self.rivals if store.list(layout.manifest_dir(rival))]
         if turned_up:
             raise SplitShardError([self.shard_id, *turned_up])
-        return ShardManifestStore(store, self.shard_id).initialize_shard(self.spec_id, self.field_entries)
+        return ShardManifestStore(store, self.shard_id).initialize_shard(
+            self.spec_id, self.field_entries, first_generation=first_generation
+        )
 
 
 class PresentShards:

@@ -122,13 +122,27 @@ class TableMaintenance:
         return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
 
     def repair(
-        self, findings: Sequence[Finding] | None = None, *, accept_lost_entries: bool = False
+        self,
+        findings: Sequence[Finding] | None = None,
+        *,
+        accept_lost_entries: bool = False,
+        earlier: str | None = None,
     ) -> RepairReport:
         """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
 
         Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
-        but one are taken over from their writers, flushed, compacted and sealed.
+        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
+        copy, its shards' generations are numbered above the copied markers, which fences their writers.
+
         ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
         shard can be read and written again; get the objects back from a backup if you can.
+        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
+        "keep" has them count as the newest, "drop" takes them out.
         """
-        return repair(self._reader.base(), self._store, findings, accept_lost_entries=accept_lost_entries)
+        return repair(
+            self._reader.base(),
+            self._store,
+            findings,
+            accept_lost_entries=accept_lost_entries,
+            earlier=earlier,
+        )

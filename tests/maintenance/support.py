@@ -24,6 +24,8 @@ from lancewal.maintenance import (
     VerifyReport,
     collect_garbage,
     compact,
+    execute_shard,
+    plan_compaction,
     verify,
 )
 from lancewal.manifest import ShardManifestStore
@@ -93,6 +95,11 @@ class Site:
 
     def compact(self, **how: Any) -> CompactionReport:
         return compact(self.base, self.store, **how)
+
+    def merge(self) -> None:
+        """Compaction that dies before its end: what it has compacted is still listed."""
+        for shard in plan_compaction(self.base, self.store).shards:
+            execute_shard(shard, store=self.store)
 
     def look(self) -> GcReport:
         """A collection that only sees what there is: it keeps everything for ever."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
-from lancewal.maintenance import CompactionPlan, Progress, compact, execute_shard, plan_compaction, points
+from lancewal.maintenance import (
+    CompactionPlan,
+    Progress,
+    compact,
+    execute_shard,
+    keyed,
+    plan_compaction,
+    points,
+)
 from lancewal.manifest import ShardManifestStore
 from lancewal.markers import fence_id, is_fence
 from lancewal.objects import ObjectStore
@@ -174,6 +184,87 @@ class TestBoundedMemory:
         held = [BaseTable.open(site.store.uri, version=v).details.compacted for v in versions]
         assert [markers.get(site.shard_id, 0) for markers in held] == [0] * (report.commits - 1) + [1]
 
+    @pytest.mark.parametrize("upserts", [0, 5], ids=["deletes alone", "with rows"])
+    def test_many_deleted_keys_take_several_fenced_commits(self, tmp_path: Path, upserts: int) -> None:
+        count = 20_000
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, count + 10, prefix="base")]))
+        operations = [list(range(count)), *([rows(count, upserts, prefix="new")] if upserts else [])]
+        site.flush(*operations)
+        before = site.dataset.version
+        report = site.compact(max_commit_bytes=40_000)
+        assert report.commits == 4 + bool(upserts)
+        assert report.rows_deleted == count
+        updated = range(count, count + upserts)
+        kept = range(count + upserts, count + 10)
+        assert site.plain() == [*named(updated, "new"), *named(kept, "base")]
+        bases = [
+            BaseTable.open(site.store.uri, version=version)
+            for version in range(before + 1, site.dataset.version + 1)
+        ]
+        assert len(bases) == report.commits
+        # Every commit raises the fence, only the last one says that the generation is held.
+        fence = fence_id(site.shard_id)
+        assert [base.details.compacted[fence] for base in bases] == list(range(1, report.commits + 1))
+        held = [base.details.compacted.get(site.shard_id, 0) for base in bases]
+        assert held == [0] * (report.commits - 1) + [1]
+
+    def test_a_stale_part_of_the_deletes_takes_no_key_away_that_was_written_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A compactor stands still between two commits, and another one gets further."""
+        count = 20_000
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, count, prefix="base")]))
+        site.flush(list(range(count)))
+        stale = site.base
+        plan = plan_compaction(stale, site.store, max_commit_bytes=40_000)
+        overtaken = []
+
+        def overtake(point: str) -> None:
+            if point == "merge: a part of the rows is committed" and not overtaken:
+                overtaken.append(point)
+                points.on_reached(None)
+                site.flush(rows(0, count, prefix="again"))
+                site.compact()
+
+        points.on_reached(overtake)
+        try:
+            report = compact(stale, site.store, plan=plan)
+        finally:
+            points.on_reached(None)
+        assert overtaken
+        assert report.shards[0].skipped == [1]
+        assert site.plain() == site.merged() == named(range(count), "again")
+
+    def test_the_memory_of_deletes_does_not_grow_with_their_number(self, tmp_path: Path) -> None:
+        """Listed in a condition, each key took Lance two kilobytes."""
+        script = """
+import logging, resource, sys
+import lance, pyarrow as pa
+import lancewal
+from lancewal.base import BaseTable
+from lancewal.maintenance import compact
+logging.disable(logging.CRITICAL)
+uri, count, limit = sys.argv[1], 300_000, 4 << 20
+key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+keys = pa.table({"id": range(count)}, pa.schema([key]))
+lance.write_dataset(keys, uri)
+with lancewal.initialize(uri, unsharded=True).writer(durable_write=False) as writer:
+    writer.delete(keys)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+report = compact(BaseTable.open(uri), max_commit_bytes=limit)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert report.rows_deleted == count and lance.dataset(uri).count_rows() == 0
+print((after - before) << 10)
+"""
+        run = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "table")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        # The keys themselves take 2.4 MB, all of Lance's threads and caches some 100.
+        assert int(run.stdout) < 300 << 20
+
 
 class TestSchema:
     def test_columns_are_matched_by_field_id(self, tmp_path: Path) -> None:
@@ -254,8 +345,14 @@ class TestKeys:
         ],
         ids=lambda value: "+".join(map(str, value)) if isinstance(value[0], pa.DataType) else "",
     )
+    @pytest.mark.parametrize("listed", [True, False], ids=["listed", "by themselves"])
     def test_exactly_the_dead_keys_are_deleted(
-        self, tmp_path: Path, types: tuple[pa.DataType, ...], keys: list[tuple[Any, ...]]
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        types: tuple[pa.DataType, ...],
+        keys: list[tuple[Any, ...]],
+        listed: bool,
     ) -> None:
         schema = _keyed(*types)
         names = schema.names[:-1]
@@ -264,6 +361,8 @@ class TestKeys:
             columns = [pa.array([key[i] for key in of], type_) for i, type_ in enumerate(types)]
             return pa.table([*columns, pa.array([value] * len(of), pa.int64())], schema=schema)
 
+        # Few deleted keys go as a condition, many as the source of a merge of their own.
+        monkeypatch.setattr(keyed, "_MOST_LISTED", 4096 if listed else 0)
         dead, updated = keys[::2], keys[1::2]
         site = Site(tmp_path / "table", schema, table(keys, 0))
         writer = site.writer()

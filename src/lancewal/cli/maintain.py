@@ -10,6 +10,7 @@ import typer
 from lancewal.cli import console, figures, options
 from lancewal.cli.durations import parse_duration
 from lancewal.cli.exits import PROBLEMS, guarded, resumable
+from lancewal.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from lancewal.maintenance import CompactionReport, GcReport, Progress, VerifyReport
@@ -187,6 +188,13 @@ def verify(
             "--accept-lost-entries", help="Repair, and give up the rows of WAL entries that are missing."
         ),
     ] = False,
+    earlier: Annotated[
+        str | None,
+        typer.Option(
+            "--earlier",
+            help="With --repair: keep or drop rows of shards from before the table was made anew.",
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
     ] = False,
@@ -197,11 +205,13 @@ def verify(
 
     Ends with code 3 when something is wrong.
     """
+    if earlier is not None and not repair:
+        raise InvalidInputError("--earlier says what --repair does; pass both")
     opened = options.open_table(table, option)
     with console.progress(json=json) as shown:
         task = shown.add_task("verifying", total=len(opened.shards()), note="")
         if repair or accept_lost_entries:
-            opened.repair(accept_lost_entries=accept_lost_entries)
+            opened.repair(accept_lost_entries=accept_lost_entries, earlier=earlier)
         report = opened.verify(deep=not quick, progress=lambda shard: shown.advance(task))
     if json:
         console.print_json(report.to_dict())

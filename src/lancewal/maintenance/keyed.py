@@ -2,11 +2,16 @@
 
 1. Every commit raises the shard's fence by one (see :mod:`lancewal.markers`), from the value in the
    version it was made for. Of two compactors of a shard one commits; the other, however long
-   it was stopped, changes nothing and looks at the new state.
+   it was stopped, changes nothing and looks at the new state. Deletes are no exception: one that
+   came late would take a key away that was written again since.
 2. The marker is in the commit with the last rows of its generations. Before that, readers go on
    reading the SSTables, whose rows lie over those of the base.
 3. Rows that were committed without a marker, by a compactor that died between two commits, are
-   as new as the SSTables they came from: the next compactor replaces or deletes them.
+   as new as the SSTables they came from: the next compactor replaces or deletes them. Keys
+   that were deleted without a marker are hidden by the SSTables' tombstones anyway.
+4. A few deleted keys go with the rows, as a condition. Such a condition takes two kilobytes of
+   memory for each key, so many keys go by themselves: as the source of a merge that deletes
+   what it matches, in parts as large as those of rows.
 
 Compactors of other makes know nothing of the fence. Beside one of those a key may come back that
 was deleted in between; run one kind only.
@@ -16,12 +21,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pyarrow as pa
 
 from lancewal.base import BaseTable
+from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.lance_errors import row_count
 from lancewal.maintenance import points
@@ -34,7 +41,7 @@ from lancewal.maintenance.commits import (
     until_won,
 )
 from lancewal.maintenance.dead_keys import is_dead
-from lancewal.maintenance.newest_rows import newest_rows
+from lancewal.maintenance.newest_rows import NewestRows, newest_rows
 from lancewal.maintenance.plan import CommitPlan, ShardPlan
 from lancewal.maintenance.report import Progress, ProgressCallback, ShardReport
 from lancewal.markers import appended_generations, fence_id
@@ -47,6 +54,10 @@ logger = logging.getLogger(__name__)
 _INDEX_PAYS_FROM = 500
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
+#: Deleted keys that go with rows as a condition. More of them take longer than a commit of their own.
+_MOST_LISTED = 4096
+#: What Lance needs for a key in a condition, about.
+_LISTED_KEY_BYTES = 2 << 10
 
 
 class KeyedCompaction:
@@ -98,22 +109,18 @@ class KeyedCompaction:
         raised = base.details.compacted.get(fence, 0)
         report = self._report
         changed: Counter[str] = Counter()
-        for source, is_last in _chunks(rows.batches(), base.schema.plain, self._plan.max_commit_bytes):
+        for part in self._parts(rows, base):
             raised += 1
-            markers = {fence: raised}
-            dead: Sequence[pa.Array] = ()
-            if is_last:
-                markers[shard_id] = through
-                dead = rows.dead
+            markers = {fence: raised, **({shard_id: through} if part.is_last else {})}
             points.reached("merge: rows are read")
             # Lance does not see a conflict in a column that has only the id and the name of the one
             # that the rows were read for. Reading takes its time, so it is worth looking again.
             if base.dataset.latest_version != base.version and _has_other_columns(self._newest_base(), base):
                 raise LostRaceError("the table's columns were changed meanwhile")
-            changed.update(self._commit(base, source, dead, markers))
-            report.num_bytes += source.nbytes
+            changed.update(self._commit(base, part, markers))
+            report.num_bytes += part.num_bytes
             report.commits += 1
-            if not is_last:
+            if not part.is_last:
                 points.reached("merge: a part of the rows is committed")
         points.reached("merge: rows and marker are committed")
         report.generations += [entry.generation for entry in entries]
@@ -132,33 +139,46 @@ class KeyedCompaction:
         if self._progress is not None:
             self._progress(Progress(shard_id, "merged", through, report.rows_upserted))
 
-    def _commit(
-        self, base: BaseTable, source: pa.Table, dead: Sequence[pa.Array], markers: Mapping[UUID, int]
-    ) -> dict[str, int]:
-        if not dead and _index_pays(base, source):
+    def _parts(self, rows: NewestRows, base: BaseTable) -> Iterator[_Part]:
+        """What goes into each commit, deleted keys before rows; at least one part, maybe empty."""
+        limit = self._plan.max_commit_bytes
+        keys = _key_table(rows, base.schema)
+        chunks = _chunks(rows.batches(), base.schema.plain, limit)
+        if not rows.num_rows and rows.num_dead:
+            for source, is_last in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
+                yield _Part(source, deletes=True, is_last=is_last)
+            return
+        listed = rows.num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
+        if not listed:
+            for source, _ in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
+                yield _Part(source, deletes=True)
+        for source, is_last in chunks:
+            yield _Part(source, dead=rows.dead if listed and is_last else (), is_last=is_last)
+
+    def _commit(self, base: BaseTable, part: _Part, markers: Mapping[UUID, int]) -> dict[str, int]:
+        if not part.deletes and not part.dead and _index_pays(base, part.source):
             try:
                 # Lance counts the memory of a slice as that of the array it was cut from.
-                return self._execute(base, source.combine_chunks(), dead, markers, use_index=True)
+                combined = replace(part, source=part.source.combine_chunks())
+                return self._execute(base, combined, markers, use_index=True)
             except JoinTooLargeError as error:
                 logger.debug("joined without the index: %s", error)
-        return self._execute(base, source, dead, markers, use_index=False)
+        return self._execute(base, part, markers, use_index=False)
 
     def _execute(
-        self,
-        base: BaseTable,
-        source: pa.Table,
-        dead: Sequence[pa.Array],
-        markers: Mapping[UUID, int],
-        use_index: bool,
+        self, base: BaseTable, part: _Part, markers: Mapping[UUID, int], use_index: bool
     ) -> dict[str, int]:
         key = list(base.schema.primary_key)
-        builder = marked_merge(base.dataset, key, markers)
-        builder = builder.when_matched_update_all().when_not_matched_insert_all().use_index(use_index)
-        if dead:
+        builder = marked_merge(base.dataset, key, markers).use_index(use_index)
+        if part.deletes:
+            builder = builder.when_matched_delete()
+        else:
+            builder = builder.when_matched_update_all().when_not_matched_insert_all()
+        if part.dead:
             # Any such clause makes Lance read the whole key column, so only where it is needed.
-            builder = builder.when_not_matched_by_source_delete(is_dead(key, dead))
+            builder = builder.when_not_matched_by_source_delete(is_dead(key, part.dead))
         with commit_errors(f"compact shard {self._plan.shard_id}"):
-            stats: dict[str, int] = builder.execute(source)
+            stats: dict[str, int] = builder.execute(part.source)
         return stats
 
     def _newest_base(self) -> BaseTable:
@@ -174,8 +194,28 @@ def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:
     return not same or bool(newest.schema.replaced_since(base.version))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One commit: rows of ``source``, and the keys that are ``dead``; or keys to delete, as ``source``."""
+
+    source: pa.Table
+    dead: Sequence[pa.Array] = ()
+    deletes: bool = False
+    is_last: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.deletes else int(self.source.nbytes)
+
+
+def _key_table(rows: NewestRows, schema: TableSchema) -> pa.Table:
+    """The dead keys as rows with nothing but the key columns."""
+    columns = pa.schema([schema.plain.field(name) for name in schema.primary_key])
+    return pa.Table.from_arrays(list(rows.dead), schema=columns) if rows.dead else columns.empty_table()
+
+
 def _chunks(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, limit: int
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int
 ) -> Iterator[tuple[pa.Table, bool]]:
     """The rows as tables of about ``limit`` bytes, and whether it is the last; at least one, maybe empty."""
     chunk: list[pa.RecordBatch] = []

@@ -17,10 +17,10 @@ from uuid import UUID
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import CorruptManifestError, InvalidInputError
+from lancewal.errors import CorruptManifestError, DifferentHistoryError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
+from lancewal.lineage import copied_marker, held_generation
 from lancewal.maintenance.shared_keys import flushed_keys, sharing_keys
-from lancewal.markers import appended_generations
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
@@ -95,7 +95,7 @@ class ShardPlan:
 
     @property
     def commits_expected(self) -> int:
-        """With a key, at most: rows that later generations replace need none."""
+        """With a key, about: rows that later generations replace need none, many deleted keys one more."""
         return sum(max(1, -(-commit.num_bytes // self.max_commit_bytes)) for commit in self.commits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class CompactionPlan:
 
     @property
     def commits_expected(self) -> int:
-        """How many versions of the base table this makes at most."""
+        """About how many versions of the base table this makes."""
         if self.has_key:
             return sum(shard.commits_expected for shard in self.shards)
         # Rows and marker of each shard, and in the end the tags of all.
@@ -251,8 +251,16 @@ def plan_compaction(
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: in an older version pruned generations would look lost.
     base = BaseTable.open(base.uri, base.storage_options, store=store)
-    markers = appended_generations(base)
     has_key = bool(base.schema.primary_key)
+    for manifest in manifests:
+        marker = copied_marker(base, store, manifest)
+        if marker and (wanted is None or manifest.shard_id in wanted):
+            raise DifferentHistoryError(
+                f"the table is a copy, and generations of its shard {manifest.shard_id} are at or below the "
+                f"marker {marker} that came along: they cannot be marked as compacted. table.flush(), or a "
+                "writer that is opened with lancewal, gives them numbers above it"
+            )
+    markers = {manifest.shard_id: held_generation(base, store, manifest) for manifest in manifests}
     groups = [[manifest] for manifest in manifests]
     if has_key:
         groups = _sharing_keys(store, base, manifests, markers)

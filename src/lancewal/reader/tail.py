@@ -162,6 +162,8 @@ class TailEntry:
     num_rows: int
     num_bytes: int
     decoded: WalEntry | None
+    #: The version of the base table that the rows were written for, if they say so.
+    written_for: int | None
     lease: Lease | None = None
     run: _KeyRun | None = None
     place: int = 0
@@ -177,6 +179,11 @@ class TailEntries:
     entries: tuple[TailEntry, ...]
     end: int
     schema: TableSchema | None = None
+
+    @property
+    def written_for(self) -> int | None:
+        """The version that the oldest rows were written for which say it."""
+        return next((entry.written_for for entry in self.entries if entry.written_for is not None), None)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -327,7 +334,9 @@ class ShardTail:
 
 def _kept_of(stored: WalEntry, schema: TableSchema, run: _KeyRun) -> TailEntry:
     """The whole entry where there is room, else its keys."""
-    entry = TailEntry(stored.position, stored.generation, stored.num_rows, stored.num_bytes, stored)
+    entry = TailEntry(
+        stored.position, stored.generation, stored.num_rows, stored.num_bytes, stored, stored.base_version
+    )
     lease = CACHE.take(stored.num_bytes)
     if lease is not None:
         return replace(entry, lease=lease)

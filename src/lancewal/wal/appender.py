@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -111,8 +111,9 @@ class WalAppender:
         *,
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
+        check: Callable[[ShardManifest], object] | None = None,
     ) -> WalAppender:
-        """Claim the shard and fence whoever held it.
+        """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
 
         A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
         """
@@ -120,7 +121,7 @@ class WalAppender:
         manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
         started = clock()
         tip = established_tip(store, shard, manifests.read_latest())
-        epoch, manifest = manifests.claim_epoch(spec_id)
+        epoch, manifest = manifests.claim_epoch(spec_id, check=check)
         appender = cls(store, manifests, epoch, manifest, clock)
         # Found before the claim, so whoever claims after us puts its sentinel there or above.
         appender._next = max(tip, appender._floor)
