@@ -109,11 +109,12 @@ class Site:
         """Everything that may go, as if a year had passed since a collection saw it.
 
         With ``now`` it is that time on all clocks, and only what :meth:`look` or an
-        earlier collection saw may go.
+        earlier collection saw may go; with ``None`` it is the time that it is.
         """
         if "now" not in how:
             return collect_later(self.base, self.store, **how)
-        how.setdefault("clock", clock_at(how["now"]))
+        if how["now"] is not None:
+            how.setdefault("clock", clock_at(how["now"]))
         return collect_garbage(self.base, self.store, **how)
 
     def verify(self, **how: Any) -> VerifyReport:
