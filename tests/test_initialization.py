@@ -305,7 +305,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, create_shard: Callable[..., Any
 def test_storage_failure_after_the_index_leaves_an_initialised_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise StorageError("the store is down")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
@@ -322,7 +322,7 @@ def test_kill_between_index_and_shards_heals_at_the_first_write(
     class Kill(BaseException):
         """No handler of errors catches this."""
 
-    def kill(*_: object) -> None:
+    def kill(*_: object, **__: object) -> None:
         raise Kill
 
     uri = create(tmp_path / "t")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,9 @@ def test_compaction_and_collection_are_counted(tmp_path: Path, registry: Collect
     assert samples["compaction_generations_total"] == 1
     table.gc(dry_run=True)
     assert samples["collections_total"] == 0
-    table.gc()
+    table.gc(min_age=timedelta(0))
     assert samples["collections_total"] == 1
-    labels = {"table": table.uri, "resource": "manifest_entries"}
+    labels = {"table": table.uri, "resource": "sstables"}
     assert registry.get_sample_value("lancewal_collected_total", labels) == 1
 
 

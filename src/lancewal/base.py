@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from uuid import UUID
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -12,9 +12,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import lance
 
 from lancewal import layout
-from lancewal.column_history import ColumnHistory, ColumnLog, ColumnRuns
+from lancewal.column_history import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
 from lancewal.format.index_details import (
+    MEM_WAL_INDEX_NAME,
     BaseManifest,
     MemWalDetails,
     newest_manifest_name,
@@ -80,6 +81,11 @@ class BaseTable:
         """The highest generation of the shard that this version contains; 0 for none."""
         return self._held.get(shard_id, 0)
 
+    def initialized_since(self, version: int) -> bool:
+        """Whether every version from ``version`` on has had the MemWAL index, as far as known."""
+        identity = self.schema.identity
+        return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
+
     @cached_property
     def _held(self) -> Mapping[UUID, int]:
         return appended_generations(self)
@@ -111,14 +117,32 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
         raise StorageError(f"the table at {uri} cannot be opened: {error}") from error
 
 
-def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
-    """The manifest file of ``version``, by name; by listing where the naming scheme is the old one."""
-    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
-    for path in (inverted, f"{_VERSIONS_DIR}/{version}.manifest"):
+def manifest_path(store: ObjectStore, version: int) -> str:
+    """The path of the manifest file of ``version``, whether or not it exists."""
+    inverted, plain = _manifest_paths(version)
+    return plain if store.head(plain) is not None else inverted
+
+
+def _manifest_paths(version: int) -> tuple[str, str]:
+    """By the present naming scheme, and by the old one."""
+    return f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest", f"{_VERSIONS_DIR}/{version}.manifest"
+
+
+def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
+    """The manifest file of ``version``; ``None`` when there is none (any more)."""
+    for path in _manifest_paths(version):
         try:
             return read_base_manifest(bytes(store.get(path)))
         except FileNotFoundError:
             continue
+    return None
+
+
+def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+    """As :func:`find_manifest`, of a version that must exist."""
+    found = find_manifest(store, version)
+    if found is not None:
+        return found
     names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
     raise StorageError(
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
@@ -156,9 +180,13 @@ def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
     if store is None:
         return None
     try:
-        return ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
+        runs = ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
     except FileNotFoundError:
         return None
+    if runs is None or MEM_WAL_INDEX in runs.since:
+        return runs
+    # An earlier release did not look for the index; it stored runs for tables that have it.
+    return replace(runs, since={**runs.since, MEM_WAL_INDEX: runs.first})
 
 
 def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int], Mapping[int, str] | None]:
@@ -168,7 +196,9 @@ def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int],
         store = reference()
         if version not in known and store is not None:
             try:
-                known[version] = read_manifest(store, version).fields
+                manifest = read_manifest(store, version)
+                own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
+                known[version] = {**manifest.fields, **own}
             except StorageError:
                 return None
         return known.get(version)

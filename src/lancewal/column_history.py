@@ -14,11 +14,13 @@ note) are judged by the names that the column has had.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lancewal.parallel import ordered_map
 
+#: Stands among the field ids for the MemWAL index: that, too, may be dropped and made again.
+MEM_WAL_INDEX = -(1 << 31)
 #: Versions looked at. Beyond, as where versions were cleaned up, a column is taken for the same.
 MAX_LOOKBACK = 1_000
 #: So many versions are read one by one rather than looking for stored runs that save it.
@@ -99,6 +101,39 @@ class ColumnLog:
                 return False
         return True
 
+    def run_start(self, field_id: int, version: int) -> tuple[int, bool]:
+        """Since which version a field of ``version`` has been there, and whether that is known for sure."""
+        runs = self._up_to(version)
+        if runs.version == version and runs.since.get(field_id, runs.first) > runs.first:
+            return runs.since[field_id], True
+        start = version
+        for number, fields in self._downwards(version - 1):
+            if fields is None:
+                return start, False
+            if field_id not in fields:
+                return start, True
+            start = number
+        return start, False
+
+    def newest_with(self, field_id: int, version: int) -> int | None:
+        """The newest version up to ``version`` that has the field, if those in between are there."""
+        for number, fields in self._downwards(version):
+            if fields is None:
+                return None
+            if field_id in fields:
+                return number
+        return None
+
+    def _downwards(self, version: int) -> Iterator[tuple[int, Mapping[int, str] | None]]:
+        """Versions from ``version`` down, as far as it is worth looking; the first ones one by one."""
+        last = max(version - MAX_LOOKBACK, 0)
+        size = 1
+        while version > last:
+            some = range(version, max(version - size, last), -1)
+            workers = 1 if len(some) <= _FEW_VERSIONS else _READERS
+            yield from zip(some, ordered_map(self.fields_of, some, workers), strict=True)
+            version, size = some[-1] - 1, min(size * 2, 4 * _READERS)
+
     def unstored_runs(self, version: int) -> ColumnRuns | None:
         """The runs as of ``version`` or a later one; ``None`` where such are stored already."""
         stored = None if self._load is None else self._load()
@@ -155,6 +190,7 @@ class ColumnHistory:
         self._source = source
         self._names: dict[tuple[int, str], bool] = {}
         self._replaced: dict[int, frozenset[int]] = {version: frozenset()}
+        self._continued: dict[int, bool] = {version: True}
 
     def was_called(self, field_id: int, name: str) -> bool:
         """Whether the column had ``name`` in any version since it was added."""
@@ -168,9 +204,17 @@ class ColumnHistory:
         known = self._replaced.get(version)
         if known is None:
             start, end = sorted((version, self.version))
-            present = self._log.fields_of(self.version) or ()
+            present = set(self._log.fields_of(self.version) or ()) - {MEM_WAL_INDEX}
             known = frozenset(number for number in present if not self._log.is_unbroken(number, start, end))
             self._replaced[version] = known
+        return known
+
+    def is_continued_since(self, version: int) -> bool:
+        """Whether the MemWAL index has been there in every version since, as far as known."""
+        known = self._continued.get(version)
+        if known is None:
+            start, end = sorted((version, self.version))
+            known = self._continued[version] = self._log.is_unbroken(MEM_WAL_INDEX, start, end)
         return known
 
     def _find(self, field_id: int, name: str) -> bool:

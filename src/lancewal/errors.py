@@ -90,6 +90,14 @@ class CorruptManifestError(LanceWalError):
     """A manifest that must parse does not."""
 
 
+class DifferentHistoryError(LanceWalError):
+    """The base table and a shard no longer belong together, and nothing says which rows are newer.
+
+    A copied table, one that was made anew at its place, a directory that was brought back from a
+    backup. The text says how to go on; until then nothing is read or written that may be wrong.
+    """
+
+
 class StorageError(LanceWalError):
     """The object store failed and retries did not help; the outcome may be unknown."""
 

@@ -92,7 +92,9 @@ def initialize(
         if leftovers:
             raise InvalidInputError(
                 f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
-                "this place, whose rows would come back; delete that directory first"
+                "this place, whose rows would come back; delete that directory first. Where the MemWAL index "
+                "was only dropped and those rows belong to the table, make the index again as it was, with "
+                "LanceDataset.initialize_mem_wal, and open the table with lancewal.open"
             )
         schema = table_schema(dataset)
         check_key_types(schema)
@@ -288,6 +290,14 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     """
     shards = router.known_shards()
     try:
-        list(ordered_map(lambda shard: shard.create(store), shards, min(_SHARD_CREATORS, len(shards))))
+        # The table has no markers yet.
+        first = layout.FIRST_GENERATION
+        list(
+            ordered_map(
+                lambda shard: shard.create(store, first_generation=first),
+                shards,
+                min(_SHARD_CREATORS, len(shards)),
+            )
+        )
     except LanceWalError as error:
         logger.warning("not all %d shards were created, their first writers will: %s", len(shards), error)

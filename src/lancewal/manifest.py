@@ -37,6 +37,7 @@ from lancewal.format.shard_manifest import (
     decode_manifest,
     encode_manifest,
 )
+from lancewal.markers import stored_markers
 from lancewal.objects import ObjectStore, PutOutcome
 from lancewal.parallel import ordered_map
 
@@ -117,34 +118,46 @@ class ShardManifestStore:
         return decode_manifest(data, shard_id=self._shard_id, version=version)
 
     def initialize_shard(
-        self, spec_id: int = 0, field_entries: Sequence[ShardFieldEntry] = ()
+        self,
+        spec_id: int = 0,
+        field_entries: Sequence[ShardFieldEntry] = (),
+        *,
+        first_generation: int | None = None,
     ) -> ShardManifest:
-        """Write version 1 with the shard's field values; a shard made the same way is left as it is."""
-        first = ShardManifest(
-            version=layout.FIRST_MANIFEST_VERSION,
-            writer_epoch=0,
-            shard_spec_id=spec_id,
-            shard_id=self._shard_id,
-            shard_field_entries=tuple(field_entries),
-        )
+        """Write version 1 with the shard's field values; a shard made the same way is left as it is.
+
+        ``first_generation`` is above the base table's marker, which is looked up unless it is given.
+        """
+        values = {entry.field_id: entry.value for entry in field_entries}
         started = self._clock()
         present = self.read_latest()
-        if present is None and self._create(first, started):
-            return first
+        if present is None:
+            first = ShardManifest(
+                version=layout.FIRST_MANIFEST_VERSION,
+                writer_epoch=0,
+                shard_spec_id=spec_id,
+                shard_id=self._shard_id,
+                shard_field_entries=tuple(field_entries),
+                current_generation=first_generation or self._first_generation(),
+            )
+            if self._create(first, started):
+                return first
         present = present or self.require_latest()
-        if (present.shard_spec_id, present.field_values) != (spec_id, first.field_values):
+        if (present.shard_spec_id, present.field_values) != (spec_id, values):
             raise InvalidInputError(
                 f"shard {self._shard_id} exists with sharding spec {present.shard_spec_id} and field values "
-                f"{present.field_values}; it cannot be initialised with spec {spec_id} and "
-                f"{first.field_values}"
+                f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
             )
         return present
 
-    def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
+    def claim_epoch(
+        self, spec_id: int = 0, *, check: Callable[[ShardManifest], object] | None = None
+    ) -> tuple[int, ShardManifest]:
         """Take the shard over: from here on no older holder commits a manifest.
 
         Its appends end at a sentinel only, see ``WalAppender.fence_predecessor``. Refuses a
-        sealed shard and a foreign sharding spec before anything is written.
+        sealed shard and a foreign sharding spec before anything is written, and what ``check``
+        raises for the manifest that is there.
         """
         for _ in range(MAX_COMMIT_ATTEMPTS):
             started = self._clock()
@@ -155,9 +168,12 @@ class ShardManifestStore:
                     writer_epoch=1,
                     shard_spec_id=spec_id,
                     shard_id=self._shard_id,
+                    current_generation=self._first_generation(),
                 )
             else:
                 self._refuse_claim(current, spec_id)
+                if check is not None:
+                    check(current)
                 claimed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
             if self._create(claimed, started):
                 logger.info(
@@ -228,6 +244,13 @@ class ShardManifestStore:
             return None
         usable = isinstance(version, int) and not isinstance(version, bool)
         return version if usable and 0 < version < 1 << 64 else None
+
+    def _first_generation(self) -> int:
+        """Above the base table's marker: a copy of a table has its markers, but none of its shards.
+
+        SSTables at or below it would be taken for compacted.
+        """
+        return stored_markers(self._store).get(self._shard_id, 0) + layout.FIRST_GENERATION
 
     def _refuse_claim(self, current: ShardManifest, spec_id: int) -> None:
         if current.status is ShardStatus.SEALED:

@@ -25,11 +25,14 @@ compactor that did not know of those, and whose deletes therefore missed their r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
+
+from lancewal.format.index_details import newest_manifest_name, read_base_manifest
+from lancewal.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lancewal.base import BaseTable
@@ -39,6 +42,7 @@ TAG_PREFIX = "lancewal:appended"
 #: So many of the first columns carry the tag: one of them may be dropped meanwhile.
 TAGGED_COLUMNS = 4
 _FENCE_PREFIX = b"lancewal"
+_VERSIONS_DIR = "_versions"
 
 
 def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
@@ -58,10 +62,31 @@ def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping
     >>> effective_markers({shard: 3}, tagged)[shard], effective_markers({shard: 7}, tagged)[shard]
     (4, 7)
     """
+    return _with_tags(stored, tags(columns).values())
+
+
+def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | None]) -> Mapping[UUID, int]:
     markers = {key: generation for key, generation in stored.items() if not is_fence(key)}
-    for shard_id, generation in set(tags(columns).values()):
-        markers[shard_id] = max(markers.get(shard_id, 0), generation)
+    for found in tagged:
+        if found is not None:
+            shard_id, generation = found
+            markers[shard_id] = max(markers.get(shard_id, 0), generation)
     return markers
+
+
+def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
+    """As :func:`appended_generations`, of the newest version at ``store``; none where there is no table.
+
+    For who makes a shard: reads one file, and needs neither Lance nor the rest of the version.
+    """
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    newest = newest_manifest_name(names)
+    if newest is None:
+        return {}
+    path = f"{_VERSIONS_DIR}/{newest[0]}"
+    manifest = read_base_manifest(store.get(path), name=path)
+    stored = {} if manifest.mem_wal is None else manifest.mem_wal.compacted
+    return _with_tags(stored, map(_parse, manifest.metadata_keys))
 
 
 def fence_id(shard_id: UUID) -> UUID:

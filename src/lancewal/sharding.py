@@ -65,9 +65,11 @@ class Shard:
     spec_id: int
     field_entries: tuple[ShardFieldEntry, ...]
 
-    def create(self, store: ObjectStore) -> ShardManifest:
+    def create(self, store: ObjectStore, *, first_generation: int | None = None) -> ShardManifest:
         """Write the shard's first manifest unless it is there; an equal one is left as it is."""
-        return ShardManifestStore(store, self.shard_id).initialize_shard(self.spec_id, self.field_entries)
+        return ShardManifestStore(store, self.shard_id).initialize_shard(
+            self.spec_id, self.field_entries, first_generation=first_generation
+        )
 
 
 class ShardRouter:

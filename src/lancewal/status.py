@@ -11,8 +11,10 @@ from uuid import UUID
 
 from lancewal import layout
 from lancewal.base import BaseTable
+from lancewal.errors import DifferentHistoryError
 from lancewal.format.index_details import MEM_WAL_INDEX_NAME
 from lancewal.format.shard_manifest import ShardManifest, ShardStatus
+from lancewal.lineage import held_generation
 from lancewal.objects import ObjectInfo, ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.sharding import decoded_values, discover_manifests
@@ -265,7 +267,11 @@ def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
 
 
 def _uncompacted(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> Lag:
-    held = base.compacted_generation(manifest.shard_id)
+    try:
+        held = held_generation(base, store, manifest)
+    except DifferentHistoryError:
+        # Readers refuse the shard and say why; here it is only counted.
+        held = base.compacted_generation(manifest.shard_id)
     waiting = sorted(
         (entry for entry in manifest.sstables if entry.generation > held), key=lambda e: e.generation
     )

@@ -107,6 +107,13 @@ class TableMaintenance:
         """
         return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
 
-    def repair(self, findings: Sequence[Finding] | None = None) -> RepairReport:
-        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters."""
-        return repair(self._reader.base(), self._store, findings)
+    def repair(
+        self, findings: Sequence[Finding] | None = None, *, earlier: str | None = None
+    ) -> RepairReport:
+        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
+
+        Where the table is a copy, its shards' generations are numbered above the copied markers,
+        which fences their writers. ``earlier`` decides on rows that shards have from before the table
+        was made anew at its place: "keep" has them count as the newest, "drop" takes them out.
+        """
+        return repair(self._reader.base(), self._store, findings, earlier=earlier)

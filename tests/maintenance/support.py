@@ -19,6 +19,8 @@ from lancewal.maintenance import (
     VerifyReport,
     collect_garbage,
     compact,
+    execute_shard,
+    plan_compaction,
     verify,
 )
 from lancewal.manifest import ShardManifestStore
@@ -84,6 +86,11 @@ class Site:
 
     def compact(self, **how: Any) -> CompactionReport:
         return compact(self.base, self.store, **how)
+
+    def merge(self) -> None:
+        """Compaction that dies before its end: what it has compacted is still listed."""
+        for shard in plan_compaction(self.base, self.store).shards:
+            execute_shard(shard, store=self.store)
 
     def collect(self, **how: Any) -> GcReport:
         """Everything that may go, as if a year had passed."""

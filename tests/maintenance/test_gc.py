@@ -79,7 +79,7 @@ class TestCompactedGenerations:
 
     def test_entries_and_directories_go_after_it(self, site: Site) -> None:
         expected = site.merged()
-        site.compact()
+        site.merge()
         report = site.collect()
         assert (site.manifest.sstables, directories(site)) == ((), [])
         assert report.counts()["manifest_entries"] == report.counts()["sstables"] == 3
@@ -416,7 +416,7 @@ class TestChoices:
         assert sum(watched.faults.count(kind) for kind in changed) > 5
 
     def test_one_resource_alone(self, site: Site) -> None:
-        site.compact()
+        site.merge()
         report = site.collect(resources=[Resource.MANIFEST_ENTRIES])
         assert {each.resource for each in report.collected} == {Resource.MANIFEST_ENTRIES}
         assert (directories(site), positions(site)) == ([1, 2, 3], [1, 2, 3, 4, 5])

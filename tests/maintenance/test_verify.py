@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Site:
     """One compacted generation, two flushed ones, and rows that are in the WAL alone."""
     site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5)]))
     site.flush(rows(3, 5, prefix="one"))
-    site.compact()
+    site.merge()
     site.flush(rows(10, 5, prefix="two"), [3])
     site.flush(rows(12, 5, prefix="three"))
     appender = WalAppender.open(site.store, site.shard_id)

@@ -10,6 +10,7 @@ import typer
 from lancewal.cli import console, figures, options
 from lancewal.cli.durations import parse_duration
 from lancewal.cli.exits import PROBLEMS, guarded, resumable
+from lancewal.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from lancewal.maintenance import CompactionReport, GcReport, Progress, VerifyReport
@@ -177,6 +178,13 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Rebuild what can be rebuilt without a guess, then verify again.")
     ] = False,
+    earlier: Annotated[
+        str | None,
+        typer.Option(
+            "--earlier",
+            help="With --repair: keep or drop rows of shards from before the table was made anew.",
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
     ] = False,
@@ -187,11 +195,13 @@ def verify(
 
     Ends with code 3 when something is wrong.
     """
+    if earlier is not None and not repair:
+        raise InvalidInputError("--earlier says what --repair does; pass both")
     opened = options.open_table(table, option)
     with console.progress(json=json) as shown:
         task = shown.add_task("verifying", total=len(opened.shards()), note="")
         if repair:
-            opened.repair()
+            opened.repair(earlier=earlier)
         report = opened.verify(deep=not quick, progress=lambda shard: shown.advance(task))
     if json:
         console.print_json(report.to_dict())

@@ -113,6 +113,8 @@ class BaseManifest:
     indexes: tuple[BaseIndex, ...]
     mem_wal: MemWalDetails | None
     fields: Mapping[int, str] = field(default_factory=dict, compare=False)
+    #: The keys of the fields' metadata.
+    metadata_keys: frozenset[str] = field(default=frozenset(), compare=False)
 
     def covered_fragments(self, index_name: str) -> frozenset[int]:
         """The table's fragments that the segments of this index cover between them."""
@@ -188,6 +190,7 @@ def _read(data: memoryview) -> BaseManifest:
         indexes=tuple(indexes),
         mem_wal=mem_wal,
         fields={column.id: column.name for column in manifest.fields},
+        metadata_keys=frozenset(pair.key for column in manifest.fields for pair in column.metadata),
     )
 
 

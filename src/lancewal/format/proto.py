@@ -78,7 +78,13 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
     ),
     "IndexSection": ("repeated IndexMetadata indices = 1",),
     "DataFragment": ("uint64 id = 1",),
-    "Field": ("string name = 2", "int32 id = 3", "int32 parent_id = 4"),
+    "BytesPair": ("string key = 1", "bytes value = 2"),
+    "Field": (
+        "string name = 2",
+        "int32 id = 3",
+        "int32 parent_id = 4",
+        "repeated BytesPair metadata = 10",
+    ),
     "TableManifest": (
         "repeated Field fields = 1",
         "repeated DataFragment fragments = 2",

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from lancewal.base import BaseTable, store_column_history
-from lancewal.errors import InvalidInputError, PartialWriteError
+from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction
+from lancewal.maintenance.gc import Resource, collect_garbage
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.optimize import optimize_base
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
@@ -58,10 +59,25 @@ def execute_shard(
 
 
 def finish_compaction(store: ObjectStore) -> None:
-    """Tidy up after the shards of a table without a key; harmless for others, and if left out."""
+    """Tidy up after all shards of a table; harmless if it is left out."""
     mark_pending(store)
     remove_tags(store)
-    store_column_history(store, BaseTable.open(store.uri, store.storage_options, store=store).version)
+    base = BaseTable.open(store.uri, store.storage_options, store=store)
+    store_column_history(store, base.version)
+    prune_compacted(base, store)
+
+
+def prune_compacted(base: BaseTable, store: ObjectStore, shards: Sequence[UUID] | None = None) -> None:
+    """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
+
+    Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
+    dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
+    A failure is only logged, because garbage collection does the same later.
+    """
+    try:
+        collect_garbage(base, store, resources=[Resource.MANIFEST_ENTRIES], shards=shards)
+    except LanceWalError as error:
+        logger.warning("compacted generations are still listed: %s", error)
 
 
 def compact(
@@ -99,15 +115,19 @@ def compact(
         else:
             report.shards.append(outcome)
     if not plan.has_key:
-        finish_compaction(store)
+        mark_pending(store)
+        remove_tags(store)
     if failed:
         raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
     if optimize_indexes or compact_files:
         done = optimize_base(store, indexes=optimize_indexes, files=compact_files)
         report.indexes_optimized = done.indexes_optimized
         report.files_removed, report.files_added = done.files_removed, done.files_added
-    report.base_version = BaseTable.open(base.uri, base.storage_options, store=store).version
+    base = BaseTable.open(base.uri, base.storage_options, store=store)
+    report.base_version = base.version
     store_column_history(store, report.base_version)
+    if report.shards:
+        prune_compacted(base, store, [shard.shard_id for shard in report.shards])
     report.seconds = time.perf_counter() - started
     return report
 

@@ -15,9 +15,9 @@ from uuid import UUID
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import CorruptManifestError, InvalidInputError
+from lancewal.errors import CorruptManifestError, DifferentHistoryError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
-from lancewal.markers import appended_generations
+from lancewal.lineage import copied_marker, held_generation
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.sharding import discover_shards, read_manifests
@@ -216,12 +216,17 @@ def plan_compaction(
         raise InvalidInputError(f"there are no shards {', '.join(map(str, missing))} in {store.uri}")
     # After the manifests: in an older version pruned generations would look lost.
     base = BaseTable.open(base.uri, base.storage_options, store=store)
-    markers = appended_generations(base)
     has_key = bool(base.schema.primary_key)
     plans = []
     for manifest in manifests:
         assert manifest is not None
-        after = markers.get(manifest.shard_id, 0)
+        if marker := copied_marker(base, store, manifest):
+            raise DifferentHistoryError(
+                f"the table is a copy, and generations of its shard {manifest.shard_id} are at or below the "
+                f"marker {marker} that came along: they cannot be marked as compacted. table.flush(), or a "
+                "writer that is opened with lancewal, gives them numbers above it"
+            )
+        after = held_generation(base, store, manifest)
         pending = pending_sstables(manifest, after)
         if pending:
             sizes = list(ordered_map(_sizer(store, manifest.shard_id), pending, _workers(store)))

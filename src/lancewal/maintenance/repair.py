@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
+from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import LanceWalError
-from lancewal.maintenance.tags import mark_pending, remove_tags
+from lancewal.errors import InvalidInputError, LanceWalError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.lineage import EarlierTable, earlier_table, is_entry_from_before, take_over, unknown_entries
+from lancewal.maintenance.commits import commit_marker, until_won
+from lancewal.maintenance.tags import mark_pending, open_base, remove_tags
 from lancewal.maintenance.verify.findings import Finding, Kind
 from lancewal.maintenance.verify.run import verify
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.sstable import rebuild_sidecars
+from lancewal.wal.appender import WalAppender
+from lancewal.wal.tailer import WalTailer
+from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.writer.drain import drain_config
+from lancewal.writer.open import open_shard_writer
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +47,26 @@ class RepairReport:
 
 
 def repair(
-    base: BaseTable, store: ObjectStore | None = None, findings: Sequence[Finding] | None = None
+    base: BaseTable,
+    store: ObjectStore | None = None,
+    findings: Sequence[Finding] | None = None,
+    *,
+    earlier: str | None = None,
 ) -> RepairReport:
     """Put right what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
 
     ``findings`` are those of a verification; without them the table is verified first. All other
     findings are left as they are: no row is changed, and nothing is deleted.
+
+    The generations of a copied table are numbered above the marker that came along; that takes the
+    shard over: **a writer that is open on it is fenced**.
+
+    ``earlier`` decides what becomes of rows that shards have from before the table was made anew at its
+    place, where nothing says whether they are newer than those of the base table: "keep" has them
+    count as the newest, "drop" takes them out of their shards, which fences their writers.
     """
+    if earlier not in (None, *_EARLIER):
+        raise InvalidInputError(f"earlier is {earlier!r}; pass 'keep' or 'drop'")
     store = store or ObjectStore.from_uri(base.uri, base.storage_options)
     if findings is None:
         findings = verify(base, store).findings
@@ -52,6 +74,8 @@ def repair(
     done: dict[tuple[Kind, UUID | None, int | None], str | None] = {}
     for finding in findings:
         action = _ACTIONS.get(finding.kind)
+        if finding.kind is Kind.EARLIER_TABLE and earlier is not None:
+            action = _EARLIER[earlier]
         if action is None:
             report.left.append(finding)
             continue
@@ -96,9 +120,80 @@ def _finish_append(base: BaseTable, store: ObjectStore, finding: Finding) -> Non
     remove_tags(store)
 
 
+def _lift(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+    """By a writer that flushes what is in the log and numbers all generations anew."""
+    assert finding.shard_id is not None
+    open_shard_writer(base, finding.shard_id, drain_config(base), store=store).close()
+
+
+def _keep_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+    newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    take_over(store, _earlier(newest, store))
+
+
+def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+    """Have the earlier table's SSTables and WAL entries behind the shard.
+
+    The marker comes first: with it the SSTables count for nobody any more, listed or not. Who is
+    killed in between can do it again.
+    """
+    assert finding.shard_id is not None
+    newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    earlier = _earlier(newest, store)
+    manifests = ShardManifestStore(store, finding.shard_id)
+    appender = WalAppender.open(store, finding.shard_id, manifests.require_latest().shard_spec_id)
+    claimed = appender.claimed
+    assert claimed is not None, "a claim leaves a manifest"
+    unknown = unknown_entries(newest, store, claimed, earlier)
+    dropped = {entry.path for entry in unknown}
+    covered = claimed.replay_after_wal_entry_position
+    end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
+    tailer = WalTailer(store, finding.shard_id, update_cursor=False)
+    for entry in tailer.entries(first_unsettled(claimed), end):
+        if not entry.sentinel and not is_entry_from_before(newest, store, entry, earlier):
+            break
+        covered = entry.position
+    logger.warning(
+        "dropped %d SSTables and the WAL up to position %d of an earlier table",
+        len(dropped),
+        covered,
+        extra={"shard": str(finding.shard_id)},
+    )
+
+    if unknown and unknown[-1].generation > newest.compacted_generation(finding.shard_id):
+        until_won(
+            f"marking shard {finding.shard_id}",
+            lambda: commit_marker(open_base(store).dataset, claimed.shard_id, unknown[-1].generation),
+        )
+
+    def without(manifest: ShardManifest) -> ShardManifest:
+        return replace(
+            manifest,
+            sstables=tuple(entry for entry in manifest.sstables if entry.path not in dropped),
+            replay_after_wal_entry_position=max(covered, manifest.replay_after_wal_entry_position),
+        )
+
+    manifests.commit_update(appender.epoch, without)
+
+
+def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:
+    # Any version that is older than the index is a proof of the table before.
+    found = earlier_table(base, store, layout.FIRST_MANIFEST_VERSION)
+    if found is None:
+        raise LookupError("the versions of the table do not tell when it was made anew")
+    return found
+
+
+#: What the caller may decide for rows of an earlier table.
+_EARLIER: dict[str, Callable[[BaseTable, ObjectStore, Finding], None]] = {
+    "keep": _keep_earlier,
+    "drop": _drop_earlier,
+}
+
 _ACTIONS: dict[Kind, Callable[[BaseTable, ObjectStore, Finding], None]] = {
     Kind.HINT_WRONG: _repair_hint,
     Kind.SIDECAR_MISSING: _rebuild_sidecars,
     Kind.SIDECAR_WRONG: _rebuild_sidecars,
     Kind.APPEND_UNFINISHED: _finish_append,
+    Kind.COPIED_MARKER: _lift,
 }

@@ -17,7 +17,8 @@ flush, jobs compact and collectors delete beside the reader:
    compaction followed by pruning would hide the rows from both reads.
 4. A marker that has reached ``current_generation`` as read means that the base holds
    generations which this reader knows as MemTable or WAL rows, or not at all: those rows
-   would lie over newer ones. The snapshot starts again.
+   would lie over newer ones. The snapshot starts again. Where the marker is not about this shard's
+   generations at all (a copied table, see :mod:`lancewal.lineage`) it says nothing.
 
 A shard that appears after the listing is left out: its rows are younger than the read.
 """
@@ -33,6 +34,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import LanceWalError
 from lancewal.format.schema import TableSchema
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.lineage import check_entries, held_generation
 from lancewal.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.memtable import MemTableView
 from lancewal.objects import ObjectStore
@@ -173,13 +175,15 @@ class ShardReader:
 
     def resolve(self, state: ShardState, base: BaseTable) -> ShardSnapshot:
         """Step 4, and the levels as sources."""
-        manifest, marker = state.manifest, base.compacted_generation(self._shard_id)
+        manifest, marker = state.manifest, held_generation(base, self._store, state.manifest)
         if marker >= manifest.current_generation:
             raise SnapshotMovedError(
                 f"shard {self._shard_id} was compacted up to generation {marker}, "
                 f"read at generation {manifest.current_generation}"
             )
         views = state.views
+        if state.tail is not None and state.tail.entries:
+            check_entries(base, self._store, state.tail.entries)
         if views is None:
             views = self._tail.views(state.tail or TailEntries((), 0), manifest, base.schema)
         memory = [

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError
+from lancewal.errors import ConflictError, InvalidInputError
 from lancewal.format.schema import TableSchema
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
@@ -69,7 +69,10 @@ class TableReader:
                 return self._take_snapshot(wants)
             except SnapshotMovedError as error:
                 if attempt == _ATTEMPTS:
-                    raise
+                    raise ConflictError(
+                        f"the table at {self._store.uri} was flushed or compacted {_ATTEMPTS} times while "
+                        "its state was read; read again when less is going on"
+                    ) from error
                 logger.debug("snapshot started again: %s", error)
         raise AssertionError("the last attempt raises")
 

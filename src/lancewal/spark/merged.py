@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.format.keys import key_values
+from lancewal.lineage import held_generation
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
 from lancewal.predicate import Predicate
@@ -136,10 +137,11 @@ class MergedState:
         the key, and the row that it would hide has the same key.
         """
         pruner = ShardPruner(base.details, base.schema)
+        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
         return [
             number
             for number, place in enumerate(self.state.shards)
-            if _has_rows(base, place) and pruner.may_match(place.identity, predicate)
+            if _has_rows(store, base, place) and pruner.may_match(place.identity, predicate)
         ]
 
     def _predicate(self, base: BaseTable) -> Predicate | None:
@@ -210,9 +212,11 @@ class _PushFilters:
         return self._reader.push(filters)
 
 
-def _has_rows(base: BaseTable, place: ShardPlace) -> bool:
-    marker = base.compacted_generation(place.shard_id)
-    return bool(len(place.wal_range)) or any(e.generation > marker for e in place.manifest.sstables)
+def _has_rows(store: ObjectStore, base: BaseTable, place: ShardPlace) -> bool:
+    if len(place.wal_range):
+        return True
+    held = held_generation(base, store, place.manifest)
+    return any(entry.generation > held for entry in place.manifest.sstables)
 
 
 def _newest_first(source: Source) -> tuple[bool, int, str]:
@@ -229,8 +233,8 @@ def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
 
 def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:
     """About how much a shard's levels hold."""
-    marker = base.compacted_generation(place.shard_id)
-    flushed = sum(e.in_memory_bytes or 0 for e in place.manifest.sstables if e.generation > marker)
+    held = held_generation(base, store, place.manifest)
+    flushed = sum(e.in_memory_bytes or 0 for e in place.manifest.sstables if e.generation > held)
     positions = place.wal_range
     if len(positions) > _FEW_ENTRIES:
         listed = store.list(layout.wal_dir(place.shard_id))

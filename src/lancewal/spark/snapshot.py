@@ -17,6 +17,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, StorageError, WalTruncatedError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import WalEntry
+from lancewal.lineage import held_generation
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
 from lancewal.parallel import ordered_map
@@ -84,7 +85,7 @@ def read_state(store: ObjectStore, *, ends_before_pointers: bool = False) -> Tab
         places = [p for p in ordered_map(read, discover_shards(store), workers) if p is not None]
         # Last: a marker that has passed a shard's generation means that the shard was read too early.
         base = BaseTable.open(store.uri, store.storage_options, store=store)
-        if all(base.compacted_generation(p.shard_id) < p.manifest.current_generation for p in places):
+        if all(held_generation(base, store, p.manifest) < p.manifest.current_generation for p in places):
             return TableState(store.uri, base.version, tuple(places))
     raise ConflictError(f"the table at {store.uri} was compacted {_ATTEMPTS} times while its state was read")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -99,12 +99,13 @@ class WalAppender:
         *,
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
+        check: Callable[[ShardManifest], object] | None = None,
     ) -> WalAppender:
-        """Claim the shard and fence whoever held it."""
+        """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there."""
         manifests = ShardManifestStore(
             store, layout.parse_shard_id(shard_id), manifest_scan_batch_size, clock
         )
-        epoch, manifest = manifests.claim_epoch(spec_id)
+        epoch, manifest = manifests.claim_epoch(spec_id, check=check)
         appender = cls(store, manifests, epoch, manifest, clock)
         appender.sentinel_position = appender.fence_predecessor()
         return appender

@@ -6,6 +6,7 @@ import dataclasses
 
 from lancewal.base import BaseTable
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.lineage import copied_marker
 from lancewal.objects import ObjectStore
 from lancewal.wal.tailer import WalTailer
 from lancewal.wal.tip import first_unsettled
@@ -18,14 +19,15 @@ def drain_shard(base: BaseTable, manifest: ShardManifest, store: ObjectStore) ->
     """Move the shard's rows from MemTables and WAL to SSTables; ``manifest`` is its newest.
 
     Goes through the shard's writer in this process where there is one that still holds the
-    shard. Otherwise, where the WAL has rows, the shard is claimed for the time of the flush: **a
+    shard. Otherwise, where the WAL has rows, or a copied table's markers are in the way of its
+    generations, the shard is claimed for the time of the flush: **a
     writer that another process has on it is fenced**, and so is one in WAL-only mode.
     """
     writer = live_writer(base.uri, manifest.shard_id)
     if writer is not None and writer.epoch >= manifest.writer_epoch:
         writer.force_seal_active()
         writer.wait_for_flush_drain()
-    elif has_unflushed_rows(manifest, store):
+    elif has_unflushed_rows(manifest, store) or copied_marker(base, store, manifest):
         open_shard_writer(base, manifest.shard_id, drain_config(base), store=store).close()
 
 

@@ -165,6 +165,14 @@ class MemTableMode:
         self._flushes.start()
         self._index_later(self._active)
 
+    def renumber(self, lift: Callable[[], int]) -> None:
+        """Flush all that was replayed, then go on with the generation that ``lift`` gives.
+
+        Called after replay, before the writer is open to anybody.
+        """
+        self.flush_replayed()
+        self._active = self._make_memtable(lift(), self._active.first_position)
+
     def views(self) -> list[MemTableView]:
         tables = self.memtables()
         return [*tables.frozen, tables.active]

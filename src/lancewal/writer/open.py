@@ -16,6 +16,7 @@ from lancewal.format.keys import check_key_types
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.index.specs import IndexSpec, maintained_specs
 from lancewal.index.store import IndexStore
+from lancewal.lineage import check_entries, copied_marker, held_generation, lift
 from lancewal.manifest import ShardManifestStore
 from lancewal.memtable import MemTable
 from lancewal.objects import ObjectStore
@@ -80,7 +81,12 @@ def open_shard_writer(
         spec_id = known.shard_spec_id if known else 0
 
     appender = WalAppender.open(
-        store, shard, spec_id, manifest_scan_batch_size=config.manifest_scan_batch_size, clock=clock
+        store,
+        shard,
+        spec_id,
+        manifest_scan_batch_size=config.manifest_scan_batch_size,
+        clock=clock,
+        check=lambda manifest: held_generation(base, store, manifest),
     )
     appender.keep_metadata = True
     appender.base_version = base.version
@@ -166,7 +172,10 @@ def _open_memtable_mode(
         generation=claimed.current_generation if claimed else layout.FIRST_GENERATION,
     )
     try:
-        _run_replay(base, replay, appender, mode, stats)
+        _run_replay(base, store, replay, appender, mode, stats)
+        marker = 0 if claimed is None else copied_marker(base, store, claimed)
+        if marker:
+            mode.renumber(lambda: lift(appender.manifests, state.epoch, marker).current_generation)
     except BaseException:
         state.close()
         mode.stop()
@@ -186,13 +195,20 @@ def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppen
 
 
 def _run_replay(
-    base: BaseTable, replay: Replay, appender: WalAppender, mode: MemTableMode, stats: WriteStats
+    base: BaseTable,
+    store: ObjectStore,
+    replay: Replay,
+    appender: WalAppender,
+    mode: MemTableMode,
+    stats: WriteStats,
 ) -> None:
     """Load the settled range of the WAL; memory stays within the backpressure limit."""
     started = time.perf_counter()
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
     for entry in replay.entries():
+        if not entries:
+            check_entries(base, store, [entry])
         mode.replay(entry, [align(batch, base.schema, entry.base_version) for batch in entry.batches])
         entries += 1
         rows += entry.num_rows

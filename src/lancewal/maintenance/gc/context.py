@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,12 +10,16 @@ from functools import cached_property
 from uuid import UUID
 
 from lancewal import layout
+from lancewal.errors import DifferentHistoryError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.lineage import held_generation
 from lancewal.maintenance.gc.needs import Needs
 from lancewal.maintenance.gc.report import Collected, GcReport, Kept
 from lancewal.maintenance.gc.retention import Resource, Retention
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectInfo, ObjectStore
+
+logger = logging.getLogger(__name__)
 
 _CLOCK_DIR = f"{layout.OWN_DIR}/clock"
 
@@ -51,6 +56,21 @@ class ShardContext:
     @property
     def dry_run(self) -> bool:
         return self.report.dry_run
+
+    @cached_property
+    def marker(self) -> int:
+        """The newest generation of this shard that the base table holds; 0 while that is in doubt.
+
+        A copy's markers are not about the copy's generations: those stay.
+        """
+        marker = self.needs.marker(self.shard_id)
+        if not marker:
+            return 0
+        try:
+            return min(marker, held_generation(self.needs.base, self.store, self.manifest))
+        except DifferentHistoryError as error:
+            logger.warning("nothing of the shard counts as compacted: %s", error)
+            return 0
 
     @cached_property
     def manifests(self) -> ShardManifestStore:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from lancewal import layout
 from lancewal.format.shard_manifest import ShardManifest, SsTableEntry
+from lancewal.lineage import copy_of
 from lancewal.maintenance import points
 from lancewal.maintenance.gc.context import ShardContext
 from lancewal.maintenance.gc.retention import Resource
@@ -17,9 +18,10 @@ _RESOURCE = Resource.MANIFEST_ENTRIES
 
 def collect(shard: ShardContext) -> None:
     """Prune what the base table holds; at the writer's own epoch, which stays as it is."""
-    marker = shard.needs.marker(shard.shard_id)
-    compacted = [entry for entry in shard.manifest.sstables if entry.generation <= marker]
-    prunable = [entry for entry in compacted if not _is_needed(shard, entry)]
+    compacted = [entry for entry in shard.manifest.sstables if entry.generation <= shard.marker]
+    prunable = [
+        entry for entry in compacted if not _came_along(shard, entry) and not _is_needed(shard, entry)
+    ]
     if not prunable:
         return
     shard.pruned = {entry.path: entry.generation for entry in prunable}
@@ -36,6 +38,15 @@ def collect(shard: ShardContext) -> None:
         points.reached("collect: manifest entries are pruned")
     for entry in prunable:
         shard.collected(_RESOURCE, entry.path)
+
+
+def _came_along(shard: ShardContext, entry: SsTableEntry) -> bool:
+    """Whether the entry is below the marker that a copied table began with: that says nothing of it."""
+    copy = copy_of(shard.store)
+    if copy is None or entry.generation > copy.markers.get(shard.shard_id, 0):
+        return False
+    shard.kept(_RESOURCE, entry.path, "the table is a copy, and the marker that came along is not about it")
+    return True
 
 
 def _is_needed(shard: ShardContext, entry: SsTableEntry) -> bool:

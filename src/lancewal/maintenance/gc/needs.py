@@ -54,6 +54,10 @@ class Needs:
         self._floors: dict[timedelta, Mapping[UUID, int]] = {}
         self._read: dict[int, Mapping[UUID, int] | None] = {}
 
+    @property
+    def base(self) -> BaseTable:
+        return self._base
+
     def marker(self, shard_id: UUID) -> int:
         """The newest generation that the base table holds and says so; tags do not count here."""
         return self._base.details.compacted.get(shard_id, 0)

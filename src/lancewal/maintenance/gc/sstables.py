@@ -109,10 +109,11 @@ class _Directory:
         """Why it has to stay although it is garbage."""
         if self.resource is Resource.ORPHANS and not is_staged(self.name):
             return None
-        # Of a bulk load whose manifest is gone nobody knows the generation: the newest one that
-        # is compacted has to be free.
-        staged = is_staged(self.name)
-        generation = self.past.generation(self.name) if staged else layout.parse_sstable_name(self.name)
+        # The name tells the generation only where nobody gave it another one since. Of a bulk load
+        # whose manifest is gone nobody knows it: the newest one that is compacted has to be free.
+        generation = self.past.generation(self.name)
+        if generation is None and not is_staged(self.name):
+            generation = layout.parse_sstable_name(self.name)
         return self.shard.needs.reason(
             self.shard.shard_id,
             self._marker if generation is None else generation,
@@ -122,7 +123,7 @@ class _Directory:
 
     @property
     def _marker(self) -> int:
-        return self.shard.needs.marker(self.shard.shard_id)
+        return self.shard.marker
 
     @property
     def _is_abandoned(self) -> bool:

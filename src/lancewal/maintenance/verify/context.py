@@ -22,6 +22,8 @@ class ShardCheck:
     manifest: ShardManifest
     marker: int
     deep: bool
+    #: SSTables that retained versions of the manifest name, as far as they were read.
+    once_listed: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
 

@@ -29,6 +29,8 @@ class Kind(enum.StrEnum):
     MANIFEST_REGRESSION = "manifest_regression"
     HINT_WRONG = "hint_wrong"
     MARKER_ABOVE_MANIFEST = "marker_above_manifest"
+    COPIED_MARKER = "copied_marker"
+    EARLIER_TABLE = "earlier_table"
     MARKER_WITHOUT_SHARD = "marker_without_shard"
     APPEND_UNFINISHED = "append_unfinished"
     GENERATION_GAP = "generation_gap"
@@ -47,7 +49,15 @@ class Kind(enum.StrEnum):
 
 
 #: What :func:`~lancewal.maintenance.repair.repair` can put right.
-REPAIRABLE = frozenset({Kind.HINT_WRONG, Kind.SIDECAR_MISSING, Kind.SIDECAR_WRONG, Kind.APPEND_UNFINISHED})
+REPAIRABLE = frozenset(
+    {
+        Kind.HINT_WRONG,
+        Kind.SIDECAR_MISSING,
+        Kind.SIDECAR_WRONG,
+        Kind.APPEND_UNFINISHED,
+        Kind.COPIED_MARKER,
+    }
+)
 
 
 @dataclass(frozen=True)

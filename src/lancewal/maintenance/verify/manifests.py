@@ -46,6 +46,7 @@ def _check_versions(shard: ShardCheck) -> None:
             shard.found(Kind.MANIFEST_UNREADABLE, severity, path, str(error))
             continue
         shard.checked["manifest versions"] += 1
+        shard.once_listed.update(entry.path for entry in manifest.sstables)
         if before is not None and (regressed := _regressed(before, manifest)):
             path = layout.manifest_file(shard.shard_id, version)
             text = f"{regressed} falls from version {before.version} to {version}"
@@ -74,15 +75,7 @@ def _check_hint(shard: ShardCheck) -> None:
 def _check_generations(shard: ShardCheck) -> None:
     manifest, marker = shard.manifest, shard.marker
     where = layout.manifest_file(shard.shard_id, manifest.version)
-    if marker >= manifest.current_generation:
-        shard.found(
-            Kind.MARKER_ABOVE_MANIFEST,
-            Severity.ERROR,
-            where,
-            f"the base table says that it holds generation {marker}, the shard is at "
-            f"{manifest.current_generation}: what it flushes next will be left out of every read",
-            marker,
-        )
+    if any(finding.kind in (Kind.MARKER_ABOVE_MANIFEST, Kind.EARLIER_TABLE) for finding in shard.findings):
         return
     try:
         pending_sstables(manifest, marker)

@@ -11,12 +11,13 @@ from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.lineage import copy_of
 from lancewal.maintenance.tags import unmarked_tags
-from lancewal.maintenance.verify import base_keys, manifests, sstables, wal
+from lancewal.maintenance.verify import base_keys, lineage, manifests, sstables, wal
 from lancewal.maintenance.verify.context import ShardCheck
 from lancewal.maintenance.verify.findings import Finding, Kind, Severity, VerifyReport
 from lancewal.manifest import ShardManifestStore
-from lancewal.markers import appended_generations, is_fence
+from lancewal.markers import is_fence
 from lancewal.objects import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def verify(
     if wanted is None:
         base = _newest(base, store)
         report.base_version = base.version
-        _verify_base(base, set(present), deep, report)
+        _verify_base(base, store, set(present), deep, report)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -85,8 +86,8 @@ def _verify_shard(
             return
         # After the manifest, as readers do.
         base = _newest(base, store)
-        marker = appended_generations(base).get(shard_id, 0)
-        shard = ShardCheck(store, base, shard_id, before, marker, deep)
+        shard = ShardCheck(store, base, shard_id, before, 0, deep)
+        lineage.check(shard)
         manifests.check(shard)
         wal.check(shard)
         sstables.check(shard)
@@ -115,9 +116,14 @@ def _manifest(store: ObjectStore, shard_id: UUID) -> ShardManifest | Finding:
     return Finding(Kind.MANIFEST_MISSING, severity, where, text, shard_id)
 
 
-def _verify_base(base: BaseTable, present: set[UUID], deep: bool, report: VerifyReport) -> None:
-    for shard_id, generation in sorted(base.details.compacted.items()):
-        if shard_id not in present and not is_fence(shard_id):
+def _verify_base(
+    base: BaseTable, store: ObjectStore, present: set[UUID], deep: bool, report: VerifyReport
+) -> None:
+    absent = {s: g for s, g in base.details.compacted.items() if s not in present and not is_fence(s)}
+    copy = copy_of(store) if absent else None
+    for shard_id, generation in sorted(absent.items()):
+        # A copy has the markers of its source, and shards from their first writer on.
+        if copy is None or copy.markers.get(shard_id, 0) < generation:
             text = f"the base table holds generation {generation} of shard {shard_id}, which does not exist"
             report.findings.append(
                 Finding(

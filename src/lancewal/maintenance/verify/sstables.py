@@ -96,6 +96,7 @@ def _check_directories(shard: ShardCheck) -> None:
         if generation is None:
             text = f"{name} in the shard's directory is neither an SSTable nor anything else known"
             shard.found(Kind.UNKNOWN_DIRECTORY, Severity.WARNING, path, text)
-        else:
+        # What compaction took off the list stays for reads that began before.
+        elif name not in shard.once_listed:
             text = f"the manifest does not name {name}; garbage collection removes it"
             shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
