@@ -199,46 +199,38 @@ class Crew:
         self._name = name
         self._tasks: SimpleQueue[Task[object] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._running = 0
         self._unfinished = 0
-        self._ended = Bell()
+        # Those that were started; an interrupt may leave one out, which does no harm.
+        self._hired: list[tuple[threading.Thread, Task[None]]] = []
 
     def take(self, task: Task[R]) -> None:
         """Have a thread run the task; this one does where there is none to be had."""
         with self._lock:
             self._unfinished += 1
-            hire = self._running < min(self._unfinished, self._size)
+            hire = len(self._hired) < min(self._unfinished, self._size)
         if hire:
             try:
                 self._hire()
             except RuntimeError:
-                if not self._running:
+                if not self._hired:
                     task.run()
                     return
         self._tasks.put(task)  # type: ignore[arg-type]
 
     def dismiss(self, *, wait: bool = False) -> None:
         """Let the threads end after their tasks. Takes no lock: the garbage collector may call it."""
-        for _ in range(self._size):
-            self._tasks.put(None)
+        self._tasks.put(None)
         if wait and not is_forked():
-            self._ended.wait_for(lambda: self._running <= 0)
-            for thread in self._threads:
+            for thread, work in self._hired:
+                work.wait()
                 with suppress(RuntimeError):  # another ran in its place
                     thread.join()
 
     def _hire(self) -> None:
-        thread = threading.Thread(target=self._work, name=f"{self._name}_{self._running}", daemon=True)
-        with self._lock:
-            self._running += 1
-        try:
-            start_thread(thread)
-        except BaseException:
-            with self._lock:
-                self._running -= 1
-            raise
-        self._threads.append(thread)
+        work = Task(self._work)
+        thread = threading.Thread(target=work.run, name=f"{self._name}_{len(self._hired)}", daemon=True)
+        start_thread(thread)
+        self._hired.append((thread, work))
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -246,9 +238,7 @@ class Crew:
             del task
             with self._lock:
                 self._unfinished -= 1
-        with self._lock:
-            self._running -= 1
-        self._ended.ring()
+        self._tasks.put(None)  # for the next one, however many there are
 
 
 def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:

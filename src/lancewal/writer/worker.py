@@ -68,13 +68,9 @@ class Worker:
             # A daemon: a process that exits without close() must not hang here, and
             # loses nothing by it, since whatever was acknowledged is in the WAL.
             thread = threading.Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
-            try:
-                self._thread = thread
-                start_thread(thread)
-            except BaseException:
-                # No thread to be had, or an interrupt: then the next kick tries again.
-                self._thread = None
-                raise
+            start_thread(thread)
+            # Not before: without a thread to be had, or after an interrupt, the next kick tries again.
+            self._thread = thread
 
     def _run(self, thread: threading.Thread) -> None:
         with self._lock:
