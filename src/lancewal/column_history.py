@@ -13,10 +13,10 @@ note) are judged by the names that the column has had.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lancewal.format.records import decode_record, encode_record
 from lancewal.parallel import ordered_map
 
 #: Stands among the field ids for the MemWAL index: that, too, may be dropped and made again.
@@ -58,15 +58,15 @@ class ColumnRuns:
         return ColumnRuns(self.first, version, since)
 
     def to_json(self) -> bytes:
-        return json.dumps(
+        return encode_record(
             {"first": self.first, "version": self.version, "since": sorted(self.since.items())}
-        ).encode()
+        )
 
     @classmethod
     def from_json(cls, data: bytes) -> ColumnRuns | None:
         """``None`` for what :meth:`to_json` did not write."""
         try:
-            found = json.loads(data)
+            found = decode_record(data)
             since = {int(number): int(start) for number, start in found["since"]}
             return cls(int(found["first"]), int(found["version"]), since)
         except (ValueError, TypeError, KeyError):

@@ -21,17 +21,18 @@ Only the newest version is kept: what an application has done is bounded by its 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
 from lancewal import layout
 from lancewal.errors import InvalidInputError, LanceWalError, StorageError, WalTruncatedError
+from lancewal.format.records import decode_record, encode_record
 from lancewal.format.wal_entry import WalEntry
 from lancewal.manifest import ShardManifestStore
 from lancewal.objects import ObjectStore
@@ -169,15 +170,17 @@ class TransactionLog:
             done = self.read().done
             if done < 0:
                 return None
+            path = f"{self._directory}/{done:020d}.done"
             try:
-                content = _get(self._store, f"{self._directory}/{done:020d}.done")
+                content = _get(self._store, path)
             except FileNotFoundError:
                 logger.debug("version %d of %s was replaced by a later one", done, self._directory)
                 continue
-            return {UUID(shard): int(position) for shard, position in content["floors"].items()}
+            with _reading(path):
+                return {UUID(shard): int(position) for shard, position in content["floors"].items()}
 
     def _put(self, name: str, record: Mapping[str, object]) -> None:
-        self._store.put(f"{self._directory}/{name}", json.dumps(record).encode())
+        self._store.put(f"{self._directory}/{name}", encode_record(record))
 
     def _forget(self, below: int) -> None:
         try:
@@ -243,7 +246,7 @@ class Unsettled:
                 )
             if proven:
                 path = f"{directory}/{run.version:020d}.shard.{shard_id}"
-                self._store.put(path, json.dumps({"run": run.run_id}).encode())
+                self._store.put(path, encode_record({"run": run.run_id}))
                 written.append(path)
         return written
 
@@ -274,11 +277,13 @@ def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> Histor
         version = int(match[1])
         if version <= done or match[2] == "done" or match[3] is None:
             continue
-        content = _get(store, f"{directory}/{match[0]}")
-        if match[2] == "started":
-            runs.append(_run(version, match[3], content))
-        else:
-            marks[version, UUID(match[3])] = str(content["run"])
+        path = f"{directory}/{match[0]}"
+        content = _get(store, path)
+        with _reading(path):
+            if match[2] == "started":
+                runs.append(_run(version, match[3], content))
+            else:
+                marks[version, UUID(match[3])] = str(content["run"])
     return History(done, tuple(runs), marks)
 
 
@@ -294,11 +299,16 @@ def _run(version: int, run_id: str, content: Mapping[str, Any]) -> Run:
 
 def _get(store: ObjectStore, path: str) -> dict[str, Any]:
     data = store.get(path)
+    with _reading(path):
+        return decode_record(data)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
     try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise StorageError(f"the transaction record {path!r} is damaged: {error}") from error
-    return dict(record)
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"the transaction record {path!r} is damaged: {error!r}") from error
 
 
 def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
@@ -306,6 +316,7 @@ def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
     digest, _, version = tag.partition(":")
     path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
     try:
-        return bool(_get(store, path)["run"] == run_id)
+        with _reading(path):
+            return bool(_get(store, path)["run"] == run_id)
     except FileNotFoundError:
         return False

@@ -3,7 +3,9 @@
 Python blocks run in order, in one namespace. On a line that ends in ``# → value`` the
 expression's ``repr`` must be ``value``; on one that ends in ``# raises Name`` it must raise that
 error. Console blocks run where ``<!-- run -->`` stands before them: every line that starts with
-``$`` must succeed. ``<!-- setup`` … ``-->`` holds Python that the page does not show.
+``$`` must succeed. JSON must be what a reader of ours takes. ``<!-- setup`` … ``-->`` holds Python that
+the page does not show: what a block needs, or what must hold behind it. Whatever is not run says why, as
+``<!-- not run: because -->``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lancewal.format.records import decode_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +56,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def runs(block: Block) -> bool:
-    if block.language == "python":
+    if block.language in ("python", "json"):
         return block.marked is None
     return block.language == "console" and block.marked == "<!-- run -->"
 
@@ -59,14 +64,18 @@ def runs(block: Block) -> bool:
 class Runner:
     """Runs the blocks of one page in one directory."""
 
-    def __init__(self, page: Path, directory: Path) -> None:
+    def __init__(self, page: Path, directory: Path, names: Mapping[str, Any] | None = None) -> None:
+        """``names`` are there for the page's Python, besides what it defines itself."""
         self._page = page
         self._directory = directory
-        self._names: dict[str, Any] = {"__name__": page.stem}
+        self._names: dict[str, Any] = {"__name__": page.stem, **(names or {})}
 
     def run(self, block: Block) -> None:
         if block.language == "python":
             self._python(block)
+        elif block.language == "json":
+            # One with a checksum must have the right one.
+            assert decode_record(block.body), f"{self._page.name}:{block.line}"
         else:
             self._console(block)
 
@@ -111,21 +120,22 @@ class Runner:
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
         }
-        for line in block.body.splitlines():
-            if line.startswith("$ "):
-                done = subprocess.run(
-                    ["bash", "-c", line[2:]],
-                    cwd=self._directory,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                assert done.returncode == 0, f"{self._page.name}: {line}\n{done.stderr}"
+        commands = [line for line in block.body.splitlines() if line.startswith("$ ")]
+        assert commands, f"{self._page.name}:{block.line} runs nothing: commands begin with a dollar sign"
+        for line in commands:
+            done = subprocess.run(
+                ["bash", "-c", line[2:]],
+                cwd=self._directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{self._page.name}: {line}\n{done.stderr}"
 
 
-def run_page(page: Path, directory: Path) -> None:
-    runner = Runner(page, directory)
+def run_page(page: Path, directory: Path, names: Mapping[str, Any] | None = None) -> None:
+    runner = Runner(page, directory, names)
     for block in blocks(page):
         if runs(block):
             runner.run(block)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,35 @@ import typer
 import lancewal
 from lancewal.cli.app import app
 from lancewal.objects import observe_all
+from tests.cli.support import ok
+from tests.docs.beside import WriterBeside
 from tests.docs.blocks import ROOT, Runner, blocks, run_page, run_page_alone, runs
 from tests.tables import KEYED, rows
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Languages that nothing runs.
-_SHOWN = {"text", "mermaid", "console", "toml", "yaml", "json", "sql", "promql", "proto", "protobuf"}
+_SHOWN = {"text", "mermaid"}
+
+
+@contextmanager
+def _beside_a_writer(directory: Path) -> Iterator[dict[str, Any]]:
+    """What the page on operations is about: a table that another process writes to."""
+    _small_table(directory)
+    with WriterBeside(directory / "table") as beside:
+        yield {"beside": beside}
 
 
 def _small_table(directory: Path) -> None:
-    """The table that pages about operating one begin with."""
     lance.write_dataset(pa.Table.from_batches([rows(0, 10)]), str(directory / "table"), schema=KEYED)
     table = lancewal.initialize(directory / "table", bucket=("id", 2), writer_defaults={"fsync": "false"})
     with table.writer() as writer:
         writer.put(rows(10, 20))
 
 
-PREPARED: dict[str, Callable[[Path], None]] = {"operations.md": _small_table}
-
-
+#: What there is before a page begins, and the names that its hidden blocks may use.
+SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[dict[str, Any]]]] = {
+    "operations.md": _beside_a_writer
+}
 #: A Spark session of their own would become that of all later tests.
 ALONE = {"spark.md"}
 WITH_CODE = [
@@ -51,13 +62,13 @@ WITH_CODE = [
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    if page.name in PREPARED:
-        PREPARED[page.name](tmp_path)
     if page.name in ALONE:
         run_page_alone(page, tmp_path)
         return
+    situation = SITUATIONS.get(page.name, lambda _: nullcontext({}))
     try:
-        run_page(page, tmp_path)
+        with situation(tmp_path) as names:
+            run_page(page, tmp_path, names)
     finally:
         observe_all(None)
 
@@ -99,6 +110,28 @@ def test_every_command_and_option_is_documented() -> None:
                     assert option in text, f"{name} {option}"
 
 
+# cli.md, operations.md and python-service.md name what disturbs a writer and what does not.
+
+
+def test_maintenance_fences_no_writer_elsewhere(tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    with _beside_a_writer(tmp_path) as names:
+        for name, *arguments in (["compact"], ["gc"], ["verify"], ["verify", "--repair"], ["status"]):
+            ok(name, table, *arguments)
+            assert names["beside"].put() == "written", name
+
+
+@pytest.mark.parametrize("command", ["flush", "compact --flush", "delete KEY", "ingest FILE"])
+def test_what_writes_fences_a_writer_elsewhere(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"id": {WriterBeside.KEY}, "name": "taken"}}\n')
+    given = {"KEY": str(WriterBeside.KEY), "FILE": str(file)}
+    name, *arguments = (given.get(word, word) for word in command.split())
+    with _beside_a_writer(tmp_path) as names:
+        ok(name, str(tmp_path / "table"), *arguments)
+        assert names["beside"].put() == "FencedError"
+
+
 def test_the_examples_can_fail(tmp_path: Path) -> None:
     """What keeps the pages honest must notice a wrong value, a missing error and a failing command."""
     page = tmp_path / "page.md"
@@ -107,6 +140,7 @@ def test_the_examples_can_fail(tmp_path: Path) -> None:
         ("```python\nint('1')  # raises ValueError\n```\n", "no ValueError was raised"),
         ("```python\nint('x')  # raises KeyError\n```\n", "instead of KeyError"),
         ("<!-- run -->\n```console\n$ lancewal status nothing\n```\n", "there is no Lance table"),
+        ("<!-- run -->\n```console\nlancewal status nothing\n```\n", "runs nothing"),
     ]:
         page.write_text(body)
         (block,) = blocks(page)

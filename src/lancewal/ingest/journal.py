@@ -15,16 +15,17 @@ one wins each version; the others read the journal again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lancewal import layout
 from lancewal.errors import LanceWalError, StorageError
+from lancewal.format.records import decode_record, encode_record
 from lancewal.ingest.files import SourceFile
 from lancewal.objects import ObjectStore, PutOutcome
 from lancewal.transactions import Transaction, TransactionLog
@@ -122,7 +123,7 @@ class Journal:
         """Claim a version for ``part``; false when another process was faster."""
         record = {**asdict(part), "source": self.source, "write_id": secrets.token_hex(8)}
         path = f"{self._directory}/{version:020d}.part.json"
-        if self._store.put_if_absent(path, json.dumps(record).encode()) is not PutOutcome.CREATED:
+        if self._store.put_if_absent(path, encode_record(record)) is not PutOutcome.CREATED:
             return False
         # A version that was done and summarised leaves its name free again.
         return not self.is_written(version)
@@ -135,7 +136,7 @@ class Journal:
             "source": self.source,
             "files": {name: asdict(progress) for name, progress in state.files.items()},
         }
-        self._store.put(f"{self._directory}/{state.version:020d}.all.json", json.dumps(record).encode())
+        self._store.put(f"{self._directory}/{state.version:020d}.all.json", encode_record(record))
         try:
             for number, kind, path in self._names():
                 if number < state.version or (kind == "part" and number == state.version):
@@ -158,11 +159,14 @@ class Journal:
         state = State()
         for number, kind, path in names:
             if kind == "all" and number == summed:
-                files = self._get(path)["files"]
-                state = State(number, {name: Progress(**known) for name, known in files.items()})
+                content = self._get(path)
+                with _reading(path):
+                    files = {name: Progress(**known) for name, known in content["files"].items()}
+                state = State(number, files)
             elif kind == "part" and number > summed:
                 content = self._get(path)
-                part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
+                with _reading(path):
+                    part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
                 if number == names[-1][0] and not self.is_written(number):
                     return State(number, state.files, part)
                 state = state.with_part(number, part)
@@ -170,7 +174,13 @@ class Journal:
 
     def _get(self, path: str) -> dict[str, Any]:
         data = self._store.get(path)
-        try:
-            return dict(json.loads(data))
-        except ValueError as error:
-            raise StorageError(f"the ingest record {path!r} is damaged: {error}") from error
+        with _reading(path):
+            return decode_record(data)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"the ingest record {path!r} is damaged: {error!r}") from error

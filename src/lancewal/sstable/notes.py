@@ -8,7 +8,6 @@ object storage need, which spares them the request; Lance drops it when it rewri
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from lancewal import layout
 from lancewal.errors import StorageError
+from lancewal.format.records import decode_record, encode_record
 from lancewal.format.spans import byte_spans, numbers
 
 #: A longer text is not copied into the manifest, which is written anew by every commit.
@@ -52,7 +52,7 @@ class SsTableNotes:
         return text if len(text) <= _MAX_COPIED else ""
 
     def to_text(self) -> str:
-        """JSON with a checksum of its own.
+        """A record, see :mod:`lancewal.format.records`.
 
         >>> SsTableNotes.parse(SsTableNotes(7, {"a": 1}, 2, (3, 4)).to_text(), "t")
         SsTableNotes(base_version=7, files={'a': 1}, bounds=2, pages=(3, 4))
@@ -65,16 +65,13 @@ class SsTableNotes:
         if self.bounds is not None:
             notes["bounds"] = f"{self.bounds:08x}"
             notes["pages"] = "".join(f"{page:08x}" for page in self.pages)
-        return json.dumps({"notes": notes, "crc32c": _seal(notes)}, separators=(",", ":"))
+        return encode_record(notes).decode()
 
     @classmethod
     def parse(cls, text: str, uri: str) -> SsTableNotes:
         """Raises StorageError for what :meth:`to_text` did not write; ``uri`` names the SSTable."""
         try:
-            stored = json.loads(text)
-            notes = stored["notes"]
-            if stored["crc32c"] != _seal(notes):
-                raise ValueError(f"their checksum is {stored['crc32c']}, not {_seal(notes)}")
+            notes = decode_record(text, must_have_checksum=True)
             bounds, pages = notes.get("bounds"), notes.get("pages", "")
             return cls(
                 notes.get("base_version"),
@@ -82,12 +79,8 @@ class SsTableNotes:
                 None if bounds is None else int(bounds, 16),
                 tuple(int(pages[at : at + 8], 16) for at in range(0, len(pages), 8)),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise StorageError(f"lancewal's notes of the SSTable at {uri} are damaged: {error}") from error
-
-
-def _seal(notes: object) -> str:
-    return f"{crc32c.crc32c(json.dumps(notes, sort_keys=True).encode()):08x}"
 
 
 def checksum(columns: Sequence[pa.Array], *others: int) -> int:
