@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import pytest
 
@@ -87,6 +88,9 @@ def test_threads_end_with_an_iteration_that_was_left_early() -> None:
     begun_by_then = len(begun)
     release.set()
     for thread in threads:
+        # One may be about to start still.
+        while thread.ident is None:
+            time.sleep(0.001)
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
     assert len(begun) - begun_by_then <= 4

@@ -18,10 +18,9 @@ from lancewal.format.schema import TOMBSTONE, TableSchema, is_blob
 LANCE_NAMES = frozenset(
     ["_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"]
 )
-#: What reads add to rows: sources, the change feed, distances and scores of searches.
-ADDED_NAMES = frozenset(
-    ["_source", "_shard_id", "_change_type", "_wal_position", "_writer_epoch", "_distance", "_score"]
-)
+#: What reads add to rows. The change feed's columns are not among them: tables that keep what a feed
+#: gave have columns of these names, and only a feed of such a table is refused.
+ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
 
 
 def check_new_columns(schema: TableSchema) -> None:
@@ -30,7 +29,7 @@ def check_new_columns(schema: TableSchema) -> None:
     added = [name for name in schema.names if name in ADDED_NAMES]
     if added:
         raise InvalidInputError(
-            f"column {', '.join(added)} has a name that reads, searches or the change feed add; "
+            f"column {', '.join(added)} has a name that reads or searches add; "
             "rename it with lance.LanceDataset.alter_columns"
         )
 

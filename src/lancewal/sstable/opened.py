@@ -80,8 +80,11 @@ class OpenedSsTable:
     @cached_property
     def written_for(self) -> int | None:
         """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
+        # The notes first: the manifest has a copy of them, so that nothing has to be opened.
+        if self.notes.base_version is not None:
+            return self.notes.base_version
         stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
-        return int(stated) if stated.isdigit() else self.notes.base_version
+        return int(stated) if stated.isdigit() else None
 
     @cached_property
     def notes(self) -> SsTableNotes:
