@@ -476,9 +476,9 @@ def _merge_direct(dataset: lance.LanceDataset, batch: pa.RecordBatch) -> None:
 
 class TestFailures:
     def test_one_failed_shard_does_not_stop_the_others(self, site: Site) -> None:
-        # Nobody can say whether a key of the damaged shard is in the other one too, so that it has its turn
-        # in the order of reads: before, by its id.
-        other = UUID(int=1)
+        # Nobody can say whether a key of the damaged shard is in the other one too, so both are compacted in
+        # the order of reads: by its id the other one comes first.
+        other = UUID(int=(1 << 128) - 1)
         site.flush(rows(500, 3), shard_id=other)
         (entry, *_) = site.manifest.sstables
         site.store.delete_prefix(f"_mem_wal/{site.shard_id}/{entry.path}")
