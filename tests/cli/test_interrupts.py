@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,17 @@ def table(tmp_path: Path) -> lancewal.Table:
 
 
 def interrupt_after(call: Callable[..., Any], calls: int) -> Callable[..., Any]:
-    """``call``, which is interrupted once it has returned so many times."""
+    """``call``, interrupted once it has returned so many times: in the main thread, as by Ctrl-C."""
     done = 0
 
     def counted(*args: Any, **options: Any) -> Any:
         nonlocal done
         result = call(*args, **options)
         done += 1
-        if done >= calls:
+        if threading.current_thread() is not threading.main_thread():
+            if done == calls:
+                _thread.interrupt_main()
+        elif done >= calls:
             raise KeyboardInterrupt
         return result
 
