@@ -3,7 +3,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-CODE   := src tests bench
+CODE   := src tests bench demo
 
 # The first interpreter that is new enough; override with `make PYTHON=/path/to/python …`.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
@@ -20,7 +20,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Show on real rows what works
-	@$(BIN)/python -m lancewal.demo $(ARGS)
+	@$(BIN)/python -m demo $(ARGS)
 
 test: lint typecheck ## Lint, type-check and run the tests
 	@$(BIN)/python -m pytest $(ARGS)
@@ -36,7 +36,7 @@ lint: $(STAMP) ## Check style and formatting
 	@$(BIN)/ruff format --check $(CODE)
 
 typecheck: $(STAMP) ## Check types, strictly
-	@$(BIN)/mypy --strict src bench
+	@$(BIN)/mypy --strict src bench demo
 
 format: $(STAMP) ## Format the code and apply safe fixes
 	@$(BIN)/ruff check --fix $(CODE)

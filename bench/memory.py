@@ -10,8 +10,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from bench.tables import peer_writer, vector_batches
-from lancewal.base import BaseTable
-from lancewal.writer import ShardWriterConfig, open_shard_writer
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
+from lancewal.writer import open_shard_writer
 
 
 def peak_growth(side: str, uri: str, count: int) -> int:

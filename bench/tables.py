@@ -10,7 +10,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 #: The shortest interval that the peer's writer takes; its default of 100 ms is what a

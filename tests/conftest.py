@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from lancewal.objects import ObjectStore
+from lancewal.storage import ObjectStore
 from tests.servers import S3Server
 
 # A machine that decides whether a change lands must not decide by chance; people and the long

@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lancewal.errors import StorageError
-from lancewal.objects import ObjectInfo, ObjectStore, PutOutcome
-from lancewal.objects.backend import Backend
+from lancewal.storage import ObjectInfo, ObjectStore, PutOutcome
+from lancewal.storage.backend import Backend
 
 if TYPE_CHECKING:
-    from lancewal.objects.store import Data
+    from lancewal.storage.store import Data
 
 T = TypeVar("T")
 

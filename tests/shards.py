@@ -9,14 +9,13 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.format.schema import TOMBSTONE
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.format.wal_entry import WalEntry
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalAppender, WalTailer
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore, layout
 from lancewal.writer import ShardWriter
 from lancewal.writer.intake import Intake
 

@@ -11,9 +11,10 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
-from lancewal.base import BaseTable
-from lancewal.objects import ObjectStore
-from lancewal.writer import ShardWriter, ShardWriterConfig, open_shard_writer
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
+from lancewal.storage import ObjectStore
+from lancewal.writer import ShardWriter, open_shard_writer
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 

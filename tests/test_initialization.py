@@ -15,13 +15,12 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 import lancewal
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_shards
-from lancewal.writer.config import ShardWriterConfig
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import discover_shards
+from lancewal.storage import ObjectStore, layout
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEY, KEYED, rows
 

@@ -17,11 +17,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import lancewal
-from lancewal import metrics, table_maintenance
+from lancewal import metrics
+from lancewal import table as table_maintenance
 from lancewal.errors import StorageError
-from lancewal.objects import ObjectStore, observe_all
+from lancewal.storage import ObjectStore, observe_all
 from lancewal.table import Table
-from lancewal.writer import registry as writer_registry
+from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
 from tests.tables import KEYED, rows
 

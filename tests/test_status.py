@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal import layout
 from lancewal import status as status_module
-from lancewal.objects import ObjectInfo, ObjectStore
 from lancewal.status import Lag, table_status
+from lancewal.storage import ObjectInfo, ObjectStore, layout
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}

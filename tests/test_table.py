@@ -15,13 +15,12 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal import layout
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import FencedError, InvalidInputError, NotInitializedError, PartialWriteError
 from lancewal.format.shard_manifest import ShardStatus
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
-from lancewal.writer.config import ShardWriterConfig
 from tests.faults import FaultyStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows

@@ -18,8 +18,8 @@ import pyarrow as pa
 from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalAppender, WalTailer
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.storage import ObjectStore
 
 ROWS_PER_ENTRY = 20
 DIMENSIONS = 1024

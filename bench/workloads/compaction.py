@@ -27,10 +27,11 @@ from bench.comparison import Comparison
 from bench.context import Context
 from bench.registry import workload
 from bench.tables import new_table, vector_batches, vector_schema
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import compact
-from lancewal.objects import ObjectStore
-from lancewal.writer import ShardWriterConfig, open_shard_writer
+from lancewal.storage import ObjectStore
+from lancewal.writer import open_shard_writer
 
 PEER = "plain merge_insert"
 DIMENSION = 128

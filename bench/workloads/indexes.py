@@ -25,12 +25,13 @@ from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
 from bench.tables import KEY
-from lancewal.base import BaseTable
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
-from lancewal.reader.search import full_text_search, vector_search
-from lancewal.writer import ShardWriter, ShardWriterConfig, open_shard_writer
+from lancewal.reader.table_reader import full_text_search, vector_search
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore
+from lancewal.writer import ShardWriter, open_shard_writer
 
 PEER = "Lance writer"
 FLUSHED = "Lance, flushed rows"

@@ -20,11 +20,12 @@ from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
 from bench.tables import KEY, new_table, vector_batches, vector_schema
-from lancewal.base import BaseTable
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
-from lancewal.writer import ShardWriter, ShardWriterConfig, open_shard_writer
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore
+from lancewal.writer import ShardWriter, open_shard_writer
 
 PEER = "Lance scanner"
 DIMENSION = 128

@@ -24,8 +24,9 @@ from bench.context import Context, Laps
 from bench.memory import peak_growth
 from bench.registry import workload
 from bench.tables import PEER_BEST_INTERVAL_MS, new_table, peer_writer, vector_batches, vector_schema
-from lancewal.base import BaseTable
-from lancewal.writer import ShardWriter, ShardWriterConfig, open_shard_writer
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
+from lancewal.writer import ShardWriter, open_shard_writer
 
 PEER = "Lance writer"
 THREADS = 16

@@ -23,17 +23,15 @@ from typing import TYPE_CHECKING, Any
 from lancewal import errors
 
 if TYPE_CHECKING:
+    from lancewal.config import ShardWriterConfig
+    from lancewal.format import WalEntry
     from lancewal.initialization import initialize
     from lancewal.reader import LookupResult, Scan
-    from lancewal.shard_info import ShardInfo
-    from lancewal.sharding import ShardRouter
+    from lancewal.shard import ShardRouter, WalAppender, WalTailer
+    from lancewal.status import ShardInfo
     from lancewal.table import Table, restore
     from lancewal.table import open_table as open
-    from lancewal.wal import WalAppender, WalEntry, WalTailer
-    from lancewal.writer.config import ShardWriterConfig
-    from lancewal.writer.results import WriteResult
-    from lancewal.writer.shard_writer import ShardWriter
-    from lancewal.writer.table_writer import TableWriter, TableWriteResult
+    from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
 # Lance reports its own system index, which has no fields, as an error each time indexes are
 # listed. The message is harmless and says nothing to a user; the variable counts only where
@@ -49,17 +47,17 @@ except PackageNotFoundError:  # a source tree that was not installed
 _HOMES = {
     "LookupResult": ("lancewal.reader", "LookupResult"),
     "Scan": ("lancewal.reader", "Scan"),
-    "ShardInfo": ("lancewal.shard_info", "ShardInfo"),
-    "ShardRouter": ("lancewal.sharding", "ShardRouter"),
-    "ShardWriter": ("lancewal.writer.shard_writer", "ShardWriter"),
-    "ShardWriterConfig": ("lancewal.writer.config", "ShardWriterConfig"),
+    "ShardInfo": ("lancewal.status", "ShardInfo"),
+    "ShardRouter": ("lancewal.shard", "ShardRouter"),
+    "ShardWriter": ("lancewal.writer", "ShardWriter"),
+    "ShardWriterConfig": ("lancewal.config", "ShardWriterConfig"),
     "Table": ("lancewal.table", "Table"),
-    "TableWriteResult": ("lancewal.writer.table_writer", "TableWriteResult"),
-    "TableWriter": ("lancewal.writer.table_writer", "TableWriter"),
-    "WalAppender": ("lancewal.wal", "WalAppender"),
-    "WalEntry": ("lancewal.wal", "WalEntry"),
-    "WalTailer": ("lancewal.wal", "WalTailer"),
-    "WriteResult": ("lancewal.writer.results", "WriteResult"),
+    "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
+    "TableWriter": ("lancewal.writer", "TableWriter"),
+    "WalAppender": ("lancewal.shard", "WalAppender"),
+    "WalEntry": ("lancewal.format", "WalEntry"),
+    "WalTailer": ("lancewal.shard", "WalTailer"),
+    "WriteResult": ("lancewal.writer", "WriteResult"),
     "initialize": ("lancewal.initialization", "initialize"),
     "open": ("lancewal.table", "open_table"),
     "restore": ("lancewal.table", "restore"),

@@ -14,19 +14,21 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.dataset import Index
 
-from lancewal import layout
-from lancewal.base import BaseTable, table_schema
+from lancewal.base import BaseTable, lance_errors, table_schema
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
-from lancewal.format.columns import check_new_columns
-from lancewal.format.index_details import MEM_WAL_INDEX_NAME, MemWalDetails, ShardingField, ShardingSpec
-from lancewal.format.keys import check_key_types
-from lancewal.format.proto import MemWalIndexDetailsMessage
-from lancewal.format.schema import TableSchema
-from lancewal.index.specs import maintained_specs
-from lancewal.lance_errors import lance_errors
-from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
-from lancewal.sharding import (
+from lancewal.format import (
+    MEM_WAL_INDEX_NAME,
+    MemWalDetails,
+    MemWalIndexDetailsMessage,
+    ShardingField,
+    ShardingSpec,
+    TableSchema,
+    check_key_types,
+    check_new_columns,
+)
+from lancewal.index import maintained_specs
+from lancewal.shard import (
     BUCKET,
     IDENTITY,
     MAX_BUCKETS,
@@ -38,8 +40,8 @@ from lancewal.sharding import (
     identity_result_type,
 )
 from lancewal.sstable import check_storable
+from lancewal.storage import ObjectStore, layout, ordered_map
 from lancewal.table import Table, locate
-from lancewal.writer.config import ShardWriterConfig
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
-from lancewal import activity
-from lancewal.forks import check_process
-from lancewal.objects import observe_all
-from lancewal.writer.registry import open_writers, written
+from lancewal.maintenance import history as activity
+from lancewal.storage import check_process, observe_all
+from lancewal.writer import open_writers, written
 
 if TYPE_CHECKING:
     from lancewal.table import Table
@@ -78,7 +77,7 @@ MEMTABLE_GAUGES = (
         "Bytes of rows that are not in the WAL yet",
     ),
 )
-#: Name, total of ``lancewal.activity``, and what it means.
+#: Name, total of ``lancewal.maintenance.history``, and what it means.
 MAINTENANCE_COUNTERS = (
     ("lancewal_compactions", "compactions", "Compactions that ended well"),
     ("lancewal_compaction_failures", "compaction_failures", "Compactions that failed"),

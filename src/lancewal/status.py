@@ -9,18 +9,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
-from lancewal.format.index_details import MEM_WAL_INDEX_NAME
-from lancewal.format.shard_manifest import ShardManifest, ShardStatus
-from lancewal.lance_errors import fragments_of, lance_errors, row_count
-from lancewal.lineage import held_generation
-from lancewal.objects import ObjectInfo, ObjectStore
-from lancewal.parallel import ordered_map
-from lancewal.sharding import decoded_values, discover_manifests
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled
+from lancewal.format import MEM_WAL_INDEX_NAME, MemWalDetails, ShardManifest, ShardStatus
+from lancewal.shard import WalTailer, decoded_values, discover_manifests, find_tip, first_unsettled
+from lancewal.sstable import held_generation
+from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
 
 #: Longer tails are not measured entry by entry where each look is a network round trip.
 _MEASURED_ENTRIES = 256
@@ -330,3 +324,59 @@ def _by_value(shard: ShardState) -> tuple[bool, int, str, str]:
     value = next(iter(shard.values.values()), None)
     number = value if isinstance(value, int) else 0
     return value is None, number, str(value), str(shard.shard_id)
+
+
+# What a table's shards look like from outside.
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """The state of one shard at one moment.
+
+    ``values`` are its sharding values by field ("bucket" for all specs that Lance makes);
+    empty for a shard of null values or one made by hand. ``generations`` are the SSTables
+    that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
+    table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
+    ``tail_length`` the number of entries that no SSTable covers, sentinels included.
+    """
+
+    shard_id: UUID
+    spec_id: int
+    values: Mapping[str, bool | int | str]
+    status: ShardStatus
+    epoch: int
+    current_generation: int
+    generations: tuple[int, ...]
+    compacted_generation: int
+    wal_tip: int
+    tail_length: int
+
+
+def shard_infos(store: ObjectStore, read_details: Callable[[], MemWalDetails]) -> list[ShardInfo]:
+    """Every shard with its state, sorted by id."""
+    manifests = discover_manifests(store)
+    tips = list(
+        ordered_map(
+            lambda manifest: find_tip(store, manifest.shard_id, manifest),
+            manifests,
+            1 if store.is_local else _REMOTE_LOOKS,
+        )
+    )
+    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
+    details = read_details()
+    return [_info(details, manifest, tip) for manifest, tip in zip(manifests, tips, strict=True)]
+
+
+def _info(details: MemWalDetails, manifest: ShardManifest, tip: int) -> ShardInfo:
+    return ShardInfo(
+        shard_id=manifest.shard_id,
+        spec_id=manifest.shard_spec_id,
+        values=decoded_values(details, manifest),
+        status=manifest.status,
+        epoch=manifest.writer_epoch,
+        current_generation=manifest.current_generation,
+        generations=tuple(entry.generation for entry in manifest.sstables),
+        compacted_generation=details.compacted.get(manifest.shard_id, 0),
+        wal_tip=tip,
+        tail_length=tip - first_unsettled(manifest),
+    )

@@ -16,10 +16,10 @@ import pytest
 
 import lancewal
 from lancewal.cli import exits, extras
-from lancewal.cli.durations import parse_duration
+from lancewal.cli.console import parse_duration
 from lancewal.cli.options import complete_path
 from lancewal.errors import ConflictError, FencedError, PartialWriteError
-from lancewal.objects import local
+from lancewal.storage import local
 from lancewal.table import Table
 from tests.cli.support import DEFAULTS, SOURCE, new_table, ok, run, spawn
 from tests.servers import S3Server
@@ -256,5 +256,5 @@ def test_the_demo_is_a_program_whose_code_is_passed_on(
     monkeypatch.setattr(extras.subprocess, "run", remember)
     assert run("demo", "somewhere").code == code
     assert run("demo", "--no-spark", "--quick").code == code
-    program = [sys.executable, "-m", "lancewal.demo"]
+    program = [sys.executable, "-m", "demo"]
     assert started == [[*program, "somewhere"], [*program, "demo-output", "--no-spark", "--quick"]]

@@ -19,7 +19,7 @@ import pytest
 
 import lancewal
 from lancewal.cli import exits
-from lancewal.objects import local
+from lancewal.storage import local
 from tests.cli.support import new_table, ok, run, start
 from tests.tables import APPEND_ONLY, KEYED, ids, rows
 

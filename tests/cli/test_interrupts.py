@@ -14,7 +14,7 @@ import pytest
 import lancewal
 from lancewal.cli import exits
 from lancewal.maintenance import execute_shard
-from lancewal.objects import local
+from lancewal.storage import local
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter
 from tests.cli.support import DEFAULTS, new_table, ok, run, spawn

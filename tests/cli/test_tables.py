@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal import layout
 from lancewal.cli import exits
+from lancewal.storage import layout
 from tests.cli.support import new_table, ok, run, start
 from tests.tables import APPEND_ONLY, KEYED, rows
 

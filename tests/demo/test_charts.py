@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lancewal.demo.charts import WIDTH, Axis, Note, Series, histogram, lines, stacked
+from demo.charts import WIDTH, Axis, Note, Series, histogram, lines, stacked
 
 AMOUNTS = st.lists(st.floats(0, 1e9), min_size=2, max_size=30)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lancewal.demo.corpus import LIBRARY_KINDS, SCHEMA, embed, library, reference, rows
-from lancewal.demo.incoming import Incoming
+from demo.corpus import LIBRARY_KINDS, SCHEMA, embed, library, reference, rows
+from demo.incoming import Incoming
 
 
 def test_every_document_has_a_name_of_its_own() -> None:

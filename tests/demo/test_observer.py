@@ -8,11 +8,11 @@ import lance
 import pytest
 
 import lancewal
-from lancewal.demo.corpus import SCHEMA, TOPIC, Document, reference, rows
-from lancewal.demo.incoming import Incoming
-from lancewal.demo.measurements import Measurements
-from lancewal.demo.observer import Observer
-from lancewal.demo.service import Service, Written
+from demo.corpus import SCHEMA, TOPIC, Document, reference, rows
+from demo.incoming import Incoming
+from demo.measurements import Measurements
+from demo.observer import Observer
+from demo.service import Service, Written
 
 DOCUMENTS = [
     Document(kind, f"package.{kind}{number}", f"The {kind} number {number} raises exceptions of its own.")

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 import lancewal
-from lancewal.demo import __main__ as program
-from lancewal.demo import live, report
-from lancewal.demo.narration import Narration
-from lancewal.demo.stage import Scale
-from lancewal.demo.story import tell
+from demo import __main__ as program
+from demo import live, report
+from demo.narration import Narration
+from demo.stage import Scale
+from demo.story import tell
 from lancewal.errors import InvalidInputError, StorageError
 
 SMALL = Scale(library=150, reference=30, rows_per_file=40, seconds_per_file=0.0, kills=1, puts_per_kill=5)
@@ -49,7 +49,7 @@ class _Page(HTMLParser):
 def test_the_story_holds_and_leaves_a_table_and_a_report(tmp_path: Path) -> None:
     where = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "lancewal.demo", str(where), "--no-spark", "--quick"],
+        [sys.executable, "-m", "demo", str(where), "--no-spark", "--quick"],
         capture_output=True,
         text=True,
         check=False,
@@ -119,7 +119,7 @@ def test_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
 def test_without_java_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lancewal.spark import java
+    from lancewal.spark import spark_session as java
 
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

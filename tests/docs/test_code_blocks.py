@@ -17,7 +17,7 @@ import typer
 
 import lancewal
 from lancewal.cli.app import app
-from lancewal.objects import observe_all
+from lancewal.storage import observe_all
 from tests.cli.support import ok
 from tests.docs.beside import WriterBeside
 from tests.docs.blocks import ROOT, Runner, blocks, run_page, run_page_alone, runs

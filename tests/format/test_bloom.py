@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lancewal import layout
 from lancewal.errors import InvalidInputError
 from lancewal.format.bloom import FILTER_BYTES, BloomFilter, can_rule_out, key_hashes
 from lancewal.format.schema import PRIMARY_KEY_KEY
 from lancewal.format.siphash import siphash13_spans, siphash13_words
 from lancewal.format.spans import byte_spans
+from lancewal.storage import layout
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 TEXTS = [pa.string(), pa.large_string()]

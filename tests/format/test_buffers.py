@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.format.buffers import aligned, aligned_batch
+from lancewal.format.spans import aligned, aligned_batch
 from tests.tables import KEY, fast
 
 PRICE = pa.decimal128(10, 2)

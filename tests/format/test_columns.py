@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import lancewal
 from lancewal.errors import InvalidInputError, PartialWriteError
-from lancewal.feed import ChangeFeed
+from lancewal.publish.feed import ChangeFeed
 from lancewal.table import Table
 from tests.tables import KEY
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lance.dataset import Index, LanceOperation
 
 from lancewal.errors import CorruptManifestError
-from lancewal.format.index_details import (
+from lancewal.format.base_manifest import (
     MEM_WAL_INDEX_NAME,
     BaseManifest,
     MemWalDetails,
@@ -26,7 +26,7 @@ from lancewal.format.index_details import (
     read_base_manifest,
     read_details,
 )
-from lancewal.format.proto import IndexSectionMessage, MemWalIndexDetailsMessage, TableManifestMessage
+from lancewal.format.protos import IndexSectionMessage, MemWalIndexDetailsMessage, TableManifestMessage
 
 SHARD, OTHER_SHARD = UUID(int=11), UUID(int=12)
 

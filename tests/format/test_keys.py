@@ -13,16 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.file import LanceFileReader
 
-from lancewal import layout
 from lancewal.errors import InvalidInputError
-from lancewal.format.keys import (
-    KEY_TYPES,
-    check_key_types,
-    decode_keys,
-    encode_keys,
-    key_values,
-)
+from lancewal.format.keys import KEY_TYPES, check_key_types, decode_keys, encode_keys, key_values
 from lancewal.format.schema import PRIMARY_KEY_KEY, TableSchema
+from lancewal.storage import layout
 
 SIGNED = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 UNSIGNED = {pa.uint8(): 8, pa.uint16(): 16, pa.uint32(): 32, pa.uint64(): 64}

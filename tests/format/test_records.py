@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lancewal import layout
-from lancewal.column_history import ColumnRuns
+from lancewal.base.columns import ColumnRuns
 from lancewal.errors import StorageError
 from lancewal.format.records import decode_record, encode_record
 from lancewal.ingest.journal import Journal, Part
-from lancewal.objects import ObjectStore
-from lancewal.transactions import Run, Transaction, TransactionLog
+from lancewal.publish.transactions import Run, Transaction, TransactionLog
+from lancewal.storage import ObjectStore, layout
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

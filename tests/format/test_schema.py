@@ -9,15 +9,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import table_schema
-from lancewal.format.schema import (
-    FIELD_ID_KEY,
-    TOMBSTONE,
-    TableSchema,
-    field_id,
-    without_field_ids,
-)
+from lancewal.base.table import table_schema
+from lancewal.format.schema import FIELD_ID_KEY, TOMBSTONE, TableSchema, field_id, without_field_ids
+from lancewal.storage import layout
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 TYPES = [

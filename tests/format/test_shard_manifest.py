@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lancewal import layout
 from lancewal.errors import CorruptManifestError, InvalidInputError
-from lancewal.format.proto import ShardManifestMessage, unknown_fields
+from lancewal.format.protos import ShardManifestMessage, unknown_fields
 from lancewal.format.shard_manifest import (
     ShardFieldEntry,
     ShardManifest,
@@ -24,6 +23,7 @@ from lancewal.format.shard_manifest import (
     encode_manifest,
     manifest_write_id,
 )
+from lancewal.storage import layout
 
 SHARD = UUID("3f2b8a52-6a7c-4d0e-9c59-0b7b5b7a1d11")
 WRITE_ID = bytes(range(16))

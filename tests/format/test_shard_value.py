@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
-from lancewal.format.shard_value import decode_shard_value, encode_shard_value, result_type_to_arrow
+from lancewal.format.bucket import decode_shard_value, encode_shard_value, result_type_to_arrow
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 TEXTS = [pa.string(), pa.large_string(), pa.string_view()]

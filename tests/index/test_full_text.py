@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lance.query import FullTextOperator, FullTextQuery, MatchQuery, PhraseQuery
 
 from lancewal.errors import InvalidInputError
-from lancewal.index import postings
+from lancewal.index import full_text as postings
 from lancewal.index.bm25 import CorpusStatistics
 from lancewal.index.full_text import FullTextIndex, TextHits, index_of, search_rows
 from lancewal.index.kinds import FullTextParams

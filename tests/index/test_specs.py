@@ -14,16 +14,16 @@ import pytest
 
 from lancewal.errors import InvalidInputError
 from lancewal.index import specs as specs_module
-from lancewal.index.specs import (
+from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
     IndexKind,
     IndexSpec,
     Metric,
     VectorParams,
-    maintained_specs,
     memory_estimate,
 )
+from lancewal.index.specs import maintained_specs
 
 ROWS = 300
 

@@ -10,14 +10,7 @@ import pytest
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.index.btree import BTreeIndex
-from lancewal.index.kinds import (
-    BTreeParams,
-    FullTextParams,
-    IndexKind,
-    IndexSpec,
-    Metric,
-    VectorParams,
-)
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, Metric, VectorParams
 from lancewal.index.store import IndexInsertError, IndexStore
 
 SCHEMA = TableSchema(

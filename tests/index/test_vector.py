@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
-from lancewal.index import builder, graph
+from lancewal.index import graph
+from lancewal.index import graph as builder
 from lancewal.index.distance import Nearest, Vectors
 from lancewal.index.kinds import Metric, VectorParams
 from lancewal.index.vector import VectorIndex, search_rows

@@ -18,7 +18,7 @@ import lancewal
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.ingest import Ingestion, LocalParts, SourceFile, find_files, watch
 from lancewal.ingest.journal import INGEST_DIR, Journal
-from lancewal.objects import ObjectStore
+from lancewal.storage import ObjectStore
 from tests.faults import FaultyStore
 from tests.tables import APPEND_ONLY, KEYED, ids, rows
 
@@ -100,7 +100,7 @@ def test_a_run_that_fails_at_any_storage_call_is_finished_by_the_next(
 
 
 def _feed(table: lancewal.Table) -> list[int]:
-    from lancewal.feed import ChangeFeed
+    from lancewal.publish.feed import ChangeFeed
 
     feed = ChangeFeed.open(table.uri)
     return sorted(

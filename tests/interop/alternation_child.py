@@ -12,8 +12,9 @@ def main() -> None:
     import lance
     import pyarrow as pa
 
-    from lancewal.base import BaseTable
-    from lancewal.writer import ShardWriterConfig, open_shard_writer
+    from lancewal.base.table import BaseTable
+    from lancewal.config import ShardWriterConfig
+    from lancewal.writer import open_shard_writer
 
     order = json.load(sys.stdin)
     dataset = lance.dataset(order["uri"])

@@ -19,7 +19,7 @@ import pytest
 from lance.mem_wal import ShardSnapshot
 
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.reader import TableReader
 from lancewal.writer import ShardWriter
 from tests.shards import manifest_of, newest, settled_rows, store_of

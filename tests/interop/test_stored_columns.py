@@ -12,15 +12,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
 from lancewal.errors import InvalidInputError, LanceWalError, WalCorruptError
-from lancewal.feed import ChangeFeed
 from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE
-from lancewal.maintenance.verify.findings import Kind, Severity
-from lancewal.manifest import ShardManifestStore
+from lancewal.maintenance.findings import Kind, Severity
+from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader
-from lancewal.wal import WalAppender
+from lancewal.shard import WalAppender
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import layout
 from tests.maintenance.support import Site
 from tests.tables import KEY, KEYED, abandon, rows
 

@@ -12,15 +12,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import table_schema
+from lancewal.base.table import table_schema
 from lancewal.errors import FencedError, InvalidInputError
 from lancewal.format.shard_manifest import ShardFieldEntry
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalAppender, WalEntry, WalTailer
-from lancewal.wal.replay import Replay
-from lancewal.wal.tip import retained_positions
+from lancewal.format.wal_entry import WalEntry
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.log import retained_positions
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.replay import Replay
+from lancewal.storage import ObjectStore, layout
 from tests.servers import S3Server
 
 SCHEMA = pa.schema(

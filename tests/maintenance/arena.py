@@ -23,11 +23,11 @@ from uuid import UUID, uuid4
 import lance
 import pyarrow as pa
 
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import StorageError
 from lancewal.maintenance import compact, verify
-from lancewal.objects import ObjectStore
 from lancewal.reader.table_reader import TableReader
+from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.tables import KEY, fast
 

@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, PartialWriteError
 from lancewal.maintenance import Retention, collect_garbage, compact, points
-from lancewal.objects import ObjectStore
+from lancewal.storage import ObjectStore
 from tests.maintenance.arena import ages
 
 

@@ -13,9 +13,7 @@ from uuid import UUID, uuid4
 import lance
 import pyarrow as pa
 
-from lancewal import layout
-from lancewal.base import BaseTable
-from lancewal.clock import HostClock, boot_time, host_clock
+from lancewal.base.table import BaseTable
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import (
     CompactionReport,
@@ -28,12 +26,13 @@ from lancewal.maintenance import (
     plan_compaction,
     verify,
 )
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.publish.staging import Staged, Stager
 from lancewal.reader.table_reader import TableReader
-from lancewal.sharding import Shard, ShardRouter
-from lancewal.staging import Staged, Stager
-from lancewal.wal.tip import retained_positions
+from lancewal.shard.log import retained_positions
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import Shard, ShardRouter
+from lancewal.storage import ObjectStore, layout
+from lancewal.storage.clock import HostClock, boot_time, host_clock
 from lancewal.writer import ShardWriter
 from lancewal.writer.intake import Intake
 from tests.tables import KEYED, new_table, open_writer, rows

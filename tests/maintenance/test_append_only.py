@@ -11,12 +11,13 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal.base import BaseTable
+from lancewal.base import appended_generations
+from lancewal.base.lance import next_fragment_id
+from lancewal.base.markers import effective_markers, tag, tags
+from lancewal.base.table import BaseTable
 from lancewal.maintenance import execute_shard, finish_compaction, optimize_base, plan_compaction, points
-from lancewal.maintenance.lance_messages import next_fragment_id
+from lancewal.maintenance.commits import mark_pending, remove_tags
 from lancewal.maintenance.points import APPEND_POINTS
-from lancewal.maintenance.tags import mark_pending, remove_tags
-from lancewal.markers import appended_generations, effective_markers, tag, tags
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, rows
 

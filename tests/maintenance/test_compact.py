@@ -18,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lancewal.base import BaseTable
+from lancewal.base.markers import fence_id, is_fence
+from lancewal.base.table import BaseTable
 from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
 from lancewal.maintenance import (
     CompactionPlan,
@@ -29,10 +30,9 @@ from lancewal.maintenance import (
     plan_compaction,
     points,
 )
-from lancewal.manifest import ShardManifestStore
-from lancewal.markers import fence_id, is_fence
-from lancewal.objects import ObjectStore
 from lancewal.reader.table_reader import TableReader
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore
 from tests.maintenance.support import Site, named
 from tests.tables import KEY, KEYED, new_table, open_writer, rows
 
@@ -241,7 +241,7 @@ class TestBoundedMemory:
 import logging, resource, sys
 import lance, pyarrow as pa
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.maintenance import compact
 logging.disable(logging.CRITICAL)
 uri, count, limit = sys.argv[1], 300_000, 4 << 20

@@ -11,27 +11,20 @@ import lance
 import pyarrow as pa
 import pytest
 
-import lancewal.maintenance.gc.collect as collect_module
-from lancewal import layout
-from lancewal.base import BaseTable
-from lancewal.clock import MIN_DELETION_AGE
+import lancewal.maintenance.gc as collect_module
+from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, WalTruncatedError
-from lancewal.feed import ChangeFeed
-from lancewal.maintenance import (
-    Resource,
-    Retention,
-    execute_shard,
-    plan_compaction,
-    points,
-)
-from lancewal.maintenance.durability import sync_file_system
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.publish import publish
+from lancewal.maintenance import Resource, Retention, execute_shard, plan_compaction, points
+from lancewal.maintenance.commits import sync_file_system
+from lancewal.publish.feed import ChangeFeed
+from lancewal.publish.publishing import publish
+from lancewal.publish.staging import STAGED_DELETION_AGE
+from lancewal.publish.transactions import Run, Transaction, TransactionLog
 from lancewal.reader.table_reader import TableReader
-from lancewal.staging import STAGED_DELETION_AGE
-from lancewal.transactions import Run, Transaction, TransactionLog
-from lancewal.wal import WalAppender, WalTailer
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore, layout
+from lancewal.storage.clock import MIN_DELETION_AGE
 from lancewal.writer import open_shard_writer
 from lancewal.writer.intake import Intake
 from tests.faults import FaultyStore

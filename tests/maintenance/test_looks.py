@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lancewal.maintenance.gc.context as context_module
-from lancewal import layout
-from lancewal.clock import MIN_DELETION_AGE, HostClock, boot_time, host_clock
+import lancewal.maintenance.gc as context_module
 from lancewal.errors import FencedError
 from lancewal.maintenance import Resource, collect_garbage
-from lancewal.maintenance.gc.looks import Extent, Looks
-from lancewal.objects import ObjectStore
-from lancewal.publish import publish
+from lancewal.maintenance.looks import Extent, Looks
+from lancewal.publish.publishing import publish
+from lancewal.storage import ObjectStore, layout
+from lancewal.storage.clock import MIN_DELETION_AGE, HostClock, boot_time, host_clock
 from lancewal.writer import open_shard_writer
 from tests.faults import FaultyStore
 from tests.maintenance.support import (

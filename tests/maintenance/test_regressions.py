@@ -11,17 +11,15 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.markers import TAGGED_COLUMNS, tag
+from lancewal.base.table import BaseTable
 from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
 from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction, points
-from lancewal.maintenance.commits import commit_marker
-from lancewal.maintenance.tags import remove_tags
-from lancewal.manifest import ShardManifestStore
-from lancewal.markers import TAGGED_COLUMNS, tag
-from lancewal.objects import ObjectStore
+from lancewal.maintenance.commits import commit_marker, remove_tags
+from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
+from lancewal.storage import ObjectStore, layout
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 

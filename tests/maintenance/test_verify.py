@@ -13,8 +13,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, SplitShardError, WalCorruptError
 from lancewal.format.schema import TOMBSTONE_FIELD
 from lancewal.format.shard_manifest import ShardManifest, ShardStatus, encode_manifest
@@ -29,19 +29,18 @@ from lancewal.maintenance import (
     verify,
 )
 from lancewal.maintenance.commits import commit_marker
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
 from lancewal.reader.table_reader import TableReader
-from lancewal.sharding import ShardRouter, discover_manifests
+from lancewal.shard import WalAppender
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable
+from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
-from lancewal.wal import WalAppender
-from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.drain import drain_shard
+from lancewal.writer.open import drain_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
+from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, new_table, open_writer, rows
-from tests.wal.support import contents
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.maintenance import compact
 from lancewal.table import Table
 

@@ -9,12 +9,12 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import CompactedSsTable
 
-from lancewal.base import BaseTable
-from lancewal.dialect import among
+from lancewal.base.table import BaseTable
 from lancewal.format.schema import TOMBSTONE
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.objects import ObjectStore
+from lancewal.predicate.dialect import among
 from lancewal.sstable import SsTable
+from lancewal.storage import ObjectStore
 
 Row = dict[str, Any]
 

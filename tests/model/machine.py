@@ -28,10 +28,11 @@ import lancewal
 from lancewal.errors import FencedError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import Resource, compact, points
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.reader import TableReader, base_overlap
-from lancewal.sharding import discover_manifests
+from lancewal.reader import TableReader
+from lancewal.reader import base_source as base_overlap
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import discover_manifests
+from lancewal.storage import ObjectStore
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
 from tests.maintenance.support import collect_later
 from tests.model.compaction import append_by_hand, delete_from_base, merge_by_hand, upsert_into_base

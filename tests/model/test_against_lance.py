@@ -23,10 +23,10 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 from lance.mem_wal import ShardSnapshot as LanceShard
 
 import lancewal
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader
-from lancewal.sharding import discover_manifests
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import discover_manifests
+from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.model.table_model import KEY_NUMBERS, NUMBER_KEYS, PAIR_KEYS, WORD_KEYS, Keys, TableModel, as_bag
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named

@@ -16,7 +16,7 @@ import pytest
 from lance.arrow import bfloat16_array
 
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.format.schema import TOMBSTONE, without_field_ids
 from lancewal.reader import TableReader

@@ -11,8 +11,8 @@ import lance
 import pyarrow as pa
 import pytest
 
+from lancewal.format.key_set import KeySet
 from lancewal.reader import TableReader
-from lancewal.reader.key_set import KeySet
 from tests.reader.support import TableUnderTest, named
 
 OVERLAP = 20

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lancewal
-from lancewal.dialect import literal
 from lancewal.errors import InvalidInputError
-from lancewal.objects import ObjectStore
-from lancewal.reader import TableReader, base_overlap
+from lancewal.predicate.dialect import literal
+from lancewal.reader import TableReader
+from lancewal.reader import base_source as base_overlap
+from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.tables import KEY, fast
 

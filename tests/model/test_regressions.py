@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.maintenance import compact, points
-from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader
+from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named
 from tests.tables import APPEND_ONLY, KEYED, abandon, rows

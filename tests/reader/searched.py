@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import lancewal
-from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader
-from lancewal.reader.search import full_text_search, vector_search
+from lancewal.reader.table_reader import full_text_search, vector_search
+from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
 from tests.tables import KEY, abandon, fast

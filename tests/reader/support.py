@@ -14,13 +14,13 @@ import pyarrow as pa
 from lance.mem_wal import CompactedSsTable, LsmPointLookupPlanner, LsmScanner
 from lance.mem_wal import ShardSnapshot as LanceShard
 
-from lancewal.base import BaseTable
-from lancewal.dialect import among
+from lancewal.base.table import BaseTable
 from lancewal.format.schema import TOMBSTONE
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.predicate.dialect import among
 from lancewal.reader import TableReader
+from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import SsTable
+from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from tests.tables import KEYED, new_table, open_writer
 

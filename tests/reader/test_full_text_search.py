@@ -13,9 +13,10 @@ import pytest
 
 from lancewal.errors import InvalidInputError
 from lancewal.index.kinds import FullTextParams
-from lancewal.reader import corpus, text_levels
-from lancewal.reader.base_indexes import text_params
-from lancewal.reader.words import checked_words
+from lancewal.reader import corpus
+from lancewal.reader import text_search as text_levels
+from lancewal.reader.base_source import text_params
+from lancewal.reader.text_search import checked_words
 from lancewal.writer.table_writer import TableWriter
 from tests.reader.searched import (
     ALL_INDEXES,
@@ -459,7 +460,7 @@ def test_a_tokenizer_that_does_not_work_here_is_refused_in_words(
     def broken(dataset: lance.LanceDataset, column: str) -> FullTextParams:
         return FullTextParams(base_tokenizer="no such tokenizer")
 
-    monkeypatch.setattr("lancewal.reader.words.text_params", broken)
+    monkeypatch.setattr("lancewal.reader.text_search.text_params", broken)
     with pytest.raises(InvalidInputError, match="cannot be searched here"):
         table.words("fox")
 

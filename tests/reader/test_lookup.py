@@ -13,8 +13,8 @@ import pytest
 from lancewal.errors import InvalidInputError
 from lancewal.format.schema import TableSchema
 from lancewal.reader import base_source
-from lancewal.reader.snapshot import ShardReader, ShardState
-from lancewal.sharding import ShardRouter
+from lancewal.reader.state import ShardReader, ShardState
+from lancewal.shard.routing import ShardRouter
 from tests.reader.support import TableUnderTest, looked_up, named
 from tests.tables import KEY
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
 from lancewal.index.store import IndexStore
-from lancewal.predicate import Predicate
-from lancewal.reader import narrowing
-from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.narrowing import Narrowed, narrowed
+from lancewal.predicate.predicate import Predicate
+from lancewal.reader import memory_source as narrowing
+from lancewal.reader.memory_source import MemorySource, Narrowed, narrowed
 from tests.reader.searched import ALL_INDEXES, Searched, as_table, kill, row, seal
 
 PLAIN = pa.schema([("n", pa.int64()), ("name", pa.string()), ("f", pa.float64())])

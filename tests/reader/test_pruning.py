@@ -11,7 +11,7 @@ import pytest
 
 from lancewal.reader import Scan, TableReader
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
-from lancewal.sharding import ShardRouter
+from lancewal.shard.routing import ShardRouter
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import KEY
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
-from lancewal.objects import ObjectStore
 from lancewal.reader import TableReader, base_source
 from lancewal.reader.base_source import without_rows
+from lancewal.storage import ObjectStore
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named, names
 from tests.tables import APPEND_ONLY, KEY, new_table, open_writer, rows
 

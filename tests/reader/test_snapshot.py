@@ -15,22 +15,21 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, StorageError, WalCorruptError
-from lancewal.feed import ChangeFeed
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.reader import TableReader, snapshot, tail
-from lancewal.reader.snapshot import ShardReader
-from lancewal.reader.state import read_state
-from lancewal.wal import WalAppender, WalTailer
-from lancewal.wal.tip import WatchedTip
-from lancewal.writer.drain import has_unflushed_rows
+from lancewal.publish.feed import ChangeFeed
+from lancewal.reader import TableReader, tail
+from lancewal.reader import state as snapshot
+from lancewal.reader.state import ShardReader, read_state
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.log import WatchedTip
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.tail import has_unflushed_rows
+from lancewal.storage import ObjectStore, layout
 from tests.reader.support import TableUnderTest, everywhere, named, names
+from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, abandon, rows
-from tests.wal.support import contents
 
 
 @pytest.fixture
@@ -333,7 +332,7 @@ def test_reads_beside_a_busy_writer_miss_and_double_nothing(appended: TableUnder
 WRITER = """
     import sys
     import uuid
-    from lancewal.base import BaseTable
+    from lancewal.base.table import BaseTable
     from tests.tables import open_writer, rows
 
     base = BaseTable.open(sys.argv[1])

@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 )
 
 from lancewal.format.schema import without_field_ids
-from lancewal.manifest import ShardManifestStore
-from lancewal.reader import TableReader, base_overlap
-from lancewal.sharding import ShardRouter
+from lancewal.reader import TableReader
+from lancewal.reader import base_source as base_overlap
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import ShardRouter
 from lancewal.writer import ShardWriter
 from tests.reader.support import Row, TableUnderTest
 from tests.tables import KEY, abandon

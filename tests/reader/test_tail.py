@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, tail
-from lancewal.reader.nearest import checked_nearest, nearest
-from lancewal.reader.search import full_text_search
 from lancewal.reader.streamed_source import StreamedSource
-from lancewal.wal import WalAppender, WalTailer
+from lancewal.reader.table_reader import full_text_search
+from lancewal.reader.vector_search import checked_nearest, nearest
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.storage import layout
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import APPEND_ONLY, KEY, KEYED
 
@@ -284,7 +284,7 @@ READ = """
     import json, sys
     import lancewal
     from lancewal.reader import TableReader
-    from lancewal.objects import ObjectStore
+    from lancewal.storage import ObjectStore
 
     def peak():
         with open("/proc/self/status") as status:

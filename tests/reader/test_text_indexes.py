@@ -14,7 +14,7 @@ from lancewal.format.schema import TableSchema
 from lancewal.index.full_text import index_of
 from lancewal.index.kinds import FullTextParams
 from lancewal.index.store import IndexStore
-from lancewal.reader.text_indexes import FixedIndex, FixedIndexes, index_from
+from lancewal.reader.corpus import FixedIndex, FixedIndexes, index_from
 
 PARAMS = FullTextParams()
 TEXTS = pa.chunked_array([["fox", "dog"], ["the fox"], ["cat", "fox dog"]])

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from lancewal.spark.low_latency import AppendedMessage, WalSink
 from lancewal.spark.sink import BatchSink, StagedMessage, StreamSink
 from lancewal.spark.source import DefaultSource
-from lancewal.spark.wal_sink import AppendedMessage, WalSink
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -87,7 +87,7 @@ def suffer(moment: str) -> None:
 @contextmanager
 def dying_commit() -> Iterator[None]:
     """Takes a "commit" ticket, if there is one: from some write to the storage on all writes fail."""
-    from lancewal.objects import ObjectStore
+    from lancewal.storage import ObjectStore
 
     ticket = take("commit")
     if ticket in (None, _PASS):

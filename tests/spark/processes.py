@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspark
 
-from lancewal.spark.java import find_java_home
+from lancewal.spark.spark_session import find_java_home
 from tests.spark import faulty
 from tests.spark.conftest import WORKER_PATH
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from lancewal.spark import low_latency, session
+from lancewal.spark.low_latency import AppendedMessage, WalSink
 from lancewal.spark.sink import BatchSink, StagedMessage
 from lancewal.spark.source import DefaultSource
-from lancewal.spark.wal_sink import AppendedMessage, WalSink
 from tests.spark.conftest import TEST_CONF
 from tests.spark.processes import wait_until
 

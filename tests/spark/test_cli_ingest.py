@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from lancewal.cli import exits
 from lancewal.ingest import LocalParts, find_files
 from lancewal.ingest.journal import Journal
-from lancewal.objects import ObjectStore
+from lancewal.storage import ObjectStore
 from tests.cli.support import new_table, ok, run
 from tests.tables import APPEND_ONLY, ids, rows
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import types as st
 
 import lancewal
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError
 from lancewal.spark.creation import open_for_writing
 from lancewal.spark.options import Options

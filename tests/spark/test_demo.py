@@ -14,7 +14,7 @@ import lancewal
 def test_the_demo_with_spark_holds(tmp_path: Path) -> None:
     where = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "lancewal.demo", str(where), "--quick"],
+        [sys.executable, "-m", "demo", str(where), "--quick"],
         capture_output=True,
         text=True,
         check=False,

@@ -10,19 +10,18 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
 import lancewal
-from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.feed import ChangeFeed, feed_schema
-from lancewal.objects import ObjectStore
-from lancewal.publish import publish
-from lancewal.sharding import discover_manifests
+from lancewal.publish.feed import ChangeFeed, feed_schema
+from lancewal.publish.publishing import publish
+from lancewal.shard.routing import discover_manifests
 from lancewal.spark import changes
-from lancewal.spark.access import OpenTable
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.feed_source import FeedReader, FeedStream
+from lancewal.spark.options import OpenTable
+from lancewal.storage import ObjectStore, layout
+from tests.publish.test_feed import staged
 from tests.spark.tables import content, new_table, options_of
 from tests.tables import rows
-from tests.test_feed import staged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +134,7 @@ def test_a_snapshot_is_followed_by_the_feed_without_gap_or_overlap(tmp_path: Pat
 
 
 def test_a_snapshot_ends_before_rows_that_are_not_published_yet(tmp_path: Path) -> None:
-    from tests.test_feed import list_sstables, pointer_by_hand
+    from tests.publish.test_feed import list_sstables, pointer_by_hand
 
     table = new_table(tmp_path / "table", unsharded=True)
     with table.writer(enable_memtable=False) as writer:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as ds
 
-from lancewal.predicate import Predicate
-from lancewal.spark.filters import split_filters, to_sql
+from lancewal.predicate.predicate import Predicate
+from lancewal.spark.merged import split_filters, to_sql
 
 NOON = dt.datetime(2024, 1, 1, 12, 0, 0, 5)
 ROWS = pa.table(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lancewal.errors import InvalidInputError
-from lancewal.spark import java
+from lancewal.spark import spark_session as java
 
 
 def fake_runtime(where: Path) -> Path:

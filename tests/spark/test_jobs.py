@@ -16,14 +16,13 @@ import lance
 import pytest
 
 import lancewal
-from lancewal import layout
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_manifests
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import discover_manifests
 from lancewal.spark import JobFailedError, compact, flush, gc, jobs
-from lancewal.spark.job_source import JobReader, Unit
+from lancewal.spark.jobs import JobReader, Unit
+from lancewal.storage import ObjectStore, layout
 from tests.cli.support import ok, run
 from tests.spark.processes import spark_environment
 from tests.spark.tables import content, new_table, options_of, schema_of, spark_content

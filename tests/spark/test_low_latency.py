@@ -13,18 +13,17 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import lancewal
-from lancewal import layout
 from lancewal.errors import InvalidInputError
 from lancewal.format.bucket import bucket_of
-from lancewal.objects import ObjectStore
-from lancewal.publish import begin_append
-from lancewal.sharding import discover_manifests
+from lancewal.publish.publishing import begin_append
+from lancewal.publish.transactions import Transaction
+from lancewal.shard import WalTailer
+from lancewal.shard.routing import discover_manifests
 from lancewal.spark import route, stream, write
 from lancewal.spark.columns import spark_schema
+from lancewal.spark.low_latency import WalSink, encode_transaction
 from lancewal.spark.routing import bucket_column
-from lancewal.spark.wal_sink import WalSink, encode_transaction
-from lancewal.transactions import Transaction
-from lancewal.wal import WalTailer
+from lancewal.storage import ObjectStore, layout
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
 from tests.spark.test_columns import COLUMNS
 from tests.tables import APPEND_ONLY, KEYED, rows
@@ -209,7 +208,7 @@ def test_a_refused_row_keeps_its_tasks_shards_as_they_were(tmp_path: Path) -> No
 def test_more_than_an_entry_can_hold_is_sent_the_other_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lancewal.spark.wal_sink.MAX_ENTRY_BYTES", 100)
+    monkeypatch.setattr("lancewal.spark.low_latency.MAX_ENTRY_BYTES", 100)
     table = new_table(tmp_path / "table", KEYED)
     with pytest.raises(InvalidInputError, match="too much"):
         task(table, Transaction("app", 0)).append(iter([part_of(table, 0)]), 0)

@@ -12,19 +12,18 @@ import pytest
 from pyspark.sql import datasource as ds
 
 import lancewal
-from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.publish import publish
+from lancewal.publish.publishing import publish
 from lancewal.reader.state import read_state
-from lancewal.spark.access import OpenTable
+from lancewal.shard.manifest import ShardManifestStore
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.merged import BasePartition, MergedReader, ShardPartition
+from lancewal.spark.options import OpenTable
+from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
+from tests.publish.test_feed import staged
 from tests.spark.tables import content, named, new_table, options_of, schema_of
 from tests.tables import APPEND_ONLY, KEYED, rows
-from tests.test_feed import staged
 
 
 def reader_of(table: lancewal.Table, **given: Any) -> MergedReader:

@@ -14,10 +14,9 @@ import pytest
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
 import lancewal
-from lancewal import layout
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_manifests
+from lancewal.shard.routing import discover_manifests
 from lancewal.spark import flush, write
+from lancewal.storage import ObjectStore, layout
 from tests.spark.conftest import WORKER_PATH
 from tests.spark.tables import frame, named, new_table, schema_of, spark_content
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.spark.rows import SparkRows
+from lancewal.spark.sink import SparkRows
 from tests.spark.tables import new_table
 from tests.tables import APPEND_ONLY
 

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import lancewal
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_manifests
+from lancewal.publish.staging import is_staged
+from lancewal.shard.routing import discover_manifests
 from lancewal.spark.sink import StagedMessage, StreamSink, stage_rows
-from lancewal.staging import is_staged
+from lancewal.storage import ObjectStore
 from tests.spark.tables import (
     content,
     frame,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_manifests
-from lancewal.staging import is_staged
+from lancewal.publish.staging import is_staged
+from lancewal.shard.routing import discover_manifests
+from lancewal.storage import ObjectStore
 from tests.spark.processes import STANDALONE, Driver, running_cluster
 from tests.spark.speculation import ROWS
 from tests.spark.tables import content, named, new_table

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import lancewal
-from lancewal.feed import ChangeFeed
+from lancewal.publish.feed import ChangeFeed
 from lancewal.spark import low_latency
 from tests.spark import faulty
 from tests.spark.changes import ChangeFiles

@@ -12,11 +12,10 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
-from lancewal import layout
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry, decode_manifest
-from lancewal.objects import ObjectStore
 from lancewal.sstable import SsTable, write_sstable
+from lancewal.storage import ObjectStore, layout
 
 Row = dict[str, Any]
 

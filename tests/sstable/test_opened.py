@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal import layout
-from lancewal.objects import ObjectStore
-from lancewal.sstable import opened
+from lancewal.sstable import reader as opened
+from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from tests.tables import KEY
 

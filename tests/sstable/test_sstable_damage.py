@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance.file import LanceFileReader, LanceFileWriter
 
-from lancewal import layout
 from lancewal.errors import StorageError
 from lancewal.format.bloom import FILTER_BYTES
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.sstable import SsTable, SsTableNotes, rebuild_sidecars
 from lancewal.sstable.notes import checksum
+from lancewal.storage import layout
 from tests.faults import FaultyStore
 from tests.servers import S3Server
 from tests.sstable.tables import Base, Row, key_field

@@ -10,7 +10,7 @@ import pytest
 from lance.mem_wal import LsmVectorSearchPlanner
 
 from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.index.specs import BTreeParams, FullTextParams, IndexKind, IndexSpec, Metric, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, Metric, VectorParams
 from tests.sstable.tables import Base, Row, dead, key_field
 
 DIMENSION = 8

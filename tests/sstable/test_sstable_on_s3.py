@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
 from lancewal.format.schema import TOMBSTONE
-from lancewal.index.specs import BTreeParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
 from lancewal.sstable import rebuild_sidecars
+from lancewal.storage import layout
 from tests.servers import S3Server
 from tests.sstable.tables import Base, by_key, dead, key_field, rows_of
 

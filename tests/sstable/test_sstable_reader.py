@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import ColumnMismatchError, InvalidInputError, StorageError
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
+from lancewal.storage import layout
 from tests.sstable.tables import Base, Row, by_key, dead, key_field, rows_of
 
 Write = Callable[..., SsTableEntry]

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
-from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format.schema import TOMBSTONE
 from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.objects import ObjectStore
 from lancewal.sstable import SsTable, rebuild_sidecars, refuse_null_structs, write_sstable
+from lancewal.storage import ObjectStore, layout
 from tests.sstable.tables import Base, Row, by_key, dead, key_field, live, stored
 
 KEYS: dict[str, tuple[list[pa.Field], Any]] = {

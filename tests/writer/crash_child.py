@@ -32,8 +32,9 @@ def main() -> None:
     sys.meta_path.insert(0, NoPandas())
     import pyarrow as pa
 
-    from lancewal.base import BaseTable
-    from lancewal.writer import ShardWriterConfig, open_shard_writer
+    from lancewal.base.table import BaseTable
+    from lancewal.config import ShardWriterConfig
+    from lancewal.writer import open_shard_writer
 
     order = json.loads(sys.stdin.readline())
     base = BaseTable.open(order["uri"])

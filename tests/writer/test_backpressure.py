@@ -7,7 +7,7 @@ import pytest
 
 from lancewal.errors import StorageError
 from lancewal.writer import WriteStats
-from lancewal.writer.backpressure import Backpressure
+from lancewal.writer.state import Backpressure
 
 PATIENCE = 10.0
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import FencedError, InvalidInputError, LanceWalError, StorageError
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalAppender, WalTailer
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.storage import ObjectStore
 from lancewal.writer import WriteStats
-from lancewal.writer.commit_log import CommitLog
-from lancewal.writer.results import Durability
+from lancewal.writer.group_commit import CommitLog
+from lancewal.writer.shard_writer import Durability
 from tests.faults import FaultyStore
 
 PATIENCE = 20.0

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lancewal.config import ShardWriterConfig, _warn_once
 from lancewal.errors import InvalidInputError
-from lancewal.writer import ShardWriterConfig
-from lancewal.writer.config import _warn_once
 
 MB = 1024 * 1024
 

@@ -18,8 +18,8 @@ import lance
 import pytest
 
 import lancewal
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
+from lancewal.storage import layout
 from tests.shards import Row, manifest_of, memory_rows
 from tests.tables import APPEND_ONLY, KEYED, abandon, new_table, open_writer
 

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import BaseTable
-from lancewal.clock import MIN_DELETION_AGE, RECHECK_AFTER
+from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, LanceWalError
 from lancewal.index.kinds import FullTextParams, IndexKind, IndexSpec
+from lancewal.storage import layout
+from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
 from tests.shards import manifest_of, settled_rows, sstable_rows, store_of, wal_entries

@@ -15,15 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import lancewal.writer.commit_log
-from lancewal.base import BaseTable
+import lancewal.writer.group_commit
+from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.objects import ObjectStore
+from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
-from lancewal.writer.backpressure import Backpressure
-from lancewal.writer.commit_log import CommitLog
-from lancewal.writer.commit_queue import Waiter
-from lancewal.writer.state import without_frames
+from lancewal.writer.group_commit import CommitLog, Waiter
+from lancewal.writer.state import Backpressure, without_frames
 from tests.faults import FaultyStore, Pause
 from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
 
@@ -149,7 +147,7 @@ def test_a_failed_writer_that_is_dropped_is_collected(
 ) -> None:
     """Its log kept the puts that the failure had met, and through them the writer."""
     caplog.set_level(logging.CRITICAL)  # records of the failure would keep its frames
-    monkeypatch.setattr(lancewal.writer.commit_log, "RETRY_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(lancewal.writer.group_commit, "RETRY_PAUSE_SECONDS", 0.0)
     ended: list[type] = []
 
     def put(writer: ShardWriter, number: int) -> None:

@@ -21,7 +21,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.index.full_text import FullTextIndex
 from lancewal.index.kinds import IndexKind, IndexSpec, VectorParams
 from lancewal.index.vector import VectorIndex
-from lancewal.manifest import ShardManifestStore
+from lancewal.shard.manifest import ShardManifestStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.reader.searched import (
     ALL_INDEXES,

@@ -25,13 +25,13 @@ from typing import Any
 import lance
 import pytest
 
-import lancewal.parallel
-import lancewal.wal.appender
-import lancewal.writer.commit_log
+import lancewal.shard.log
+import lancewal.storage.parallel
 import lancewal.writer.flush
+import lancewal.writer.group_commit
 import lancewal.writer.shard_writer
 import lancewal.writer.table_writer
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import StorageError
 from lancewal.writer import ShardWriter
 from tests.shards import wal_entries
@@ -39,11 +39,11 @@ from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_write
 
 PATIENCE = 20.0
 WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
-COMMIT_LOG_FILE = lancewal.writer.commit_log.__file__
+COMMIT_LOG_FILE = lancewal.writer.group_commit.__file__
 SHARD_WRITER_FILE = lancewal.writer.shard_writer.__file__
-APPENDER_FILE = lancewal.wal.appender.__file__
+APPENDER_FILE = lancewal.shard.log.__file__
 TABLE_WRITER_FILE = lancewal.writer.table_writer.__file__
-PARALLEL_FILE = lancewal.parallel.__file__
+PARALLEL_FILE = lancewal.storage.parallel.__file__
 
 
 class InterruptAtLine:

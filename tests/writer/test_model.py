@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import lancewal.writer.commit_log
 import lancewal.writer.flush
-from lancewal import layout
+import lancewal.writer.group_commit
 from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.storage import layout
 from lancewal.writer import ShardWriter
 from tests.faults import FaultyStore
 from tests.shards import Row, manifest_of, newest, store_of
@@ -39,7 +39,7 @@ TEXTS = st.sampled_from("abc")
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lancewal.writer.flush, "FIRST_RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(lancewal.writer.commit_log, "RETRY_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(lancewal.writer.group_commit, "RETRY_PAUSE_SECONDS", 0.0)
 
 
 class ShardMachine(RuleBasedStateMachine):

@@ -17,16 +17,15 @@ import pytest
 
 import lancewal.writer.flush
 import lancewal.writer.open
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, LanceWalError, StorageError, WalCorruptError
 from lancewal.format.wal_entry import encode_entry, entry_schema
 from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalAppender
+from lancewal.shard import WalAppender
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.storage import ObjectStore, layout
 from lancewal.writer import ShardWriter
-from lancewal.writer.memtable_mode import MemTableMode
+from lancewal.writer.modes import MemTableMode
 from tests.faults import FaultyStore
 from tests.shards import (
     Row,

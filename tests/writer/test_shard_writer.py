@@ -15,11 +15,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import ClosedError, FencedError, InvalidInputError, StorageError
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalTailer
+from lancewal.shard import WalTailer
+from lancewal.storage import ObjectStore, layout
 from lancewal.writer import open_shard_writer
 from tests.faults import FaultyStore
 from tests.servers import S3Server

@@ -19,7 +19,6 @@ import pytest
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
 import lancewal
-from lancewal import layout
 from lancewal.errors import (
     ClosedError,
     FencedError,
@@ -28,11 +27,11 @@ from lancewal.errors import (
     SealedShardError,
     StorageError,
 )
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.sharding import discover_manifests
+from lancewal.shard import WalTailer
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import discover_manifests
+from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
-from lancewal.wal import WalTailer
 from lancewal.writer.table_writer import TableWriter, is_stream
 from tests.faults import FaultyStore
 from tests.tables import APPEND_ONLY, KEY, KEYED, ids, rows

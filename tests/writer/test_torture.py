@@ -18,18 +18,17 @@ from typing import Any
 import pytest
 
 import lancewal
-import lancewal.writer.commit_log
 import lancewal.writer.flush
-from lancewal import layout
-from lancewal.base import BaseTable
+import lancewal.writer.group_commit
+from lancewal.base.table import BaseTable
 from lancewal.errors import ClosedError, LanceWalError, StorageError
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.memtable import MemTable
-from lancewal.objects import ObjectStore, PutOutcome
-from lancewal.wal import WalAppender
+from lancewal.shard import WalAppender
+from lancewal.storage import ObjectStore, PutOutcome, layout
 from lancewal.writer import ShardWriter, WriteStats
-from lancewal.writer.commit_log import CommitLog
-from lancewal.writer.worker import Worker
+from lancewal.writer.flush import Worker
+from lancewal.writer.group_commit import CommitLog
 from tests.faults import FaultyStore, Pause
 from tests.shards import manifest_of, settled_rows, store_of
 from tests.tables import APPEND_ONLY, abandon, new_table, open_writer, rows
@@ -46,7 +45,7 @@ class Panic(BaseException):
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lancewal.writer.flush, "FIRST_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(lancewal.writer.flush, "MAX_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(lancewal.writer.commit_log, "RETRY_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(lancewal.writer.group_commit, "RETRY_PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -273,7 +272,7 @@ def test_a_worker_whose_thread_could_not_start_starts_with_the_next_kick(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lancewal.parallel._thread.start_new_thread", no_more_threads)
+        patch.setattr("lancewal.storage.parallel._thread.start_new_thread", no_more_threads)
         with pytest.raises(RuntimeError):
             worker.kick()
     worker.kick()
@@ -363,8 +362,8 @@ def test_a_writer_that_is_collected_during_a_flush_blocks_nobody(base: BaseTable
 EXIT_WITHOUT_CLOSE = """
 import sys
 import pyarrow as pa
-from lancewal import layout
-from lancewal.base import BaseTable
+from lancewal.storage import layout
+from lancewal.base.table import BaseTable
 from lancewal.writer import ShardWriterConfig, open_shard_writer
 uri, shard = sys.argv[1:]
 writer = open_shard_writer(BaseTable.open(uri), shard, ShardWriterConfig(max_memtable_rows=50), indexes=())

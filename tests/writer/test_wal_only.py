@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.base import BaseTable
+from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, StorageError
-from lancewal.index.specs import BTreeParams, IndexKind, IndexSpec
-from lancewal.objects import ObjectStore
-from lancewal.wal import WalTailer
+from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.shard import WalTailer
+from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
 from tests.tables import fast, ids, new_table, open_writer, rows

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from lancewal.writer.worker import Worker
+from lancewal.writer.flush import Worker
 
 PATIENCE = 10.0
 

@@ -4,12 +4,58 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import backups, console, extras, ingest, init, keys, maintain, query, status, tail
-from lancewal.cli.help import Command, Group
+from lancewal.cli import (
+    console,
+    extras,
+    ingest,
+    init,
+    keys,
+    maintain,
+    query,
+    status,
+    tail,
+)
+from lancewal.cli import (
+    maintain as backups,
+)
+
+# Help texts: paragraphs that fill the terminal, and no types behind switches that take none.
+
+
+class Command(TyperCommand):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = filled(self.help or "")
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [without_type(param) for param in super().get_params(ctx)]
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [without_type(param) for param in super().get_params(ctx)]
+
+
+def filled(text: str) -> str:
+    """Paragraphs as one line each; the lines of a docstring end where the source does.
+
+    >>> filled("Do it.\\n\\nOnce or\\ntwice.")
+    'Do it.\\n\\nOnce or twice.'
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def without_type(param: Any) -> Any:
+    """``--watch <bool>`` looks as if a value had to follow."""
+    if isinstance(param, TyperOption) and param.metavar is None and (param.is_flag or param.count):
+        param.metavar = ""
+    return param
+
 
 _ENDING = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or refused input, 3 verify found problems, "

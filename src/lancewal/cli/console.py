@@ -1,16 +1,20 @@
-"""Where output goes: results to standard output, everything else to standard error."""
+"""The terminal: where output goes, and numbers, durations and rows as people read them."""
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -25,7 +29,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 from rich.traceback import Traceback
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -147,3 +156,184 @@ def progress(*, json: bool, counted: bool = True) -> Iterator[Progress]:
         disable=json or not console.is_terminal,
     ) as shown:
         yield shown
+
+
+# Numbers for people: counts, bytes, durations, and a row of bars.
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def count(number: int) -> str:
+    """
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return f"{number:,}"
+
+
+def plural(number: int, word: str, words: str | None = None) -> str:
+    """
+    >>> plural(1, "row"), plural(2, "row"), plural(2, "entry", "entries")
+    ('1 row', '2 rows', '2 entries')
+    """
+    return f"{number:,} {word if number == 1 else words or word + 's'}"
+
+
+def size(number: float) -> str:
+    """
+    >>> size(0), size(999), size(1234), size(56_700_000), size(1_500_000_000)
+    ('0 B', '999 B', '1.2 kB', '57 MB', '1.5 GB')
+    """
+    value, place = float(number), 0
+    while value >= 999.5 and place < len(_UNITS) - 1:
+        value, place = value / 1000, place + 1
+    shown = f"{value:.1f}" if place and value < 9.95 else f"{value:.0f}"
+    return f"{shown} {_UNITS[place]}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(s) for s in (0.0004, 0.25, 7, 75, 3_700, 200_000)]
+    ['0 s', '0.2 s', '7 s', '1 min', '1 h 1 min', '2 d 7 h']
+    """
+    if seconds < 0.95:
+        return "0 s" if seconds < 0.05 else f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def rate(per_second: float) -> str:
+    """
+    >>> rate(0), rate(0.4), rate(1234.5)
+    ('0/s', '0.4/s', '1,234/s')
+    """
+    return f"{per_second:.1f}/s" if 0 < per_second < 9.95 else f"{per_second:,.0f}/s"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """
+    >>> sparkline([0, 1, 2, 4])
+    '▁▃▅█'
+    """
+    highest = max(values, default=0)
+    if highest <= 0:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[min(7, round(value / highest * 7))] for value in values)
+
+
+# Durations as people write them.
+
+
+_DURATION_UNITS = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "min": timedelta(minutes=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
+
+
+def parse_duration(text: str, option: str) -> timedelta:
+    """
+    >>> parse_duration("90min", "--min-age")
+    datetime.timedelta(seconds=5400)
+    """
+    match = _FORM.fullmatch(text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no duration such as 90s, 30min, 12h or 7d", param_hint=option)
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+# Rows for people and for scripts.
+
+
+_MAX_CELL = 60
+_MIN_TEXT = 12
+_SHOWN_ELEMENTS = 3
+
+
+def json_rows(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+    """Each row as what JSON can hold: bytes as base64, times as ISO 8601, NaN as null."""
+    for row in batch.to_pylist():
+        yield {name: json_value(value) for name, value in row.items()}
+
+
+def json_value(value: Any) -> Any:
+    """
+    >>> json_value({"a": b"x", "b": [1.5, float("nan")]})
+    {'a': 'eA==', 'b': [1.5, None]}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(key): json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def table_of(rows: pa.Table) -> Table:
+    """Rows as a table on the terminal; long values are cut, numbers never."""
+    import pyarrow as pa
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [[cell(value) for value in column.to_pylist()] for column in rows.columns]
+    for field, cells in zip(rows.schema, columns, strict=True):
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        widest = max((text.cell_len for text in cells), default=0)
+        shown.add_column(
+            Text(visible(field.name)),
+            justify="right" if number else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+            min_width=max(widest, len(field.name)) if number else min(widest, _MIN_TEXT),
+        )
+    for row in zip(*columns, strict=True):
+        shown.add_row(*row)
+    return shown
+
+
+def cell(value: Any) -> Text:
+    if value is None:
+        return Text("null", style="dim")
+    return Text(_cut(visible(_short(value))))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return _list(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(each)}" for key, each in value.items()) + "}"
+    return " ".join(str(value).split())
+
+
+def _list(values: Sequence[Any]) -> str:
+    parts = [
+        f"{value:.3g}" if isinstance(value, float) else _short(value) for value in values[:_SHOWN_ELEMENTS]
+    ]
+    first = ", ".join(parts)
+    return f"[{first}, … {len(values)}]" if len(values) > _SHOWN_ELEMENTS else f"[{first}]"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"

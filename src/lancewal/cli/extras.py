@@ -31,7 +31,7 @@ def demo(
     recover; everything is compacted and read by plain Lance. Each step is checked.
     """
     switches = [*([] if spark else ["--no-spark"]), *(["--quick"] if quick else [])]
-    _run([sys.executable, "-m", "lancewal.demo", directory, *switches], None)
+    _run([sys.executable, "-m", "demo", directory, *switches], _checkout_for("the demo is", "make demo"))
 
 
 @guarded
@@ -41,13 +41,17 @@ def bench(arguments: Rest = None) -> None:
     Needs a source checkout: the benchmarks and the peers are not part of the package. Arguments after
     -- go to the benchmark runner, as in: lancewal bench -- --list
     """
+    root = _checkout_for("the benchmarks are", "make bench")
+    _run([sys.executable, "-m", "bench", *(arguments or [])], root)
+
+
+def _checkout_for(what: str, target: str) -> Path:
     root = checkout()
     if root is None:
         raise CommandError(
-            "the benchmarks are not part of the installed package; run make bench in a clone of the "
-            "repository"
+            f"{what} not part of the installed package; run {target} in a clone of the repository"
         )
-    _run([sys.executable, "-m", "bench", *(arguments or [])], root)
+    return root
 
 
 def checkout() -> Path | None:
@@ -58,12 +62,11 @@ def checkout() -> Path | None:
     )
 
 
-def _run(command: list[str], directory: Path | None) -> None:
+def _run(command: list[str], directory: Path) -> None:
     environment = dict(os.environ)
-    if directory is not None:
-        # The package may be imported from the checkout without being installed.
-        paths = [str(directory), str(directory / "src"), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    # The package may be imported from the checkout without being installed.
+    paths = [str(directory), str(directory / "src"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:
         done = subprocess.run(command, env=environment, check=False)
     except KeyboardInterrupt:

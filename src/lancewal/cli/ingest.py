@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from lancewal.cli import console, figures, options
+from lancewal.cli import console, options
+from lancewal.cli import console as figures
 from lancewal.cli.console import plain
-from lancewal.cli.creating import WritePath, open_or_create
 from lancewal.cli.exits import FAILED, REFUSED, CommandError, advised, exit_code, guarded, plain_sentence
+from lancewal.cli.init import WritePath, open_or_create
 from lancewal.errors import InvalidInputError, LanceWalError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def ingest(
         _serve_metrics(metrics, opened)
     parts = None
     if engine is options.Engine.SPARK:
-        from lancewal.cli.spark_ingest import SparkParts
+        from lancewal.cli.spark import SparkParts
 
         parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
     request = _Request(table, storage, source, drop_unknown, again, parts)
@@ -186,7 +187,7 @@ def _ensure(
 
 
 def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> None:
-    from lancewal.ingest.files import directories_of
+    from lancewal.ingest import directories_of
 
     job = request.job()
     for source in dict.fromkeys([*directories_of(sources), *(file.source for file in files)]):

@@ -1,15 +1,273 @@
-"""``lancewal init``."""
+"""``lancewal init``: making tables, with columns from a file, a key, and a write path."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lancewal.cli import console, options
 from lancewal.cli.console import plain
-from lancewal.cli.creating import WritePath, create, set_key
 from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
+from lancewal.errors import InvalidInputError, NotInitializedError
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+    from lancewal.ingest import SourceFile
+    from lancewal.table import Table
+
+DEFAULT_BUCKETS = 4
+
+_KEY_MARK = "lance-schema:unenforced-primary-key"
+_KEY_PLACE = "lance-schema:unenforced-primary-key:position"
+
+
+@dataclass(frozen=True)
+class WritePath:
+    """How a table is to be written to. Without any sharding named, buckets of the first key column."""
+
+    bucket: tuple[str, int] | None = None
+    identity: str | None = None
+    unsharded: bool = False
+    by_hand: bool = False
+    indexes: Sequence[str] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def check(
+        self, columns: pa.Schema, key: Sequence[str], dataset: lance.LanceDataset | None = None
+    ) -> None:
+        """Refuse what :meth:`initialize` would refuse for a table with these columns, before it is made."""
+        from lancewal.initialization import check_new_table
+
+        check_new_table(columns, dataset=dataset, **self._arguments(key))
+
+    def initialize(self, uri: str, options: Mapping[str, str]) -> Table:
+        """Give the table at ``uri`` this write path."""
+        import lancewal
+
+        key = _key_of(_dataset(uri, options))
+        return lancewal.initialize(uri, storage_options=options, **self._arguments(key))
+
+    def refuse_other(self, table: Table) -> None:
+        """Refuse a table whose write path is another one than was asked for."""
+        from lancewal.shard import BUCKET, IDENTITY, UNSHARDED
+
+        details = table.details
+        asked: tuple[str, str | None, int | None] | None = None
+        if self.bucket is not None:
+            asked = (BUCKET, *self.bucket)
+        elif self.identity is not None:
+            asked = (IDENTITY, self.identity, None)
+        elif self.unsharded:
+            asked = (UNSHARDED, None, None)
+        if asked is not None:
+            router = table.router()
+            number = len(router.known_shards()) if router.transform == BUCKET else None
+            if (router.transform, router.column, number) != asked:
+                raise InvalidInputError(
+                    f"the table at {table.uri} is there and has another sharding "
+                    f"({table.status().sharding}); leave --bucket, --identity and --unsharded out"
+                )
+        kept = details.writer_config_defaults
+        others = sorted(name for name, value in self.settings.items() if kept.get(name) != value)
+        if others:
+            raise InvalidInputError(
+                f"the table at {table.uri} is there and keeps another {', '.join(others)}; leave --set out"
+            )
+
+    def _arguments(self, key: Sequence[str]) -> dict[str, Any]:
+        bucket, unsharded = self.bucket, self.unsharded
+        if not (bucket or self.identity or unsharded or self.by_hand):
+            bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
+        return {
+            "bucket": bucket,
+            "identity": self.identity,
+            "unsharded": unsharded,
+            "maintained_indexes": self.indexes,
+            "writer_defaults": self.settings or None,
+        }
+
+
+def open_or_create(
+    uri: str,
+    options: Mapping[str, str],
+    file: SourceFile,
+    key: Sequence[str] | None,
+    vectors: Sequence[str] | None,
+    path: WritePath,
+) -> tuple[Table, bool]:
+    """The table, made from the columns of ``file`` when it is missing; whether it was made or initialised.
+
+    A table that is there, and is not as it would be made, is refused.
+    """
+    import lancewal
+    from lancewal.errors import TableNotFoundError
+
+    try:
+        table = lancewal.open(uri, options)
+    except NotInitializedError:
+        if key is not None:
+            set_key(uri, options, key, path)
+        _refuse_other_vectors(_dataset(uri, options).schema, vectors)
+        return path.initialize(uri, options), True
+    except TableNotFoundError:
+        create(uri, options, file, key, vectors, path)
+        return path.initialize(uri, options), True
+    if key is not None and tuple(key) != table.primary_key:
+        has = f"the primary key {', '.join(table.primary_key)}" if table.primary_key else "no primary key"
+        raise InvalidInputError(
+            f"the table at {uri} is there and has {has}, not {', '.join(key)}; leave --key out"
+        )
+    path.refuse_other(table)
+    _refuse_other_vectors(table.schema, vectors)
+    return table, False
+
+
+def create(
+    uri: str,
+    options: Mapping[str, str],
+    file: SourceFile,
+    key: Sequence[str] | None,
+    vectors: Sequence[str] | None,
+    path: WritePath,
+) -> None:
+    """An empty table with the columns of ``file``, which ``path`` can be given to."""
+    import lance
+
+    from lancewal.base import lance_errors
+    from lancewal.ingest import open_file
+    from lancewal.storage import ObjectStore
+
+    opened = open_file(file)
+    first = next(opened.batches, None) if vectors else None
+    schema = table_columns(opened.schema, key or [], _dimensions(vectors, first))
+    path.check(schema, key or [])
+    where = ObjectStore.from_uri(uri, options).uri
+    with lance_errors(f"create the table at {uri}"):
+        lance.write_dataset(schema.empty_table(), where, storage_options=dict(options) or None)
+
+
+def set_key(uri: str, options: Mapping[str, str], key: Sequence[str], path: WritePath) -> None:
+    """Declare the primary key of a table that has none; the same key again is fine."""
+    from lancewal.base import lance_errors
+
+    dataset = _dataset(uri, options)
+    present = _key_of(dataset)
+    if present == list(key):
+        return
+    if present:
+        raise InvalidInputError(
+            f"the table at {uri} has the primary key {', '.join(present)}, which cannot be changed"
+        )
+    columns = {field.name: field for field in dataset.schema}
+    for place, name in enumerate(key, 1):
+        if name not in columns:
+            raise InvalidInputError(f"the table has no column {name} that could be its key")
+        if columns[name].nullable:
+            raise InvalidInputError(
+                f"column {name} is nullable, which a key column must not be and Lance cannot change; write "
+                "the table anew with a column that is not"
+            )
+        columns[name] = columns[name].with_metadata({**(columns[name].metadata or {}), **_marks(place)})
+    import pyarrow as pa
+
+    path.check(pa.schema(list(columns.values())), key, dataset)
+    with lance_errors(f"declare the primary key of {uri}"):
+        dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+
+
+def _dataset(uri: str, options: Mapping[str, str]) -> lance.LanceDataset:
+    import lance
+
+    from lancewal.base import lance_errors
+
+    with lance_errors(f"open the table at {uri}"):
+        return lance.dataset(uri, storage_options=dict(options) or None)
+
+
+def _refuse_other_vectors(schema: pa.Schema, vectors: Sequence[str] | None) -> None:
+    import pyarrow as pa
+
+    for text in vectors or []:
+        column, size = _vector_column(text)
+        type_ = schema.field(column).type if column in schema.names else None
+        if type_ is None or not pa.types.is_fixed_size_list(type_) or size not in (None, type_.list_size):
+            raise InvalidInputError(
+                f"the table is there and its column {column} is {type_ or 'missing'}, no vector such as "
+                f"{text}; leave --vector-column out"
+            )
+
+
+def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str, int]) -> pa.Schema:
+    """The columns of a table for rows of ``schema``: keys marked and not null, vectors of fixed size.
+
+    >>> import pyarrow as pa
+    >>> rows = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float64()))])
+    >>> columns = table_columns(rows, ["id"], {"v": 3})
+    >>> columns.field("id").nullable, str(columns.field("v").type)
+    (False, 'fixed_size_list<item: float>[3]')
+    """
+    import pyarrow as pa
+
+    unknown = [name for name in [*key, *dimensions] if name not in schema.names]
+    if unknown:
+        raise InvalidInputError(
+            f"the file has no column {', '.join(unknown)}; its columns are {', '.join(schema.names)}"
+        )
+    columns = []
+    for each in schema:
+        type_ = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
+        if pa.types.is_null(type_):
+            raise InvalidInputError(
+                f"column {each.name} holds nothing but nulls in the first rows, so its type is unknown; "
+                "create the table with lance.write_dataset"
+            )
+        if each.name in dimensions:
+            type_ = pa.list_(pa.float32(), dimensions[each.name])
+        marks = _marks(list(key).index(each.name) + 1) if each.name in key else None
+        columns.append(pa.field(each.name, type_, nullable=marks is None, metadata=marks))
+    return pa.schema(columns)
+
+
+def _marks(place: int) -> dict[str, str]:
+    return {_KEY_MARK: "true", _KEY_PLACE: str(place)}
+
+
+def _key_of(dataset: object) -> list[str]:
+    from lancewal.base import table_schema
+
+    return list(table_schema(dataset).primary_key)
+
+
+def _dimensions(vectors: Sequence[str] | None, first: pa.RecordBatch | None) -> dict[str, int]:
+    found = {}
+    for text in vectors or []:
+        column, size = _vector_column(text)
+        found[column] = _first_length(column, first) if size is None else size
+    return found
+
+
+def _vector_column(text: str) -> tuple[str, int | None]:
+    column, colon, number = text.rpartition(":")
+    return (column, int(number)) if colon and number.isdecimal() else (text, None)
+
+
+def _first_length(column: str, batch: pa.RecordBatch | None) -> int:
+    if batch is not None and column in batch.schema.names:
+        for value in batch.column(column):
+            if value.is_valid and hasattr(value, "values"):
+                return len(value.values)
+    raise typer.BadParameter(
+        f"the first rows do not tell the dimension of {column}; pass it as {column}:128",
+        param_hint="--vector-column",
+    )
+
+
+# ``lancewal init``.
 
 
 @guarded

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lancewal.cli import console, figures, options, rows
+from lancewal.cli import console, options
+from lancewal.cli import console as figures
+from lancewal.cli import console as rows
 from lancewal.cli.exits import NOT_FOUND, CommandError, guarded, resumable
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def delete(
 
 
 def _refuse_conditions(table: Table, keys: list[str]) -> None:
-    from lancewal.writer.intake import is_condition
+    from lancewal.writer import is_condition
 
     for key in keys:
         if is_condition(key, table.schema):

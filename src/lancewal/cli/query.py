@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lancewal.cli import console, figures, options, rows
+from lancewal.cli import console, options
+from lancewal.cli import console as figures
+from lancewal.cli import console as rows
 from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
 from lancewal.cli.keys import parse_keys
 

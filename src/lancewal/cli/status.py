@@ -3,16 +3,231 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
-from rich.console import Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
 from lancewal.cli import console, options
+from lancewal.cli import console as figures
+from lancewal.cli.console import visible
 from lancewal.cli.exits import guarded
-from lancewal.cli.status_view import History, status_view
+
+if TYPE_CHECKING:
+    from lancewal.status import Lag, ShardState, TableStatus
+
+# What ``lancewal status`` draws, for any width from 60 columns on.
+
+
+#: From this width on shard ids, generations and bytes have room.
+_WIDE = 120
+_HISTORY = 60
+_SHOWN_INDEXES = 2
+#: Lines around the shards of a full screen, when everything is there to be shown.
+_OTHER_LINES = 16
+
+
+@dataclass
+class History:
+    """Looks so far: how fast each shard's log grows."""
+
+    _tips: dict[UUID, tuple[datetime, int]] = field(default_factory=dict)
+    rates: dict[UUID, float] = field(default_factory=dict)
+    totals: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    def add(self, status: TableStatus) -> None:
+        known = bool(self._tips)
+        for shard in status.shards:
+            before, tip = self._tips.get(shard.shard_id, (status.taken_at, shard.wal_tip))
+            seconds = (status.taken_at - before).total_seconds()
+            self.rates[shard.shard_id] = (shard.wal_tip - tip) / seconds if seconds > 0 else 0.0
+            self._tips[shard.shard_id] = (status.taken_at, shard.wal_tip)
+        if known:
+            self.totals.append(sum(self.rates.values()))
+
+
+def status_view(
+    status: TableStatus,
+    *,
+    width: int,
+    height: int | None = None,
+    history: History | None = None,
+    every: float | None = None,
+) -> Group:
+    """The whole picture; with a ``height`` no more shards than fit, those that lag most."""
+    parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
+    if history is not None:
+        parts += [_writes(history, width)]
+    parts += [Text(), _shards(status, width, _room(height), history)]
+    if every is not None:
+        when = status.taken_at.astimezone().strftime("%H:%M:%S")
+        parts += [Text(), Text(f"{when}, every {figures.duration(every)}; Ctrl-C ends", style="dim")]
+    return Group(*parts)
+
+
+def _room(height: int | None) -> int | None:
+    return None if height is None else max(3, height - _OTHER_LINES)
+
+
+def _head(status: TableStatus, width: int) -> RenderableType:
+    names = ", ".join(status.primary_key)
+    key = f"key {names}" if len(status.primary_key) == 1 else f"key ({names})" if names else "append-only"
+    base = (
+        f"{figures.plural(status.base_rows, 'row')} in {figures.plural(status.base_fragments, 'fragment')}, "
+        f"version {status.base_version}"
+    )
+    shards = figures.plural(len(status.shards), "shard")
+    title = Text(visible(status.uri), style="bold")
+    title.truncate(max(width - 6, 10), overflow="ellipsis")
+    lines = Text.assemble(
+        ("table  ", "dim"), visible(f"{key}, {status.sharding}, {shards}\n"), ("base   ", "dim"), base
+    )
+    return Group(Rule(title, align="left", style="dim"), lines)
+
+
+def _waiting(status: TableStatus, width: int) -> Table:
+    """The three lags, one line each, in the order in which rows go through them."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    for _ in range(3):
+        grid.add_column(justify="right")
+    grid.add_column()
+    now = status.taken_at
+    flush, compact = status.unflushed, status.uncompacted
+    grid.add_row(
+        "WAL → SSTables",
+        figures.plural(flush.count, "entry", "entries"),
+        "",
+        _bytes(flush),
+        _age(flush, now),
+        style=_dim_when(not flush.count),
+    )
+    grid.add_row(
+        "SSTables → base",
+        figures.plural(compact.count, "SSTable"),
+        "" if compact.rows is None else figures.plural(compact.rows, "row"),
+        _bytes(compact),
+        _age(compact, now),
+        style=_dim_when(not compact.count),
+    )
+    behind = sorted((i for i in status.indexes if i.rows_behind), key=lambda index: -index.rows_behind)
+    named = figures.plural(len(status.indexes), "index", "indexes")
+    if status.indexes and not behind:
+        grid.add_row("base → indexes", named, "", "", "nothing waits", style="dim")
+    for place, index in enumerate(behind[:_SHOWN_INDEXES]):
+        rows = figures.plural(index.rows_behind, "row")
+        first = ("base → indexes", named) if place == 0 else ("", "")
+        grid.add_row(*first, rows, "", Text(visible(f"not in {index.name}")))
+    return grid
+
+
+def _writes(history: History, width: int) -> Text:
+    now = history.totals[-1] if history.totals else 0.0
+    bars = figures.sparkline(list(history.totals)[-max(width - 40, 10) :])
+    return Text.assemble(("WAL growth       ", "dim"), f"{figures.rate(now)} ", (bars, "cyan"))
+
+
+def _shards(status: TableStatus, width: int, room: int | None, history: History | None) -> Group:
+    wide = width >= _WIDE
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("\nshard", no_wrap=True)
+    if wide:
+        table.add_column("\nid", no_wrap=True, style="dim")
+    table.add_column("\nepoch", justify="right")
+    growth = [] if history is None else ["WAL\n+/s"]
+    for name in (*growth, "WAL\nentries", "WAL\nbytes", "WAL\nage", "SST\ncount"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("SST\ngenerations", no_wrap=True)
+    for name in ("SST\nrows", *(["SST\nbytes"] if wide else []), "SST\nage"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("\nstate", no_wrap=True)
+    shown = _most_behind(status, room)
+    for shard in shown:
+        table.add_row(*_cells(shard, status.taken_at, wide, history))
+    hidden = len(status.shards) - len(shown)
+    more = [Text(f"… and {figures.plural(hidden, 'shard')} with less to do", style="dim")] if hidden else []
+    if not status.shards:
+        more = [Text("no shards yet: the first row of each makes it", style="dim")]
+    return Group(table, *more)
+
+
+def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None) -> list[Text]:
+    flush, compact = shard.unflushed, shard.uncompacted
+    cells = [Text(_name(shard))]
+    if wide:
+        cells.append(Text(str(shard.shard_id)))
+    cells.append(Text(str(shard.epoch)))
+    if history is not None:
+        rate = history.rates.get(shard.shard_id, 0.0)
+        cells.append(_quiet(figures.rate(rate).removesuffix("/s"), rate == 0))
+    cells += [
+        _quiet(figures.count(flush.count), not flush.count),
+        _quiet(_bytes(flush), not flush.count),
+        _quiet(figures.duration(flush.seconds(now)), not flush.count),
+        _quiet(figures.count(compact.count), not compact.count),
+    ]
+    if wide:
+        cells.append(Text(_generations(shard)))
+    cells.append(_quiet("?" if compact.rows is None else figures.count(compact.rows), not compact.count))
+    if wide:
+        cells.append(_quiet(_bytes(compact), not compact.count))
+    cells.append(_quiet(figures.duration(compact.seconds(now)), not compact.count))
+    state = shard.status.name.lower()
+    cells.append(Text(state, style="yellow" if state == "sealed" else ""))
+    return cells
+
+
+def _name(shard: ShardState) -> str:
+    values = list(shard.values.values())
+    return visible(", ".join(map(str, values))) if values else str(shard.shard_id)[:8]
+
+
+def _generations(shard: ShardState) -> str:
+    """Which generations wait, and up to which the base holds them."""
+    held = shard.compacted_generation
+    waiting = [number for number in shard.generations if number > held]
+    if not waiting:
+        return f"base has {held}" if held else "none yet"
+    span = f"{waiting[0]}" if len(waiting) == 1 else f"{waiting[0]} to {waiting[-1]}"
+    return f"{span}, base has {held}"
+
+
+def _most_behind(status: TableStatus, room: int | None) -> list[ShardState]:
+    if room is None or len(status.shards) <= room:
+        return list(status.shards)
+    by_lag = sorted(
+        status.shards,
+        key=lambda shard: (-shard.unflushed.num_bytes - shard.uncompacted.num_bytes, _name(shard)),
+    )
+    chosen = {shard.shard_id for shard in by_lag[:room]}
+    return [shard for shard in status.shards if shard.shard_id in chosen]
+
+
+def _bytes(lag: Lag) -> str:
+    return ("≈" if lag.estimated else "") + figures.size(lag.num_bytes)
+
+
+def _age(lag: Lag, now: datetime) -> str:
+    return f"oldest {figures.duration(lag.seconds(now))}" if lag.count else "nothing waits"
+
+
+def _quiet(text: str, quiet: bool) -> Text:
+    return Text(text, style="dim" if quiet else "")
+
+
+def _dim_when(quiet: bool) -> str | None:
+    return "dim" if quiet else None
 
 
 @guarded

@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lancewal.cli import console, options, rows
+from lancewal.cli import console, options
+from lancewal.cli import console as rows
 from lancewal.cli.exits import guarded
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lancewal.feed import ChangeFeed, Positions
+    from lancewal.publish import ChangeFeed, Positions
 
 _MARKS = {"upsert": ("~", "cyan"), "insert": ("+", "green"), "delete": ("-", "red")}
 
@@ -41,7 +42,7 @@ def tail(
     With --json a change a line, with its kind, shard and WAL position. The feed reaches back as far as
     garbage collection retains the log.
     """
-    from lancewal.feed import FEED_COLUMNS, ChangeFeed
+    from lancewal.publish import FEED_COLUMNS, ChangeFeed
 
     opened = options.open_table(table, option)
     feed = ChangeFeed.open(opened.uri, options.storage_options(option))

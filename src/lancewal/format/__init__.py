@@ -1,1 +1,145 @@
-"""Bytes to values and back, without I/O: one module per on-disk format."""
+"""Bytes and values of the on-disk format; nothing here touches storage."""
+
+from lancewal.format.align import ColumnSource, align, column_sources, shown
+from lancewal.format.base_manifest import (
+    MEM_WAL_INDEX_NAME,
+    BaseManifest,
+    MemWalDetails,
+    ShardingField,
+    ShardingSpec,
+    newest_manifest_name,
+    parse_manifest_version,
+    read_base_manifest,
+)
+from lancewal.format.bloom import BloomFilter, can_rule_out, key_hashes
+from lancewal.format.bucket import (
+    bucket_of,
+    check_bucket_type,
+    decode_shard_value,
+    encode_shard_value,
+    result_type_to_arrow,
+)
+from lancewal.format.casts import CastRefusedError, exactly, has_floats
+from lancewal.format.columns import (
+    check_columns,
+    check_new_columns,
+    readable_columns,
+    refuse_added,
+    refuse_blob_values,
+)
+from lancewal.format.dictionaries import has_dictionary, without_null_words, without_null_words_in
+from lancewal.format.json_columns import encode_json
+from lancewal.format.key_set import KeySet
+from lancewal.format.keys import check_key_types, key_columns, key_values
+from lancewal.format.protos import MemWalIndexDetailsMessage
+from lancewal.format.records import decode_record, encode_record
+from lancewal.format.schema import (
+    PRIMARY_KEY_KEY,
+    TOMBSTONE,
+    TOMBSTONE_FIELD,
+    ColumnIdentity,
+    TableSchema,
+    check_readable,
+    field_id,
+    has_json,
+    hashable,
+    is_blob,
+    is_json,
+    map_children,
+    no_rows,
+    without_field_ids,
+)
+from lancewal.format.shard_manifest import (
+    ShardFieldEntry,
+    ShardManifest,
+    ShardStatus,
+    SsTableEntry,
+    decode_manifest,
+    encode_manifest,
+)
+from lancewal.format.siphash import siphash13_spans
+from lancewal.format.spans import aligned, byte_spans, has_wide_values, numbers, one_array
+from lancewal.format.wal_entry import (
+    EntryHeader,
+    WalEntry,
+    decode_entry,
+    decode_header,
+    encode_entry,
+    encode_sentinel,
+    entry_schema,
+)
+
+__all__ = [
+    "MEM_WAL_INDEX_NAME",
+    "PRIMARY_KEY_KEY",
+    "TOMBSTONE",
+    "TOMBSTONE_FIELD",
+    "BaseManifest",
+    "BloomFilter",
+    "CastRefusedError",
+    "ColumnIdentity",
+    "ColumnSource",
+    "EntryHeader",
+    "KeySet",
+    "MemWalDetails",
+    "MemWalIndexDetailsMessage",
+    "ShardFieldEntry",
+    "ShardManifest",
+    "ShardStatus",
+    "ShardingField",
+    "ShardingSpec",
+    "SsTableEntry",
+    "TableSchema",
+    "WalEntry",
+    "align",
+    "aligned",
+    "bucket_of",
+    "byte_spans",
+    "can_rule_out",
+    "check_bucket_type",
+    "check_columns",
+    "check_key_types",
+    "check_new_columns",
+    "check_readable",
+    "column_sources",
+    "decode_entry",
+    "decode_header",
+    "decode_manifest",
+    "decode_record",
+    "decode_shard_value",
+    "encode_entry",
+    "encode_json",
+    "encode_manifest",
+    "encode_record",
+    "encode_sentinel",
+    "encode_shard_value",
+    "entry_schema",
+    "exactly",
+    "field_id",
+    "has_dictionary",
+    "has_floats",
+    "has_json",
+    "has_wide_values",
+    "hashable",
+    "is_blob",
+    "is_json",
+    "key_columns",
+    "key_hashes",
+    "key_values",
+    "map_children",
+    "newest_manifest_name",
+    "no_rows",
+    "numbers",
+    "one_array",
+    "parse_manifest_version",
+    "read_base_manifest",
+    "readable_columns",
+    "refuse_added",
+    "refuse_blob_values",
+    "result_type_to_arrow",
+    "shown",
+    "siphash13_spans",
+    "without_field_ids",
+    "without_null_words",
+    "without_null_words_in",
+]

@@ -20,8 +20,8 @@ from uuid import UUID
 import crc32c
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
-from lancewal.format.proto import DecodeError, ShardManifestMessage, unknown_fields
-from lancewal.layout import is_plain_name
+from lancewal.format.protos import DecodeError, ShardManifestMessage, unknown_fields
+from lancewal.storage import is_plain_name
 
 WRITE_ID_BYTES = 16
 
@@ -67,7 +67,7 @@ class ShardFieldEntry:
     """The value that every row of the shard has in one sharding field.
 
     ``field_id`` is the text id of the table's ``ShardingField``, not a column's number;
-    ``value`` is what :func:`~lancewal.format.shard_value.encode_shard_value` gives.
+    ``value`` is what :func:`~lancewal.format.bucket.encode_shard_value` gives.
     """
 
     field_id: str

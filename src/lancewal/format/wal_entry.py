@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from lancewal.errors import ColumnMismatchError, InvalidInputError, LanceWalError, WalCorruptError
 from lancewal.format.align import align
-from lancewal.format.buffers import aligned_batch
 from lancewal.format.schema import BLOB_TYPE, TableSchema
+from lancewal.format.spans import aligned_batch
 
 EPOCH_KEY = b"writer_epoch"
 GENERATION_KEY = b"generation"

@@ -1,13 +1,9 @@
-"""In-memory indexes of one MemTable: primary key, BTree, full text, vector.
-
-Rows are numbered from 0 in insertion order. One thread inserts, any number search, each
-up to its own bound: a row at or above it is never returned.
-"""
+"""Indexes of rows in memory: ordered, full text, vectors."""
 
 from lancewal.index.bm25 import CorpusStatistics
-from lancewal.index.btree import BTreeIndex
-from lancewal.index.distance import Nearest
-from lancewal.index.full_text import FullTextIndex, TextHits
+from lancewal.index.btree import BTreeIndex, Matches
+from lancewal.index.distance import Nearest, Vector, checked_query
+from lancewal.index.full_text import OPERATORS, FullTextIndex, TextHits, index_of, is_text
 from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
@@ -18,11 +14,13 @@ from lancewal.index.kinds import (
     memory_estimate,
 )
 from lancewal.index.primary_key import PrimaryKeyIndex
-from lancewal.index.specs import maintained_specs
+from lancewal.index.specs import full_text_params, maintained_specs
 from lancewal.index.store import IndexInsertError, IndexStore
-from lancewal.index.vector import VectorIndex
+from lancewal.index.tokens import QueryTerm, Tokenizer
+from lancewal.index.vector import VectorIndex, is_vector, search_rows
 
 __all__ = [
+    "OPERATORS",
     "BTreeIndex",
     "BTreeParams",
     "CorpusStatistics",
@@ -32,12 +30,22 @@ __all__ = [
     "IndexKind",
     "IndexSpec",
     "IndexStore",
+    "Matches",
     "Metric",
     "Nearest",
     "PrimaryKeyIndex",
+    "QueryTerm",
     "TextHits",
+    "Tokenizer",
+    "Vector",
     "VectorIndex",
     "VectorParams",
+    "checked_query",
+    "full_text_params",
+    "index_of",
+    "is_text",
+    "is_vector",
     "maintained_specs",
     "memory_estimate",
+    "search_rows",
 ]

@@ -15,9 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.ordered import is_bytes_like, is_number_like, values_array
-from lancewal.index.rows import RowPositions, already_in, checked_bound, grown
-from lancewal.index.runs import BytesRuns, NumberRuns, Range, SortedRuns
+from lancewal.index.kinds import RowPositions, already_in, checked_bound, grown
+from lancewal.index.runs import (
+    BytesRuns,
+    NumberRuns,
+    Range,
+    SortedRuns,
+    is_bytes_like,
+    is_number_like,
+    values_array,
+)
 
 
 class BTreeIndex:

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.kinds import Metric
-from lancewal.index.rows import RowPositions
+from lancewal.index.kinds import Metric, RowPositions
 
 Matrix = npt.NDArray[np.float32]
 Vector = npt.NDArray[np.float32]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.keys import key_values
-from lancewal.index.rows import RowMask, RowPositions, already_in, grown
+from lancewal.format import key_values
+from lancewal.index.kinds import RowMask, RowPositions, already_in, grown
 
 _NEVER = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 256

@@ -9,6 +9,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
+from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError
 from lancewal.index.btree import is_supported as is_ordered
 from lancewal.index.full_text import is_text
@@ -21,9 +22,8 @@ from lancewal.index.kinds import (
     VectorParams,
     memory_estimate,
 )
-from lancewal.index.segments import is_vector
 from lancewal.index.tokens import Tokenizer
-from lancewal.lance_errors import lance_errors
+from lancewal.index.vector import is_vector
 
 __all__ = [
     "BTreeParams",

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format.schema import TableSchema
+from lancewal.format import TableSchema
 from lancewal.index.btree import BTreeIndex
 from lancewal.index.full_text import FullTextIndex
 from lancewal.index.kinds import FullTextParams, IndexSpec, Metric, VectorParams

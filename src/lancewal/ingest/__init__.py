@@ -1,22 +1,21 @@
-"""Files into a table, each row exactly once: what ``lancewal ingest`` does."""
+"""Files into a table, each row exactly once."""
 
-from __future__ import annotations
-
-from lancewal.ingest.files import Format, SourceFile, find_files
-from lancewal.ingest.job import Ingestion, IngestReport
-from lancewal.ingest.parts import LocalParts, Parts, PreparedPart, Step
+from lancewal.ingest.files import Format, SourceFile, directories_of, find_files, watch
+from lancewal.ingest.job import Ingestion, IngestReport, LocalParts, Parts, PreparedPart, Step
+from lancewal.ingest.journal import Part
 from lancewal.ingest.reading import open_file
-from lancewal.ingest.watching import watch
 
 __all__ = [
     "Format",
     "IngestReport",
     "Ingestion",
     "LocalParts",
+    "Part",
     "Parts",
     "PreparedPart",
     "SourceFile",
     "Step",
+    "directories_of",
     "find_files",
     "open_file",
     "watch",

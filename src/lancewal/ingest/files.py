@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.objects import remember_password, scrub_error, scrubbed
+from lancewal.storage import remember_password, scrub_error, scrubbed
 
 
 class Format(enum.StrEnum):
@@ -204,7 +205,7 @@ def _is_lance(filesystem: pafs.FileSystem, path: str) -> bool:
 def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
     import lance
 
-    from lancewal.lance_errors import lance_errors
+    from lancewal.base import lance_errors
 
     directory, _, name = path.rstrip("/").rpartition("/")
     with lance_errors(f"open {prefix}{path}"):
@@ -214,3 +215,34 @@ def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
 
 def _first_line(error: BaseException) -> str:
     return scrubbed(str(error).splitlines()[0]) if str(error) else type(error).__name__
+
+
+# Files of a directory as they come.
+
+
+def watch(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    stop: Callable[[], bool],
+    format: Format | str | None = None,
+    poll_interval: float = 2.0,
+    wait: Callable[[float], object] | None = None,
+) -> Iterator[list[SourceFile]]:
+    """The files that are complete, at every look, until ``stop()`` is true.
+
+    A file counts as complete when it was the same at two looks in a row. Its age does not
+    count: the clock that stamps it may be behind this machine's. Whoever writes slowly should
+    write under a name that starts with a dot and rename the file when it is whole.
+    """
+    pause = wait or threading.Event().wait
+    places = list(paths)
+    seen: dict[str, tuple[int, int]] = {}
+    while not stop():
+        found = find_files(places, format)
+        whole = [
+            file for file in found if file.format is Format.LANCE or seen.get(str(file)) == file.identity
+        ]
+        seen = {str(file): file.identity for file in found}
+        yield whole
+        if not stop():
+            pause(poll_interval)

@@ -23,12 +23,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lancewal import layout
 from lancewal.errors import LanceWalError, StorageError
-from lancewal.format.records import decode_record, encode_record
+from lancewal.format import decode_record, encode_record
 from lancewal.ingest.files import SourceFile
-from lancewal.objects import ObjectStore, PutOutcome
-from lancewal.transactions import Transaction, TransactionLog
+from lancewal.publish import Transaction, TransactionLog
+from lancewal.storage import ObjectStore, PutOutcome, layout
 
 logger = logging.getLogger(__name__)
 

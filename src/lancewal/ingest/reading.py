@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.ingest.files import COMPRESSIONS, Format, SourceFile
-from lancewal.objects import scrub_error
+from lancewal.storage import scrub_error
 
 _BATCH_ROWS = 16_384
 _TEXT_BLOCK_BYTES = 4 << 20
@@ -160,7 +160,7 @@ def _arrow(file: SourceFile, table: pa.Schema | None) -> Opened:
 def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
     import lance
 
-    from lancewal.lance_errors import lance_errors
+    from lancewal.base import lance_errors
 
     action = f"read {file.path}"
     with lance_errors(action):

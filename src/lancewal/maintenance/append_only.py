@@ -7,9 +7,9 @@ changed the rows or the columns since the version it was made for. That gives:
 1. Open the newest version and see how far it holds the shard, by marker or tag.
 2. Write the rows above that as new data files. Nobody sees them yet.
 3. Commit a version that has the old fragments, the new ones, and the tag "this shard is held up
-   to generation g" (see :mod:`lancewal.markers`).
+   to generation g" (see :mod:`lancewal.base.markers`).
 4. Commit the marker for g, by a merge of nothing.
-5. Remove the tag, once for all shards (:func:`lancewal.maintenance.tags.remove_tags`).
+5. Remove the tag, once for all shards (:func:`lancewal.maintenance.commits.remove_tags`).
 
 **No row is doubled.** Two compactors that both found g missing in version v both try to replace
 v. Lance lets one pass; the other is refused, looks at the new version and finds the tag. This
@@ -35,25 +35,29 @@ import lance
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
-from lancewal.base import BaseTable
-from lancewal.format.schema import TableSchema, field_id
-from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.lance_errors import lance_errors
+from lancewal.base import (
+    TAGGED_COLUMNS,
+    BaseTable,
+    appended_generations,
+    lance_errors,
+    next_fragment_id,
+    tag,
+    with_column_metadata,
+)
+from lancewal.format import SsTableEntry, TableSchema, field_id
 from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     LostRaceError,
     commit_errors,
     commit_marker,
+    open_base,
+    stale_tags,
     until_won,
 )
-from lancewal.maintenance.lance_messages import next_fragment_id, with_column_metadata
 from lancewal.maintenance.newest_rows import all_rows
-from lancewal.maintenance.plan import ShardPlan
-from lancewal.maintenance.report import Progress, ProgressCallback, ShardReport
-from lancewal.maintenance.tags import open_base, stale_tags
-from lancewal.markers import TAGGED_COLUMNS, appended_generations, tag
-from lancewal.objects import ObjectStore
+from lancewal.maintenance.plan import Progress, ProgressCallback, ShardPlan, ShardReport
+from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 

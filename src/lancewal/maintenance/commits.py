@@ -6,12 +6,16 @@ the only place that does.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -20,11 +24,37 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
+from lancewal.base import BaseTable, lance_errors, tags
 from lancewal.errors import ConflictError, LanceWalError, StorageError
-from lancewal.format.schema import no_rows
-from lancewal.lance_errors import lance_errors
+from lancewal.format import no_rows
+from lancewal.maintenance import points
+from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
+
+# Making what Lance committed as durable as what we delete because of it.
+
+
+def sync_file_system(store: ObjectStore) -> None:
+    """Write all that the table's file system holds in memory to disk.
+
+    Lance never syncs. Before anything is deleted that the base table holds by now, the base
+    table's own files must survive a power cut. Does nothing on object storage, nor on a
+    store that was opened without fsync.
+    """
+    root = store.local_path("_versions")
+    if root is None or not store.fsync:
+        return
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if sys.platform != "linux" or ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                os.sync()
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:
+        raise StorageError(f"cannot sync the file system of {store.uri}: {error}") from error
+
 
 T = TypeVar("T")
 
@@ -105,3 +135,71 @@ def until_won(what: str, attempt: Callable[[], T], *, attempts: int = ATTEMPTS) 
         f"{what} lost {attempts} races in a row against other commits to the table; nothing of it was "
         f"written, try again when there are fewer: {failure}"
     ) from failure
+
+
+# Tags of appends (see :mod:`lancewal.base.markers`): turned into markers, and removed.
+
+
+def open_base(store: ObjectStore) -> BaseTable:
+    """The newest version of the table."""
+    return BaseTable.open(store.uri, store.storage_options, store=store)
+
+
+def stale_tags(base: BaseTable) -> set[str]:
+    """Tags whose generation a marker covers."""
+    stored = base.details.compacted
+    return {
+        key
+        for key, (shard_id, generation) in tags(base.schema.columns).items()
+        if generation <= stored.get(shard_id, 0)
+    }
+
+
+def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
+    """The shards with a tag above their marker: an append whose marker is still to come."""
+    stored = base.details.compacted
+    pending: dict[UUID, int] = {}
+    for shard_id, generation in tags(base.schema.columns).values():
+        if generation > stored.get(shard_id, 0):
+            pending[shard_id] = max(pending.get(shard_id, 0), generation)
+    return pending
+
+
+def mark_pending(store: ObjectStore) -> list[UUID]:
+    """Finish appends that were interrupted before their marker; the shards it was done for."""
+    done = []
+    for shard_id, generation in unmarked_tags(open_base(store)).items():
+        try:
+            until_won(f"marking shard {shard_id}", partial(_mark_one, store, shard_id, generation))
+        except AlreadyCompactedError:
+            continue
+        done.append(shard_id)
+    return done
+
+
+def _mark_one(store: ObjectStore, shard_id: UUID, generation: int) -> None:
+    commit_marker(open_base(store).dataset, shard_id, generation)
+
+
+def remove_tags(store: ObjectStore) -> bool:
+    """Step 5: remove the tags that markers cover; whether there were any.
+
+    Needed for nothing but tidiness: a tag at or below its marker means nothing.
+    """
+
+    def attempt() -> bool:
+        base = open_base(store)
+        outdated = stale_tags(base)
+        if not outdated:
+            return False
+        changes = {
+            field.name: {key: None for key in outdated if key.encode() in (field.metadata or {})}
+            for field in base.schema.columns
+        }
+        with commit_errors("remove the tags of finished appends"):
+            base.dataset.update_field_metadata({name: keys for name, keys in changes.items() if keys})
+        return True
+
+    removed, _ = until_won("removing tags", attempt)
+    points.reached("append: the tag is removed")
+    return removed

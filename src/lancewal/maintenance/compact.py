@@ -13,19 +13,76 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import lance
+
 from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction
-from lancewal.maintenance.gc import Resource, collect_garbage
+from lancewal.maintenance.commits import commit_errors, mark_pending, remove_tags, until_won
+from lancewal.maintenance.gc import collect_garbage
 from lancewal.maintenance.keyed import KeyedCompaction
-from lancewal.maintenance.optimize import optimize_base
-from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
-from lancewal.maintenance.report import CompactionReport, ProgressCallback, ShardReport
-from lancewal.maintenance.tags import mark_pending, remove_tags
-from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
+from lancewal.maintenance.plan import (
+    DEFAULT_COMMIT_BYTES,
+    CompactionPlan,
+    CompactionReport,
+    ProgressCallback,
+    ShardPlan,
+    ShardReport,
+    plan_compaction,
+)
+from lancewal.maintenance.retention import Resource
+from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
+
+# The base table after a compaction: its indexes brought up to date, its small files joined.
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What was done to the base table."""
+
+    indexes_optimized: bool = False
+    files_removed: int = 0
+    files_added: int = 0
+
+
+def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> Optimized:
+    """Bring every index up to date with the rows that came since, and join small files.
+
+    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
+    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
+    index, which has no columns, is left to Lance, which keeps it.
+    """
+    # A tag must not outlive the fragments it came with for long.
+    mark_pending(store)
+    indexes = indexes and bool(_newest(store).manifest.indexes)
+    removed = added = 0
+    if indexes:
+        until_won("index optimisation", lambda: _optimize_indexes(store))
+    if files:
+        (removed, added), _ = until_won("file compaction", lambda: _compact_files(store))
+        if indexes and removed:
+            until_won("index optimisation", lambda: _optimize_indexes(store))
+    return Optimized(indexes, removed, added)
+
+
+def _newest(store: ObjectStore) -> BaseTable:
+    return BaseTable.open(store.uri, store.storage_options, store=store)
+
+
+def _compact_files(store: ObjectStore) -> tuple[int, int]:
+    dataset: lance.LanceDataset = _newest(store).dataset
+    with commit_errors("compact the files of the base table"):
+        metrics = dataset.optimize.compact_files()
+    return int(metrics.files_removed), int(metrics.files_added)
+
+
+def _optimize_indexes(store: ObjectStore) -> None:
+    dataset: lance.LanceDataset = _newest(store).dataset
+    with commit_errors("bring the indexes of the base table up to date"):
+        dataset.optimize.optimize_indices()
+
 
 #: Shards that are compacted side by side; each needs memory for one commit.
 DEFAULT_WORKERS = 2

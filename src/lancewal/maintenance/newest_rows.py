@@ -16,13 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.format.keys import key_values
-from lancewal.format.schema import TOMBSTONE, TableSchema
-from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
-from lancewal.reader.key_set import KeySet
+from lancewal.format import TOMBSTONE, KeySet, SsTableEntry, TableSchema, key_values
 from lancewal.sstable import SsTable
+from lancewal.storage import ObjectStore, ordered_map
 
 Mask = npt.NDArray[np.bool_]
 

@@ -9,27 +9,34 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from lancewal import layout
 from lancewal.base import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.wal_entry import encode_sentinel
-from lancewal.lineage import EarlierTable, earlier_table, is_entry_from_before, take_over, unknown_entries
-from lancewal.maintenance.commits import commit_marker, until_won
+from lancewal.format import ShardManifest, encode_sentinel
+from lancewal.maintenance.commits import commit_marker, mark_pending, open_base, remove_tags, until_won
 from lancewal.maintenance.compact import compact
-from lancewal.maintenance.tags import mark_pending, open_base, remove_tags
-from lancewal.maintenance.verify.findings import Finding, Kind
-from lancewal.maintenance.verify.run import verify
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
+from lancewal.maintenance.findings import Finding, Kind
+from lancewal.maintenance.verify import verify
 from lancewal.publish import drain
-from lancewal.sstable import rebuild_sidecars
-from lancewal.wal.appender import WalAppender
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import find_tip, first_unsettled, missing_positions, retained_positions
-from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.drain import drain_config
-from lancewal.writer.open import open_shard_writer
+from lancewal.shard import (
+    ShardManifestStore,
+    WalAppender,
+    WalTailer,
+    find_tip,
+    first_unsettled,
+    missing_positions,
+    retained_positions,
+)
+from lancewal.sstable import (
+    EarlierTable,
+    earlier_table,
+    is_entry_from_before,
+    rebuild_sidecars,
+    take_over,
+    unknown_entries,
+)
+from lancewal.storage import ObjectStore, layout
+from lancewal.writer import drain_config, open_shard_writer
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,152 @@ reader takes a :class:`MemTableView`, which is fixed: rows that come later are n
 from __future__ import annotations
 
 import logging
+import threading
 import time
+import weakref
 from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
 from uuid import UUID
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format.schema import TableSchema
-from lancewal.index.store import IndexStore
-from lancewal.memtable.view import MemTableView
+from lancewal.format import TOMBSTONE, TableSchema, no_rows
+from lancewal.index import IndexStore
 
 logger = logging.getLogger(__name__)
+
+# What readers find out about a MemTable, kept for those that come after them.
+#
+# A MemTable only grows. Going through thousands of small batches costs more than most
+# reads of them, so each batch is gone through once, by the first reader that sees it.
+
+
+class _Seen(NamedTuple):
+    """The first ``batches`` of a MemTable as one table, and where its deletes are."""
+
+    batches: int
+    rows: pa.Table
+    deletes: npt.NDArray[np.int64]
+
+
+_seen: weakref.WeakKeyDictionary[IndexStore, _Seen] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def rows_of(
+    owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema, row_count: int
+) -> pa.Table:
+    """The rows of the first batches of a MemTable; chunks are the batches, nothing is copied."""
+    rows = _grown(owner, batches, schema).rows
+    return rows if rows.num_rows == row_count else rows.slice(0, row_count)
+
+
+def deletes_of(
+    owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema
+) -> npt.NDArray[np.int64]:
+    """The positions of the deletes in at least the first batches of a MemTable, ascending."""
+    return _grown(owner, batches, schema).deletes
+
+
+def _grown(owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> _Seen:
+    seen = _seen.get(owner)
+    if seen is not None and seen.batches >= len(batches):
+        return seen
+    with _lock:
+        seen = _seen.get(owner)
+        if seen is None:
+            seen = _Seen(0, no_rows(schema), np.empty(0, np.int64))
+        fresh = batches[seen.batches :]
+        if fresh:
+            added = pa.Table.from_batches(fresh, schema)
+            found = [seen.deletes]
+            first = seen.rows.num_rows
+            for batch in fresh:
+                marks = batch.column(TOMBSTONE)
+                if marks.true_count:
+                    found.append(first + np.flatnonzero(marks.to_numpy(zero_copy_only=False)))
+                first += batch.num_rows
+            rows = pa.concat_tables([seen.rows, added]) if seen.batches else added
+            seen = _seen[owner] = _Seen(len(batches), rows, np.concatenate(found))
+    return seen
+
+
+# A fixed look at one MemTable: newest row per key, without what was deleted.
+
+
+class MemTableView:
+    """The first rows of a MemTable, as many as were visible when the view was taken.
+
+    Row positions count from the MemTable's first row, all versions and tombstones
+    included; they order versions of a key.
+    """
+
+    def __init__(
+        self,
+        shard_id: UUID,
+        generation: int,
+        schema: TableSchema,
+        batches: Sequence[pa.RecordBatch],
+        indexes: IndexStore,
+        row_count: int | None = None,
+    ) -> None:
+        """``row_count``, if it is known, is that of ``batches``."""
+        self.shard_id = shard_id
+        self.generation = generation
+        self.schema = schema
+        self.batches = batches
+        self.indexes = indexes
+        self.row_count = sum(batch.num_rows for batch in batches) if row_count is None else row_count
+
+    @cached_property
+    def stored(self) -> pa.Table:
+        """Every row, in insert order, with the tombstone column; chunks are the batches."""
+        return rows_of(self.indexes, self.batches, self.schema.stored, self.row_count)
+
+    @cached_property
+    def tombstones(self) -> npt.NDArray[np.bool_]:
+        """Which rows are deletes."""
+        deletes = deletes_of(self.indexes, self.batches, self.schema.stored)
+        mask = np.zeros(self.row_count, dtype=np.bool_)
+        mask[deletes[: deletes.searchsorted(self.row_count)]] = True
+        return mask
+
+    @cached_property
+    def newest_mask(self) -> npt.NDArray[np.bool_]:
+        """Which rows are the newest version of their key here, deletes included."""
+        if not self.schema.primary_key:
+            return np.ones(self.row_count, dtype=np.bool_)
+        keys = self.indexes.primary_key
+        keys.catch_up(self.batches)
+        return keys.live_mask(self.row_count)
+
+    @cached_property
+    def live_mask(self) -> npt.NDArray[np.bool_]:
+        """Which rows a scan returns: newest version of their key, and not a delete."""
+        return self.newest_mask & ~self.tombstones
+
+    def count_live(self) -> int:
+        return int(np.count_nonzero(self.live_mask))
+
+    def newest_positions(self, keys: pa.Array) -> npt.NDArray[np.int64]:
+        """The newest row of each key (in the key index's form), -1 where there is none."""
+        index = self.indexes.primary_key
+        index.catch_up(self.batches)
+        return index.newest(keys, self.row_count)
+
+    def take(self, positions: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """Rows by position, in the order asked."""
+        return self.stored.select(list(columns)).take(pa.array(positions))
+
+    def live_rows(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows that a scan of this view returns, in insert order."""
+        chosen = self.stored.select(list(columns if columns is not None else self.schema.names))
+        mask = self.live_mask
+        return chosen if mask.all() else chosen.filter(pa.array(mask))
+
 
 #: What Python and Arrow need per batch beside the rows (schema, arrays, buffers).
 BATCH_OVERHEAD_BYTES = 1024

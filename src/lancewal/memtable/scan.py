@@ -12,12 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.align import shown
-from lancewal.format.columns import readable_columns
-from lancewal.format.keys import key_values
-from lancewal.format.schema import TOMBSTONE, TableSchema, no_rows
-from lancewal.index.store import IndexStore
-from lancewal.memtable.view import MemTableView
+from lancewal.format import TOMBSTONE, TableSchema, key_values, no_rows, readable_columns, shown
+from lancewal.index import IndexStore
+from lancewal.memtable.memtable import MemTableView
 from lancewal.predicate import Predicate
 
 Mask = npt.NDArray[np.bool_]

@@ -2,25 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
+import lance
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable
-from lancewal.dialect import among
+from lancewal.base import BaseTable, lance_errors, row_count
 from lancewal.errors import InvalidInputError
-from lancewal.format.dictionaries import has_dictionary, without_null_words_in
-from lancewal.format.keys import key_values
-from lancewal.format.spans import numbers, one_array
-from lancewal.lance_errors import lance_errors, row_count
-from lancewal.predicate import Predicate
-from lancewal.reader.base_overlap import KEYS_AT_A_TIME, Addresses, BaseOverlap, positions_of
-from lancewal.reader.key_set import KeySet
+from lancewal.format import KeySet, has_dictionary, key_values, numbers, one_array, without_null_words_in
+from lancewal.index import FullTextParams, Metric, full_text_params
+from lancewal.predicate import Predicate, among
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import Request, Rows
+
+logger = logging.getLogger(__name__)
+
+# What a Lance dataset's indexes say about a column, asked once per dataset.
+
+
+T = TypeVar("T")
+
+#: A handle stays at its version, so what was found stays true.
+_known: weakref.WeakKeyDictionary[lance.LanceDataset, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def once(dataset: lance.LanceDataset, what: object, find: Callable[[], T]) -> T:
+    """``find()`` the first time, what it gave ever after. Two threads may both be the first."""
+    known = _known.setdefault(dataset, {})
+    if what not in known:
+        known[what] = find()
+    return cast("T", known[what])
+
+
+def vector_metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
+    """The metric of the column's vector index; ``None`` when it has none that we know."""
+    return once(dataset, ("metric", column), lambda: _metric(dataset, column))
+
+
+def text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams | None:
+    """The tokenizer settings of the column's full-text index; ``None`` when it has none."""
+
+    def find() -> FullTextParams | None:
+        with lance_errors("read the indexes of a table"):
+            return full_text_params(dataset, column)
+
+    return once(dataset, ("words", column), find)
+
+
+def hint(dataset: lance.LanceDataset, message: str, *args: object) -> None:
+    """Say in the log, once per dataset, why a search is slow."""
+    once(dataset, ("hint", message, args), lambda: logger.info(message, *args))
+
+
+def _metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
+    known = [each.value for each in Metric]
+    with lance_errors("read the indexes of a table"):
+        for description in dataset.describe_indices():
+            if list(description.field_names) == [column] and str(description.index_type).startswith("IVF"):
+                named = dict(description.details).get("metric_type")
+                # Older versions of Lance left it out of the description.
+                segments = [] if named else dataset.stats.index_stats(description.name)["indices"]
+                metric = str(named or next((part.get("metric_type") for part in segments), "")).lower()
+                if metric in known:
+                    return Metric(metric)
+    return None
+
+
+# Which rows of the base are superseded, asked of its BTree on the key.
+#
+# Without it every key of the base has to be compared with those of newer levels. With it the
+# cost is that of the newer keys, and for SSTables it is paid once for each base version.
+
+
+Addresses = npt.NDArray[np.uint64]
+
+_NOWHERE: Addresses = np.empty(0, np.uint64)
+#: Keys in one ``IN``: Lance's planner slows down beyond.
+KEYS_AT_A_TIME = 5_000
+#: An index search for a key costs as much as comparing so many keys of the base. It is
+#: several times as much, but a level is read again and again before it is compacted.
+_ROWS_PER_SEARCH = 50
+
+
+class BaseOverlap:
+    """Row addresses, in one version of the base, of the keys that newer levels hold."""
+
+    def __init__(self, base: BaseTable) -> None:
+        self._base = base
+        self._known: weakref.WeakKeyDictionary[KeySet, Addresses] = weakref.WeakKeyDictionary()
+        self._usable = len(base.schema.primary_key) == 1 and _has_btree(base)
+
+    def addresses(self, levels: Sequence[KeySet]) -> Addresses | None:
+        """Ascending addresses of the superseded rows; ``None`` when comparing keys is cheaper."""
+        unknown = sum(len(keys) for keys in levels if keys not in self._known)
+        if not self._usable or unknown * _ROWS_PER_SEARCH > row_count(self._base.dataset):
+            return None
+        parts = [self._of(keys) for keys in levels]
+        return np.unique(np.concatenate(parts)) if parts else _NOWHERE
+
+    def _of(self, keys: KeySet) -> Addresses:
+        known = self._known.get(keys)
+        if known is None:
+            known = self._known[keys] = self._searched(keys.to_array())
+        return known
+
+    def _searched(self, keys: pa.Array) -> Addresses:
+        (name,) = self._base.schema.primary_key
+        parts = [_NOWHERE]
+        for start in range(0, len(keys), KEYS_AT_A_TIME):
+            asked = among(name, keys.slice(start, KEYS_AT_A_TIME))
+            with lance_errors("search the base table's key index"):
+                found = self._base.dataset.scanner(columns=[], filter=asked, with_row_address=True).to_table()
+            parts.append(numbers(one_array(found.column("_rowaddr"))))
+        return np.concatenate(parts)
+
+
+def positions_of(dead: Addresses, addresses: Addresses) -> npt.NDArray[np.int64]:
+    """Where in ``addresses`` those that are ``dead`` stand, ascending.
+
+    Costs little more than the dead among them where ``addresses`` ascend, as in a scan in order.
+    """
+    if not len(addresses) or not len(dead):
+        return np.empty(0, np.int64)
+    if (addresses[1:] <= addresses[:-1]).any():
+        return np.flatnonzero(np.isin(addresses, dead))
+    low, high = np.searchsorted(dead, [addresses[0], addresses[-1] + np.uint64(1)])
+    near = dead[low:high]
+    places = np.searchsorted(addresses, near)
+    here: npt.NDArray[np.int64] = places[addresses[places] == near]
+    return here
+
+
+def _has_btree(base: BaseTable) -> bool:
+    """Whether a BTree on the key covers all fragments; one that does not would be a slow search."""
+    key = base.schema.field_ids[base.schema.primary_key[0]]
+    return any(
+        "BTree" in index.details_type
+        and index.field_ids == (key,)
+        and base.manifest.covered_fragments(index.name) == base.manifest.fragment_ids
+        for index in base.manifest.indexes
+    )
+
 
 #: The least that a batch is worth reading for, and the most that is held of one.
 _BATCH_BYTES = 16 << 20

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.schema import no_rows
-from lancewal.parallel import ordered_map
-from lancewal.reader.key_set import KeySet
-from lancewal.reader.snapshot import Snapshot
+from lancewal.format import KeySet, no_rows
 from lancewal.reader.source import Mask, Rows, Source
+from lancewal.reader.state import Snapshot
+from lancewal.storage import ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")

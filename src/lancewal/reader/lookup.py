@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lancewal.format.schema import no_rows
-from lancewal.memtable.scan import checked_columns
-from lancewal.reader.row_source import labelled, shown_schema
-from lancewal.reader.snapshot import Snapshot
-from lancewal.reader.source import ABSENT, Mask, Rows, Source
+from lancewal.format import no_rows
+from lancewal.memtable import checked_columns
+from lancewal.reader.source import ABSENT, Mask, Rows, Source, labelled, shown_schema
+from lancewal.reader.state import Snapshot
 from lancewal.sstable import KeyProbe
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)

@@ -11,13 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.format.bucket import bucket_of
-from lancewal.format.index_details import MemWalDetails, ShardingField
-from lancewal.format.schema import TableSchema
-from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.shard_value import decode_shard_value, encode_shard_value, result_type_to_arrow
+from lancewal.format import (
+    MemWalDetails,
+    ShardingField,
+    ShardManifest,
+    TableSchema,
+    bucket_of,
+    decode_shard_value,
+    encode_shard_value,
+    result_type_to_arrow,
+)
 from lancewal.predicate import Predicate
-from lancewal.sharding import BUCKET, IDENTITY
+from lancewal.shard import BUCKET, IDENTITY
 
 Mask = npt.NDArray[np.bool_]
 

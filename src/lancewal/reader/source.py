@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lancewal.format import KeySet, TableSchema, refuse_added
 from lancewal.predicate import Predicate
-from lancewal.reader.key_set import KeySet
 from lancewal.sstable import KeyProbe
 
 Rows = npt.NDArray[np.int64]
@@ -79,3 +79,31 @@ class Source(Protocol):
 
     def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         """Rows that :meth:`find` found, in the order asked, and which of them are deletes."""
+
+
+# The columns that say where a row came from.
+
+
+SOURCE = "_source"
+SHARD_ID = "_shard_id"
+_BASE = "base"
+
+_FIELDS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
+
+
+def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
+    """What a read of ``columns`` returns."""
+    if row_source:
+        refuse_added(schema, SOURCE, SHARD_ID)
+    fields = [schema.plain.field(name) for name in columns]
+    return pa.schema([*fields, *_FIELDS] if row_source else fields)
+
+
+def labelled(rows: _Rows, source: Source | None) -> _Rows:
+    """``rows`` with the columns that name their source; ``None`` is the base table."""
+    name, shard = (_BASE, None) if source is None else (source.name, str(source.shard_id))
+    for field, value in zip(_FIELDS, (name, shard), strict=True):
+        rows = rows.append_column(field, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
+    return rows

@@ -8,11 +8,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lancewal.format.keys import key_values
-from lancewal.format.schema import TOMBSTONE, TableSchema
-from lancewal.format.spans import numbers
+from lancewal.format import TOMBSTONE, KeySet, TableSchema, key_values, numbers
 from lancewal.predicate import Predicate
-from lancewal.reader.key_set import KeySet
 from lancewal.reader.source import Mask, Request, Rows
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
 

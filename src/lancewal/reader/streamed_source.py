@@ -8,15 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lancewal.format.schema import TableSchema
-from lancewal.memtable import MemTableView
-from lancewal.memtable.scan import selected
-from lancewal.parallel import ordered_map
+from lancewal.format import KeySet, TableSchema
+from lancewal.memtable import MemTableView, selected
 from lancewal.predicate import Predicate
-from lancewal.reader.key_set import KeySet
-from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.narrowing import Narrowed
+from lancewal.reader.memory_source import MemorySource, Narrowed
 from lancewal.reader.source import Mask, Request, Rows
+from lancewal.storage import ordered_map
 
 #: Entries that are on their way while one is looked at, where each is a round trip.
 _REMOTE_AHEAD = 2

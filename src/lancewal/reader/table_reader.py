@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal import layout
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, InvalidInputError
-from lancewal.forks import check_process
-from lancewal.format.schema import TableSchema
-from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
+from lancewal.format import TableSchema
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.lookup import LookupResult, lookup
 from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
-from lancewal.reader.restart import SnapshotMovedError
 from lancewal.reader.scan import Scan
-from lancewal.reader.snapshot import ShardReader, Snapshot, WantsShard
-from lancewal.writer.intake import Intake
+from lancewal.reader.state import ShardReader, Snapshot, WantsShard
+from lancewal.reader.tail import SnapshotMovedError
+from lancewal.reader.text_search import checked_words, find_words
+from lancewal.reader.vector_search import checked_nearest, nearest
+from lancewal.storage import ObjectStore, check_process, layout, ordered_map
+from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +218,58 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))
+
+
+# Searches of a table as it is now: by vector, and by words.
+
+
+T = TypeVar("T")
+
+
+def vector_search(
+    reader: TableReader,
+    column: str,
+    query: Any,
+    k: int,
+    *,
+    filter: str | None = None,
+    columns: Sequence[str] | None = None,
+    metric: str | None = None,
+    nprobes: int | None = None,
+    refine_factor: int | None = None,
+) -> pa.Table:
+    """The ``k`` nearest rows of the newest state; see :meth:`lancewal.Table.vector_search`."""
+
+    def search(snapshot: Snapshot, predicate: Predicate | None) -> pa.Table:
+        asked = checked_nearest(snapshot, column, query, k, metric, predicate, nprobes, refine_factor)
+        return nearest(snapshot, asked, columns)
+
+    return _in_snapshot(reader, filter, search)
+
+
+def full_text_search(
+    reader: TableReader,
+    column: str,
+    query: str,
+    k: int,
+    *,
+    filter: str | None = None,
+    columns: Sequence[str] | None = None,
+    operator: str = "or",
+    phrase: bool = False,
+) -> pa.Table:
+    """The ``k`` best rows of the newest state; see :meth:`lancewal.Table.full_text_search`."""
+
+    def search(snapshot: Snapshot, predicate: Predicate | None) -> pa.Table:
+        asked = checked_words(snapshot, column, query, k, operator, phrase, predicate)
+        return find_words(snapshot, asked, columns)
+
+    return _in_snapshot(reader, filter, search)
+
+
+def _in_snapshot(
+    reader: TableReader, filter: str | None, search: Callable[[Snapshot, Predicate | None], T]
+) -> T:
+    """A scan parses the filter and prunes shards by it: its snapshot and predicate serve here too."""
+    scan = reader.scan(filter=filter)
+    return search(scan.snapshot, scan.predicate)

@@ -20,19 +20,21 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lancewal.errors import InvalidInputError, WalCorruptError, WalTruncatedError
-from lancewal.format.schema import TOMBSTONE, TableSchema
-from lancewal.format.shard_manifest import ShardManifest
-from lancewal.format.wal_entry import WalEntry
-from lancewal.index.store import IndexStore
-from lancewal.manifest import ShardManifestStore
+from lancewal.errors import ConflictError, InvalidInputError, WalCorruptError, WalTruncatedError
+from lancewal.format import TOMBSTONE, ShardManifest, TableSchema, WalEntry
+from lancewal.index import IndexStore
 from lancewal.memtable import MemTableView
-from lancewal.objects import ObjectStore
 from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.restart import SnapshotMovedError
 from lancewal.reader.streamed_source import Part, StreamedSource
-from lancewal.wal.tailer import WalTailer
-from lancewal.wal.tip import WatchedTip, first_unsettled
+from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, first_unsettled
+from lancewal.storage import ObjectStore
+
+# When a snapshot could not be taken because the table moved on meanwhile.
+
+
+class SnapshotMovedError(ConflictError):
+    """What a reader listed is no longer all there is; reading again from the start helps."""
+
 
 #: What all readers of a process keep of logs unless the environment says otherwise.
 LOG_CACHE_BYTES = 256 << 20

@@ -3,7 +3,7 @@
 ``spark.read``, ``df.write``, ``spark.readStream`` and ``df.writeStream`` take
 ``format("lancewal")`` without any registration. What those cannot express is here:
 
->>> from lancewal.spark import session, write, stream, route, changes, flush, compact, gc
+>>> from lancewal.spark import changes, compact, flush, gc, route, session, stream, write
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lancewal.spark.columns import spark_schema
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
     from lancewal.spark.low_latency import stream, write
     from lancewal.spark.reading import changes
@@ -28,6 +29,7 @@ _HOMES = {
     "gc": "jobs",
     "route": "routing",
     "session": "spark_session",
+    "spark_schema": "columns",
     "stream": "low_latency",
     "write": "low_latency",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "gc",
     "route",
     "session",
+    "spark_schema",
     "stream",
     "write",
 ]

@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.casts import CastRefusedError, exactly
+from lancewal.format import CastRefusedError, exactly
 
 _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.null(): st.NullType(),

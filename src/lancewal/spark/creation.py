@@ -9,16 +9,14 @@ import lance
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from lancewal.base import BaseTable, table_schema
+from lancewal.base import BaseTable, lance_errors, table_schema
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
-from lancewal.format.index_details import MemWalDetails
-from lancewal.format.schema import PRIMARY_KEY_KEY, TableSchema
+from lancewal.format import PRIMARY_KEY_KEY, MemWalDetails, TableSchema
 from lancewal.initialization import check_new_table, initialize
-from lancewal.lance_errors import lance_errors
-from lancewal.objects import ObjectStore
-from lancewal.sharding import BUCKET, IDENTITY, ShardRouter
+from lancewal.shard import BUCKET, IDENTITY, ShardRouter
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import Options
+from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 

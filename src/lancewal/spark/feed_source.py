@@ -18,16 +18,23 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from lancewal import layout
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.feed import CHANGE_TYPE, FEED_COLUMNS, INSERT, SHARD_ID, UPSERT, ChangeFeed
-from lancewal.manifest import ShardManifestStore
-from lancewal.objects import ObjectStore
-from lancewal.reader.state import ShardPlace, TableState, read_state
+from lancewal.publish import (
+    CHANGE_TYPE,
+    FEED_COLUMNS,
+    INSERT,
+    SHARD_ID,
+    UPSERT,
+    ChangeFeed,
+    ending_before_pointers,
+)
+from lancewal.reader import ShardPlace, TableState, read_state
+from lancewal.shard import ShardManifestStore
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
 from lancewal.spark.snapshot import base_of
+from lancewal.storage import ObjectStore, layout
 
 _SNAPSHOT = "snapshot"
 
@@ -139,7 +146,7 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = self._options.position("startingPosition", LATEST)
         if start == SNAPSHOT:
             store = ObjectStore.from_uri(self._options.uri, self._options.storage)
-            return {_SNAPSHOT: _encode_state(read_state(store, ends_before_pointers=True))}
+            return {_SNAPSHOT: _encode_state(ending_before_pointers(store, read_state(store)))}
         return _encode(_resolved(rows.feed(), start, "startingPosition"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

@@ -2,35 +2,164 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeVar
 
 import pyarrow as pa
+from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from lancewal import layout
-from lancewal.base import BaseTable
-from lancewal.format.keys import key_values
-from lancewal.lance_errors import fragments_of, lance_errors
-from lancewal.lineage import held_generation
-from lancewal.objects import ObjectStore
-from lancewal.parallel import ordered_map
-from lancewal.predicate import Predicate
-from lancewal.reader.key_set import KeySet
-from lancewal.reader.pruning import ShardPruner
-from lancewal.reader.snapshot import ordered
-from lancewal.reader.source import Request
-from lancewal.reader.state import ShardPlace, TableState, read_state
+from lancewal.base import BaseTable, fragments_of, lance_errors
+from lancewal.errors import InvalidInputError
+from lancewal.format import KeySet, key_values
+from lancewal.predicate import Predicate, column_name
+from lancewal.reader import Request, ShardPlace, ShardPruner, TableState, ordered, read_state
 from lancewal.spark.columns import arrow_schema, for_spark
-from lancewal.spark.filters import split_filters
 from lancewal.spark.options import Options
-from lancewal.spark.snapshot import (
-    base_of,
-    newer_than_base,
-    resolved_shard,
-)
+from lancewal.spark.snapshot import base_of, newer_than_base, resolved_shard
+from lancewal.sstable import held_generation
+from lancewal.storage import ObjectStore, layout, ordered_map
+
+# Spark's filters as predicates in Lance's SQL, where both mean the same.
+
+
+_COMPARISONS: dict[type[ds.Filter], str] = {
+    ds.EqualTo: "=",
+    ds.GreaterThan: ">",
+    ds.GreaterThanOrEqual: ">=",
+    ds.LessThan: "<",
+    ds.LessThanOrEqual: "<=",
+}
+_TEXT_FUNCTIONS: dict[type[ds.Filter], str] = {
+    ds.StringStartsWith: "starts_with",
+    ds.StringEndsWith: "ends_with",
+    ds.StringContains: "contains",
+}
+#: More values than that are left to Spark, which looks them up in a hash table.
+_MAX_VALUES = 1_000
+
+
+def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[list[str], list[ds.Filter]]:
+    """The filters that the table can evaluate, as SQL, and those that are left to Spark."""
+    pushed: list[str] = []
+    left: list[ds.Filter] = []
+    for each in filters:
+        sql = to_sql(each, columns)
+        if sql is None:
+            left.append(each)
+        else:
+            pushed.append(sql)
+    return pushed, left
+
+
+def to_sql(condition: ds.Filter, columns: pa.Schema) -> str | None:
+    """One filter over ``columns``; ``None`` when the table may judge it differently from Spark."""
+    negated = isinstance(condition, ds.Not)
+    inner = condition.child if isinstance(condition, ds.Not) else condition
+    path = getattr(inner, "attribute", ())
+    type_ = _type_of(path, columns)
+    if type_ is None:
+        return None
+    sql = _condition(inner, ".".join(column_name(part) for part in path), type_, negated)
+    if sql is None:
+        return None
+    try:
+        Predicate.parse(sql, columns)
+    except InvalidInputError:
+        return None
+    return sql
+
+
+def _condition(condition: ds.Filter, column: str, type_: pa.DataType, negated: bool) -> str | None:
+    negation = "NOT " if negated else ""
+    if isinstance(condition, ds.IsNull | ds.IsNotNull):
+        is_null = isinstance(condition, ds.IsNull) != negated
+        return f"{column} IS {'' if is_null else 'NOT '}NULL"
+    if type(condition) in _TEXT_FUNCTIONS:
+        function = _TEXT_FUNCTIONS[type(condition)]
+        text = _literal(getattr(condition, "value", None), pa.string()) if _is_text(type_) else None
+        return None if text is None else f"{negation}{function}({column}, {text})"
+    if isinstance(condition, ds.In):
+        literals = [_literal(value, type_) for value in condition.value]
+        if not literals or len(literals) > _MAX_VALUES or None in literals:
+            return None
+        return f"{negation}({column} IN ({', '.join(map(str, literals))}))"
+    if isinstance(condition, ds.EqualNullSafe):
+        if condition.value is None:
+            return f"{column} IS {'NOT ' if negated else ''}NULL"
+        literal = _literal(condition.value, type_)
+        if literal is None:
+            return None
+        return f"({column} IS NULL OR {column} != {literal})" if negated else f"{column} = {literal}"
+    operator = _COMPARISONS.get(type(condition))
+    literal = _literal(getattr(condition, "value", None), type_)
+    if operator is None or literal is None:
+        return None
+    return f"{negation}({column} {operator} {literal})" if negated else f"{column} {operator} {literal}"
+
+
+def _literal(value: object, type_: pa.DataType) -> str | None:
+    """``value`` as Lance's SQL writes it for a column of ``type_``; ``None`` where that is not safe."""
+    types = pa.types
+    if isinstance(value, bool):
+        return ("true" if value else "false") if types.is_boolean(type_) else None
+    if isinstance(value, int | Decimal) and types.is_integer(type_):
+        return str(int(value)) if value == int(value) else None
+    if isinstance(value, Decimal) and types.is_decimal(type_):
+        return (
+            f"cast('{value:f}' as decimal({type_.precision}, {type_.scale}))" if _fits(value, type_) else None
+        )
+    if isinstance(value, float) and types.is_floating(type_):
+        # Spark takes -0.0 for 0.0 and all NaNs for one; the table compares their bits.
+        return repr(value) if math.isfinite(value) and value != 0 else None
+    if isinstance(value, str) and _is_text(type_):
+        return "'" + value.replace("'", "''") + "'" if value.isprintable() or value.isspace() else None
+    if isinstance(value, bytes | bytearray) and (types.is_binary(type_) or types.is_large_binary(type_)):
+        return f"X'{bytes(value).hex()}'"
+    if isinstance(value, dt.datetime) and types.is_timestamp(type_):
+        return _timestamp(value, type_)
+    if isinstance(value, dt.date) and not isinstance(value, dt.datetime) and types.is_date32(type_):
+        return f"date '{value.isoformat()}'"
+    return None
+
+
+def _timestamp(value: dt.datetime, type_: pa.DataType) -> str | None:
+    if type_.unit not in ("us", "ns") or (value.tzinfo is None) != (type_.tz is None):
+        return None
+    if value.tzinfo is not None:
+        value = value.astimezone(dt.UTC).replace(tzinfo=None)
+    zone = "" if type_.tz is None else "Z"
+    return f"timestamp '{value.isoformat(sep=' ', timespec='microseconds')}{zone}'"
+
+
+def _fits(value: Decimal, type_: pa.DataType) -> bool:
+    try:
+        pa.scalar(value, pa.decimal128(type_.precision, type_.scale))
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
+    """The type of a column, or of a field of a struct; ``None`` for anything that has parts."""
+    if not path or columns.get_field_index(path[0]) < 0:
+        return None
+    type_ = columns.field(path[0]).type
+    for name in path[1:]:
+        if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
+            return None
+        type_ = type_.field(name).type
+    return None if type_.num_fields else type_
+
 
 #: What one task reads, by a rough estimate: small enough to be spread evenly.
 _PARTITION_BYTES = 32 << 20

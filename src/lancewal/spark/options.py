@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from uuid import UUID
 
-from lancewal import layout
+from lancewal.base import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
+from lancewal.shard import ShardRouter
+from lancewal.storage import ObjectStore, layout
 
 #: Every option, as users write it.
 READ_OPTIONS = ("columns", "filter", "filterPushdown")
@@ -211,3 +214,25 @@ def _storage_options(given: Mapping[str, str]) -> dict[str, str]:
         if key is not None:
             found[key] = value
     return found
+
+
+# Opening a table in a driver or a task, from nothing but options.
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """The newest version of a table, and its storage as its writers are told to use it."""
+
+    base: BaseTable
+    store: ObjectStore
+
+    @classmethod
+    def open(cls, options: Options) -> OpenTable:
+        reading = ObjectStore.from_uri(options.uri, options.storage)
+        base = BaseTable.open(reading.uri, options.storage, store=reading)
+        fsync = ShardWriterConfig.from_defaults(base.details.writer_config_defaults).fsync
+        return cls(base, ObjectStore.from_uri(options.uri, options.storage, fsync=fsync))
+
+    def router(self) -> ShardRouter:
+        """The router for writing, of the shards that the table has now."""
+        return ShardRouter.of_table(self.base, self.store)

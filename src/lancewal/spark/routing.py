@@ -9,10 +9,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from lancewal.errors import InvalidInputError
-from lancewal.sharding import BUCKET, IDENTITY
-from lancewal.spark.access import OpenTable
+from lancewal.shard import BUCKET, IDENTITY
 from lancewal.spark.columns import spark_schema
-from lancewal.spark.options import Options
+from lancewal.spark.options import OpenTable, Options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,10 +11,9 @@ from functools import lru_cache
 
 from lancewal.base import BaseTable
 from lancewal.errors import StorageError, WalTruncatedError
-from lancewal.objects import ObjectStore
-from lancewal.reader.key_set import KeySet
-from lancewal.reader.snapshot import ShardReader, ShardSnapshot
-from lancewal.reader.state import ShardPlace, TableState
+from lancewal.format import KeySet
+from lancewal.reader import ShardPlace, ShardReader, ShardSnapshot, TableState
+from lancewal.storage import ObjectStore
 
 
 def resolved_shard(store: ObjectStore, base: BaseTable, place: ShardPlace) -> ShardSnapshot:

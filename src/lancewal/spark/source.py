@@ -31,13 +31,13 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         from lancewal.errors import InvalidInputError
-        from lancewal.feed import feed_schema
-        from lancewal.spark.access import OpenTable
+        from lancewal.publish import feed_schema
         from lancewal.spark.columns import spark_schema
+        from lancewal.spark.options import OpenTable
 
         options = self._parsed()
         if options.text("job") is not None:
-            from lancewal.spark.job_source import REPORT_SCHEMA
+            from lancewal.spark.jobs import REPORT_SCHEMA
 
             return REPORT_SCHEMA
         # Here rather than by a stream's reader, whose complaints Spark replaces by one of its own.
@@ -66,7 +66,7 @@ class DefaultSource(DataSource):
         options = self._parsed()
         job = options.text("job")
         if job is not None:
-            from lancewal.spark.job_source import JobReader
+            from lancewal.spark.jobs import JobReader
 
             return JobReader(options, job)
         if options.flag("readChangeFeed"):
@@ -90,7 +90,7 @@ class DefaultSource(DataSource):
         check_write(options, schema, overwrite)
         transaction = options.text("walTransaction")
         if transaction is not None:
-            from lancewal.spark.wal_sink import WalSink
+            from lancewal.spark.low_latency import WalSink
 
             return WalSink(options, transaction)
         return BatchSink(options)

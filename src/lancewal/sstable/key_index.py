@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,12 +16,76 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
-from lancewal import layout
+from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.format.spans import numbers, one_array
-from lancewal.lance_errors import lance_errors
-from lancewal.sstable.key_order import Mask, Rows
+from lancewal.format import BloomFilter, can_rule_out, key_columns, key_hashes, key_values, numbers, one_array
 from lancewal.sstable.notes import SsTableNotes, checksum
+from lancewal.storage import layout
+
+# The rows of a MemTable by key: which are newest, and in which order an index lists them.
+
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class KeyOrder:
+    """Distinct keys in ascending order, each with its newest row.
+
+    ``newest`` marks those rows among all; ``None`` means all of them.
+    """
+
+    values: pa.Array
+    rows: Rows
+    newest: Mask | None
+
+    @classmethod
+    def of(cls, columns: Sequence[pa.Array | pa.ChunkedArray]) -> KeyOrder:
+        """The order of rows whose later ones replace earlier ones of the same key.
+
+        >>> order = KeyOrder.of([pa.array([7, 3, 7])])
+        >>> order.values.to_pylist(), order.rows.tolist(), order.newest.tolist()
+        ([3, 7], [1, 2], [False, True, True])
+        """
+        values = key_values(columns)
+        if values.null_count:
+            raise InvalidInputError(f"{values.null_count} rows have a null primary key; a key has a value")
+        if _strictly_ascending(values):
+            return cls(values, np.arange(len(values)), None)
+        order = _stable_argsort(values)
+        values = values.take(pa.array(order))
+        last_of_key = _differs_from_next(values)
+        if last_of_key.all():
+            return cls(values, order, None)
+        rows = order[last_of_key]
+        newest = np.zeros(len(order), np.bool_)
+        newest[rows] = True
+        return cls(values.filter(pa.array(last_of_key)), rows, newest)
+
+    def offsets(self) -> Rows:
+        """Where each key's newest row lies once all other rows are left out."""
+        if self.newest is None:
+            return self.rows
+        return (np.cumsum(self.newest, dtype=np.int64) - 1)[self.rows]
+
+
+def _strictly_ascending(values: pa.Array) -> bool:
+    return len(values) < 2 or bool(pc.all(pc.less(values[:-1], values[1:])).as_py())
+
+
+def _stable_argsort(values: pa.Array) -> Rows:
+    if pa.types.is_integer(values.type):
+        return np.argsort(numbers(values), kind="stable").astype(np.int64, copy=False)
+    # Arrow's sort is stable too.
+    return np.asarray(pc.sort_indices(values).to_numpy(), np.int64)
+
+
+def _differs_from_next(values: pa.Array) -> Mask:
+    differs = np.ones(len(values), np.bool_)
+    differs[:-1] = pc.not_equal(values[:-1], values[1:]).to_numpy(zero_copy_only=False)
+    return differs
+
 
 ABSENT = -1
 
@@ -297,3 +361,45 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, 1))
     return runs
+
+
+# Keys on their way through several SSTables.
+
+
+class KeyProbe:
+    """Keys to look up, encoded and hashed once however many SSTables are asked."""
+
+    def __init__(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> None:
+        """``columns`` are the key columns, in the order of the primary key."""
+        self.columns = key_columns(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @cached_property
+    def values(self) -> pa.Array:
+        return key_values(self.columns)
+
+    def values_at(self, rows: Rows) -> pa.Array:
+        return self.values if len(rows) == len(self) else self.values.take(pa.array(rows))
+
+    @cached_property
+    def _complete(self) -> Mask:
+        """Which keys have no null: no row has such a key, and as a number a null looks like 0."""
+        complete = np.ones(len(self), np.bool_)
+        for column in self.columns:
+            if column.null_count:
+                complete &= column.is_valid().to_numpy(zero_copy_only=False)
+        return complete
+
+    @cached_property
+    def _hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]] | None:
+        types = [column.type for column in self.columns]
+        return key_hashes(self.columns) if can_rule_out(types) else None
+
+    def candidates(self, bloom: BloomFilter | None) -> Rows:
+        """The keys (by number) that an SSTable with this filter may hold."""
+        possible = self._complete
+        if bloom is not None and self._hashes is not None:
+            possible = possible & bloom.might_contain_hashes(self._hashes)
+        return np.flatnonzero(possible)

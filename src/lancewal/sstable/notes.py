@@ -15,10 +15,9 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-from lancewal import layout
 from lancewal.errors import StorageError
-from lancewal.format.records import decode_record, encode_record
-from lancewal.format.spans import byte_spans, numbers
+from lancewal.format import byte_spans, decode_record, encode_record, numbers
+from lancewal.storage import layout
 
 #: A longer text is not copied into the manifest, which is written anew by every commit.
 _MAX_COPIED = 4_096

@@ -14,11 +14,10 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.format.schema import no_rows
-from lancewal.format.spans import numbers, one_array
-from lancewal.lance_errors import lance_errors
-from lancewal.sstable.key_order import Mask
+from lancewal.format import no_rows, numbers, one_array
+from lancewal.sstable.key_index import Mask
 
 
 @lru_cache(maxsize=128)

@@ -1,26 +1,45 @@
-"""Writers: one per shard, and one that routes a table's rows to them."""
+"""Puts and deletes: one writer per shard, and one per table that routes to them."""
 
-from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.open import open_shard_writer
-from lancewal.writer.results import (
+from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
+from lancewal.writer.open import (
+    drain_config,
+    drain_shard,
+    live_writer,
+    open_shard_writer,
+    open_writers,
+    written,
+)
+from lancewal.writer.shard_writer import (
     Durability,
     InMemoryMemTables,
     MemTableStats,
+    ShardWriter,
     WalStats,
     WriteResult,
 )
-from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.stats import WriteStats, WriteStatsSnapshot
+from lancewal.writer.table_writer import TableWriter, TableWriteResult
 
 __all__ = [
+    "Cast",
     "Durability",
     "InMemoryMemTables",
+    "Intake",
     "MemTableStats",
     "ShardWriter",
-    "ShardWriterConfig",
+    "TableWriteResult",
+    "TableWriter",
     "WalStats",
     "WriteResult",
     "WriteStats",
     "WriteStatsSnapshot",
+    "drain_config",
+    "drain_shard",
+    "is_condition",
+    "is_key_sequence",
+    "is_tabular",
+    "live_writer",
     "open_shard_writer",
+    "open_writers",
+    "written",
 ]

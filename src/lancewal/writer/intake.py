@@ -10,22 +10,36 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format.align import column_sources
-from lancewal.format.buffers import aligned, has_wide_values
-from lancewal.format.casts import CastRefusedError, exactly, has_floats
-from lancewal.format.dictionaries import has_dictionary, without_null_words
-from lancewal.format.json_columns import encode_json
-from lancewal.format.schema import TOMBSTONE, TableSchema, has_json, is_json, without_field_ids
+from lancewal.format import (
+    TOMBSTONE,
+    CastRefusedError,
+    TableSchema,
+    align,
+    aligned,
+    column_sources,
+    encode_json,
+    exactly,
+    has_dictionary,
+    has_floats,
+    has_json,
+    has_wide_values,
+    is_json,
+    without_field_ids,
+    without_null_words,
+)
+from lancewal.index import IndexSpec
 from lancewal.predicate import Predicate
 from lancewal.sstable import check_storable, needs_present_structs, present_values, refuse_null_structs
+from lancewal.storage import ObjectStore
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -499,3 +513,40 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
                 f"batch {index} has nulls in {field.name}.{child.name}, which cannot be null"
             )
         _refuse_nested_nulls(values, child, index)
+
+
+# A writer that was opened before the table's columns changed, and rows that were written after.
+#
+# Such a writer may come to a shard in whose log another one has put rows with columns that it
+# does not know. Were they loaded as its own columns, their values would be gone. So it keeps
+# all rows with the newest columns, those that it takes itself included.
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Rows that were accepted with the columns of an older ``version``, as those of ``schema``."""
+
+    schema: TableSchema
+    version: int
+
+    def adapted(self, rows: Rows) -> Rows:
+        return Rows.of([align(batch, self.schema, self.version) for batch in rows.batches])
+
+    def indexes(self, specs: Sequence[IndexSpec]) -> list[IndexSpec]:
+        """Those of ``specs`` whose columns are still there, under their present names."""
+        gone = self.schema.replaced_since(self.version)
+        names = {number: name for name, number in self.schema.field_ids.items() if number not in gone}
+        return [replace(spec, column=names[spec.field_id]) for spec in specs if spec.field_id in names]
+
+
+def columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
+    """``base`` or, where the table has got other columns since, its newest version.
+
+    Call it once the shard is claimed: whoever wrote to it before then knew no newer columns.
+    """
+    if base.dataset.latest_version == base.version:
+        return base
+    newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    newest = replace(newest, schema=newest.schema.without_blobs)
+    same = newest.schema.columns.equals(base.schema.columns, check_metadata=True)
+    return base if same and not newest.schema.replaced_since(base.version) else newest

@@ -2,41 +2,126 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import threading
 import time
+import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from lancewal import layout
 from lancewal.base import BaseTable
-from lancewal.clock import Clock, boot_time
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format.columns import refuse_blob_values
-from lancewal.format.keys import check_key_types
-from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.index.specs import IndexSpec, maintained_specs
-from lancewal.index.store import IndexStore
-from lancewal.lineage import check_rows_in_log, copied_marker, held_generation, lift
-from lancewal.manifest import ShardManifestStore
+from lancewal.format import ShardManifest, SsTableEntry, check_key_types, refuse_blob_values
+from lancewal.index import IndexSpec, IndexStore, maintained_specs
 from lancewal.memtable import MemTable
-from lancewal.objects import ObjectStore
-from lancewal.sstable import write_sstable
-from lancewal.wal.appender import WalAppender
-from lancewal.wal.replay import Replay
-from lancewal.wal.tailer import WalTailer
-from lancewal.writer.adapter import Adapter, columns_to_keep
-from lancewal.writer.commit_log import CommitLog
-from lancewal.writer.config import ShardWriterConfig
-from lancewal.writer.intake import Cast, Intake
-from lancewal.writer.memtable_mode import MemTableMode
-from lancewal.writer.registry import count_writer, register_writer
+from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer, has_unflushed_rows
+from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift, write_sstable
+from lancewal.storage import Clock, ObjectStore, boot_time, in_forked_child, layout
+from lancewal.writer.group_commit import CommitLog
+from lancewal.writer.intake import Adapter, Cast, Intake, columns_to_keep
+from lancewal.writer.modes import MemTableMode, WalOnlyMode
 from lancewal.writer.shard_writer import ShardWriter, WriteMode
 from lancewal.writer.state import WriterState
-from lancewal.writer.stats import WriteStats
-from lancewal.writer.wal_only_mode import WalOnlyMode
+from lancewal.writer.stats import WriteStats, WriteStatsSnapshot, added
 
 logger = logging.getLogger(__name__)
+
+# The shard writers of this process: readers here see live rows, and metrics what was written.
+
+
+_lock = threading.Lock()
+_writers: weakref.WeakValueDictionary[tuple[str, UUID], ShardWriter] = weakref.WeakValueDictionary()
+
+#: Writers that are gone keep their statistics until so many of them are added up.
+_FOLD_AFTER = 64
+
+
+@dataclass(frozen=True)
+class _Opened:
+    key: tuple[str, UUID]
+    writer: weakref.ref[ShardWriter]
+    stats: WriteStats
+
+
+_opened: list[_Opened] = []
+_of_the_gone: dict[tuple[str, UUID], WriteStatsSnapshot] = {}
+
+
+def _start_empty() -> None:
+    """A forked child has no writers; another thread may have held the lock when it was forked."""
+    global _lock, _writers
+    _lock = threading.Lock()
+    _writers = weakref.WeakValueDictionary()
+    _opened.clear()
+    _of_the_gone.clear()
+
+
+in_forked_child(_start_empty)
+
+
+def register_writer(table_uri: str, writer: ShardWriter) -> None:
+    """Make ``writer`` the live one of its shard; a newer claim replaces an older one."""
+    with _lock:
+        key = (_normal(table_uri), writer.shard_id)
+        present = _writers.get(key)
+        if present is None or present.epoch < writer.epoch:
+            _writers[key] = writer
+
+
+def count_writer(table_uri: str, writer: ShardWriter) -> None:
+    """Have :func:`written` count this writer, of either mode, also when it is gone."""
+    with _lock:
+        _opened.append(
+            _Opened((_normal(table_uri), writer.shard_id), weakref.ref(writer), writer.stats_handle)
+        )
+        if len(_opened) > _FOLD_AFTER:
+            _fold()
+
+
+def written() -> dict[tuple[str, UUID], WriteStatsSnapshot]:
+    """By table and shard what all writers of this process did since it began; it only grows."""
+    with _lock:
+        _fold()
+        total = dict(_of_the_gone)
+        live = list(_opened)
+    for each in live:
+        total[each.key] = added(total.get(each.key), each.stats.snapshot())
+    return total
+
+
+def open_writers() -> dict[tuple[str, UUID], ShardWriter]:
+    """By table and shard the writers that are open here, the newest of each shard."""
+    with _lock:
+        found = [(each.key, each.writer()) for each in _opened]
+    return {key: writer for key, writer in found if writer is not None and not writer.closed}
+
+
+def _fold() -> None:
+    """Add up the statistics of writers that are gone. Requires the lock."""
+    left = []
+    for each in _opened:
+        if each.writer() is None:
+            _of_the_gone[each.key] = added(_of_the_gone.get(each.key), each.stats.snapshot())
+        else:
+            left.append(each)
+    _opened[:] = left
+
+
+def live_writer(table_uri: str, shard_id: UUID) -> ShardWriter | None:
+    """The open MemTable-mode writer of a shard in this process, if there is one that can be read."""
+    with _lock:
+        writer = _writers.get((_normal(table_uri), shard_id))
+    if writer is None or not writer.readable:
+        return None
+    return writer
+
+
+def _normal(table_uri: str) -> str:
+    return table_uri.rstrip("/")
+
 
 #: Entries fetched ahead of the one being replayed, on a remote store.
 REPLAY_READ_AHEAD = 16
@@ -236,3 +321,32 @@ def _run_replay(
             time.perf_counter() - started,
             extra={"shard": str(appender.shard_id), "epoch": appender.epoch, "position": replay.range.end},
         )
+
+
+# Flushing the rows of one shard, whoever put them there.
+
+
+def drain_shard(
+    base: BaseTable, manifest: ShardManifest, store: ObjectStore, config: ShardWriterConfig
+) -> None:
+    """Move the shard's rows from MemTables and WAL to SSTables; ``manifest`` is its newest.
+
+    Goes through the shard's writer in this process where there is one that still holds the
+    shard. Otherwise, where the WAL has rows, or a copied table's markers are in the way of its
+    generations, the shard is claimed for the time of the flush: **a
+    writer that another process has on it is fenced**, and so is one in WAL-only mode.
+    """
+    writer = live_writer(base.uri, manifest.shard_id)
+    if writer is not None and writer.epoch >= manifest.writer_epoch:
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+    elif has_unflushed_rows(manifest, store) or copied_marker(base, store, manifest):
+        open_shard_writer(base, manifest.shard_id, config, store=store).finish()
+
+
+def drain_config(config: ShardWriterConfig) -> ShardWriterConfig:
+    """``config``, but with MemTables: the table's own writers may be WAL-only."""
+    if config.enable_memtable:
+        return config
+    size = min(config.max_memtable_size, config.max_unflushed_memtable_bytes)
+    return dataclasses.replace(config, enable_memtable=True, max_memtable_size=size)

@@ -16,13 +16,11 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.forks import check_process, is_forked
-from lancewal.format.schema import TableSchema
-from lancewal.parallel import Crew, Room, Task
-from lancewal.sharding import Shard, ShardRouter
+from lancewal.format import TableSchema
+from lancewal.shard import Shard, ShardRouter
+from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows, as_batches
-from lancewal.writer.results import WriteResult
-from lancewal.writer.shard_writer import ShardWriter
+from lancewal.writer.shard_writer import ShardWriter, WriteResult
 from lancewal.writer.stats import WriteStatsSnapshot
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,43 @@
+"""The Lance table underneath: its newest version, columns, markers, and Lance's own errors."""
+
+from lancewal.base.columns import MEM_WAL_INDEX
+from lancewal.base.lance import fragments_of, lance_errors, next_fragment_id, row_count, with_column_metadata
+from lancewal.base.markers import (
+    TAGGED_COLUMNS,
+    fence_id,
+    is_fence,
+    stored_markers,
+    tag,
+    tags,
+)
+from lancewal.base.table import (
+    BaseTable,
+    appended_generations,
+    column_log,
+    find_manifest,
+    manifest_info,
+    store_column_history,
+    table_schema,
+)
+
+__all__ = [
+    "MEM_WAL_INDEX",
+    "TAGGED_COLUMNS",
+    "BaseTable",
+    "appended_generations",
+    "column_log",
+    "fence_id",
+    "find_manifest",
+    "fragments_of",
+    "is_fence",
+    "lance_errors",
+    "manifest_info",
+    "next_fragment_id",
+    "row_count",
+    "store_column_history",
+    "stored_markers",
+    "table_schema",
+    "tag",
+    "tags",
+    "with_column_metadata",
+]

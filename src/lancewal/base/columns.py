@@ -1,0 +1,229 @@
+"""Whether a column is the one that rows were written to, or only has its field id.
+
+Lance numbers a new column above all that the table's schema and data files have. Rows in WALs
+and SSTables are no data files of the table: a column that was added, written to, and
+dropped before anything was compacted leaves no trace there, and the next column gets its
+id. By id and type alone, its values would be taken for those of the new one.
+
+What tells the two apart are the base table's versions: a column is the same as long as its id
+is in every one of them. Rows that say which version they were written for are judged by that
+alone, whatever the columns are called. Rows that do not (Lance's own writer leaves no such
+note) are judged by the names that the column has had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lancewal.format import decode_record, encode_record
+from lancewal.storage import ordered_map
+
+#: Stands among the field ids for the MemWAL index: that, too, may be dropped and made again.
+MEM_WAL_INDEX = -(1 << 31)
+#: Versions looked at. Beyond, as where versions were cleaned up, a column is taken for the same.
+MAX_LOOKBACK = 1_000
+#: So many versions are read one by one rather than looking for stored runs that save it.
+_FEW_VERSIONS = 8
+#: How far the first stored runs look back.
+_FIRST_LOOKBACK = 100
+_READERS = 16
+
+#: A version's field names by id, nested ones included; ``None`` where the version is gone.
+FieldsOf = Callable[[int], Mapping[int, str] | None]
+
+
+@dataclass(frozen=True)
+class ColumnRuns:
+    """Since which version each field of ``version`` has been there without a break.
+
+    Nothing is known of the versions before ``first``: a run from there on may be longer.
+
+    >>> runs = ColumnRuns.starting_at(3, [0, 1]).through(4, [0]).through(5, [0, 1])
+    >>> dict(runs.since)
+    {0: 3, 1: 5}
+    """
+
+    first: int
+    version: int
+    since: Mapping[int, int]
+
+    @classmethod
+    def starting_at(cls, version: int, field_ids: Iterable[int]) -> ColumnRuns:
+        return cls(version, version, dict.fromkeys(field_ids, version))
+
+    def through(self, version: int, field_ids: Iterable[int]) -> ColumnRuns:
+        """As of a later version. Where some in between are gone, no run is taken to have ended there."""
+        since = {number: self.since.get(number, self.version + 1) for number in field_ids}
+        return ColumnRuns(self.first, version, since)
+
+    def to_json(self) -> bytes:
+        return encode_record(
+            {"first": self.first, "version": self.version, "since": sorted(self.since.items())}
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ColumnRuns | None:
+        """``None`` for what :meth:`to_json` did not write."""
+        try:
+            found = decode_record(data)
+            since = {int(number): int(start) for number, start in found["since"]}
+            return cls(int(found["first"]), int(found["version"]), since)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+class ColumnLog:
+    """What is known of the columns of all versions of one table; shared by a process's readers.
+
+    Safe from any thread: what is kept is replaced as a whole.
+    """
+
+    def __init__(self, fields_of: FieldsOf, load: Callable[[], ColumnRuns | None] | None = None) -> None:
+        """``load`` gives runs that were stored earlier, from :meth:`unstored_runs`."""
+        self.fields_of = fields_of
+        self._load = load
+        self._runs: ColumnRuns | None = None
+
+    def is_unbroken(self, field_id: int, start: int, end: int) -> bool:
+        """Whether a field was there in every version from ``start`` to ``end``, as far as known."""
+        runs = self._up_to(end)
+        since = runs.since.get(field_id)
+        if since is not None and since <= start:
+            return True
+        if since is not None and runs.version == end and since > runs.first:
+            return False
+        for version in range(end, max(start, end - MAX_LOOKBACK) - 1, -1):
+            fields = self.fields_of(version)
+            if fields is None:
+                return True
+            if field_id not in fields:
+                return False
+        return True
+
+    def run_start(self, field_id: int, version: int) -> tuple[int, bool]:
+        """Since which version a field of ``version`` has been there, and whether that is known for sure."""
+        runs = self._up_to(version)
+        if runs.version == version and runs.since.get(field_id, runs.first) > runs.first:
+            return runs.since[field_id], True
+        start = version
+        for number, fields in self._downwards(version - 1):
+            if fields is None:
+                return start, False
+            if field_id not in fields:
+                return start, True
+            start = number
+        return start, False
+
+    def newest_with(self, field_id: int, version: int) -> int | None:
+        """The newest version up to ``version`` that has the field, if those in between are there."""
+        for number, fields in self._downwards(version):
+            if fields is None:
+                return None
+            if field_id in fields:
+                return number
+        return None
+
+    def _downwards(self, version: int) -> Iterator[tuple[int, Mapping[int, str] | None]]:
+        """Versions from ``version`` down, as far as it is worth looking; the first ones one by one."""
+        last = max(version - MAX_LOOKBACK, 0)
+        size = 1
+        while version > last:
+            some = range(version, max(version - size, last), -1)
+            workers = 1 if len(some) <= _FEW_VERSIONS else _READERS
+            yield from zip(some, ordered_map(self.fields_of, some, workers), strict=True)
+            version, size = some[-1] - 1, min(size * 2, 4 * _READERS)
+
+    def unstored_runs(self, version: int) -> ColumnRuns | None:
+        """The runs as of ``version`` or a later one; ``None`` where such are stored already."""
+        stored = None if self._load is None else self._load()
+        if stored is not None and stored.version >= version:
+            return None
+        if stored is None:
+            oldest = max(version - _FIRST_LOOKBACK, 1)
+            there = (number for number in range(oldest, version) if self.fields_of(number) is not None)
+            first = next(there, version)
+            stored = ColumnRuns.starting_at(first, self.fields_of(first) or ())
+        # What is kept here may reach less far back than what would be overwritten.
+        if self._runs is None or stored.first < self._runs.first:
+            self._runs = stored
+        return self._up_to(version)
+
+    def _up_to(self, version: int) -> ColumnRuns:
+        runs = self._runs
+        if runs is None or version - runs.version > _FEW_VERSIONS:
+            stored = None if self._load is None else self._load()
+            if stored is not None and (runs is None or stored.version > runs.version):
+                runs = stored
+        if runs is None:
+            runs = ColumnRuns.starting_at(version, self.fields_of(version) or ())
+        if runs.version < version:
+            rest = range(max(runs.version, version - MAX_LOOKBACK) + 1, version + 1)
+            workers = 1 if len(rest) <= _FEW_VERSIONS else _READERS
+            for number, fields in zip(rest, ordered_map(self.fields_of, rest, workers), strict=True):
+                if fields is not None:
+                    runs = runs.through(number, fields)
+        return self._keep(runs)
+
+    def _keep(self, runs: ColumnRuns) -> ColumnRuns:
+        known = self._runs
+        if known is None or known.version < runs.version:
+            self._runs = known = runs
+        return known
+
+
+class ColumnHistory:
+    """The columns of one version of a table, compared with those of other versions.
+
+    >>> versions = {1: {0: "id"}, 2: {0: "id", 1: "draft"}, 3: {0: "id"}, 4: {0: "key", 1: "note"}}
+    >>> history = ColumnHistory(4, ColumnLog(versions.get))
+    >>> history.was_called(0, "id"), history.was_called(1, "draft")
+    (True, False)
+    >>> history.replaced_since(2)
+    frozenset({1})
+    """
+
+    def __init__(self, version: int, log: ColumnLog, source: object = None) -> None:
+        """``source`` is what the log reads from, to be kept as long as this is."""
+        self.version = version
+        self._log = log
+        self._source = source
+        self._names: dict[tuple[int, str], bool] = {}
+        self._replaced: dict[int, frozenset[int]] = {version: frozenset()}
+        self._continued: dict[int, bool] = {version: True}
+
+    def was_called(self, field_id: int, name: str) -> bool:
+        """Whether the column had ``name`` in any version since it was added."""
+        known = self._names.get((field_id, name))
+        if known is None:
+            known = self._names[field_id, name] = self._find(field_id, name)
+        return known
+
+    def replaced_since(self, version: int) -> frozenset[int]:
+        """The field ids of this version that meant something else, or nothing, in ``version``."""
+        known = self._replaced.get(version)
+        if known is None:
+            start, end = sorted((version, self.version))
+            present = set(self._log.fields_of(self.version) or ()) - {MEM_WAL_INDEX}
+            known = frozenset(number for number in present if not self._log.is_unbroken(number, start, end))
+            self._replaced[version] = known
+        return known
+
+    def is_continued_since(self, version: int) -> bool:
+        """Whether the MemWAL index has been there in every version since, as far as known."""
+        known = self._continued.get(version)
+        if known is None:
+            start, end = sorted((version, self.version))
+            known = self._continued[version] = self._log.is_unbroken(MEM_WAL_INDEX, start, end)
+        return known
+
+    def _find(self, field_id: int, name: str) -> bool:
+        oldest = max(self.version - MAX_LOOKBACK, 1)
+        for version in range(self.version, oldest - 1, -1):
+            columns = self._log.fields_of(version)
+            if columns is None:
+                return True
+            present = columns.get(field_id)
+            if present is None or present == name:
+                return present is not None
+        return oldest > 1

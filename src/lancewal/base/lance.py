@@ -1,0 +1,130 @@
+"""What only pylance knows: its errors as ours, and what its protobuf messages keep to themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lance
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
+from lance.lance import LanceSchema
+
+from lancewal.errors import LanceWalError, StorageError
+from lancewal.storage import is_panic, scrub_error
+
+# pylance's errors as ours: every call of pylance that may fail stands in :func:`lance_errors`.
+
+
+# What a damaged file makes pylance raise is not always an error of storage.
+_FAILURES = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    NotImplementedError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    pa.ArrowException,
+)
+
+
+@contextmanager
+def lance_errors(action: str) -> Iterator[None]:
+    """Turns what pylance raises into StorageError; ``action`` says what could not be done.
+
+    So does it with a panic in Lance's native code, which is no ``Exception``. Credentials that
+    pylance's texts quote are taken out of the error and all that led to it.
+    """
+    try:
+        yield
+    except LanceWalError as error:
+        scrub_error(error)
+        raise
+    except _FAILURES as error:
+        scrub_error(error)
+        raise StorageError(f"cannot {action}: {error}") from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        scrub_error(error)
+        raise StorageError(f"cannot {action}: Lance failed internally: {error}") from error
+
+
+def row_count(dataset: lance.LanceDataset) -> int:
+    """How many rows a dataset has; reads nothing but what describes it."""
+    with lance_errors(f"count the rows of {dataset.uri}"):
+        return int(dataset.count_rows())
+
+
+def fragments_of(dataset: lance.LanceDataset) -> list[lance.LanceFragment]:
+    with lance_errors(f"list the fragments of {dataset.uri}"):
+        return list(dataset.get_fragments())
+
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_ROOT = -1
+
+
+def _messages() -> dict[str, Any]:
+    """What is not named here passes through these messages unchanged."""
+    file = descriptor_pb2.FileDescriptorProto(name="lance_base", package="lancewal.base", syntax="proto3")
+
+    def message(name: str, **fields: tuple[int, int, str | None]) -> None:
+        target = file.message_type.add(name=name)
+        for field_name, (number, kind, of) in fields.items():
+            label = _Field.LABEL_REPEATED if of else _Field.LABEL_OPTIONAL
+            added = target.field.add(name=field_name, number=number, type=kind, label=label)
+            if of:
+                added.type_name = f".lancewal.base.{of}"
+
+    message("Metadata", key=(1, _Field.TYPE_STRING, None), value=(2, _Field.TYPE_BYTES, None))
+    message("Column", parent_id=(4, _Field.TYPE_INT32, None), metadata=(10, _Field.TYPE_MESSAGE, "Metadata"))
+    message("Manifest", max_fragment_id=(11, _Field.TYPE_UINT32, None))
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    names = (each.name for each in file.message_type)
+    found = {name: pool.FindMessageTypeByName(f"lancewal.base.{name}") for name in names}
+    return {name: message_factory.GetMessageClass(found[name]) for name in found}
+
+
+_MESSAGES = _messages()
+
+
+def next_fragment_id(dataset: lance.LanceDataset) -> int:
+    """A number above those of all fragments that the table ever had.
+
+    The number of a fragment that was dropped must not come back: indexes may still list it.
+    """
+    manifest = _MESSAGES["Manifest"].FromString(dataset._ds.serialized_manifest())
+    present = [fragment.fragment_id for fragment in dataset.get_fragments()]
+    return max([int(manifest.max_fragment_id), *present]) + 1 if present or manifest.max_fragment_id else 0
+
+
+def with_column_metadata(
+    schema: LanceSchema, change: Callable[[int, Mapping[str, bytes]], Mapping[str, bytes]]
+) -> LanceSchema:
+    """``schema`` with other metadata on its columns, nested fields left as they are.
+
+    ``change`` gets a column's place and metadata. pylance has no other way to say it than
+    its pickle format.
+    """
+    reduced: Any = schema.__reduce__()
+    restore, (schema_metadata, *fields) = reduced
+    place = 0
+    changed = []
+    for raw in fields:
+        column = _MESSAGES["Column"].FromString(raw)
+        if column.parent_id != _ROOT:
+            changed.append(raw)
+            continue
+        metadata = change(place, {entry.key: entry.value for entry in column.metadata})
+        place += 1
+        del column.metadata[:]
+        for key, value in sorted(metadata.items()):
+            column.metadata.add(key=key, value=value)
+        changed.append(bytes(column.SerializeToString()))
+    result: LanceSchema = restore(schema_metadata, *changed)
+    return result

@@ -1,0 +1,122 @@
+"""How far the base table holds each shard: compaction markers, and the tags that stand in for them.
+
+Where a table has a primary key, compaction writes rows and marker in one commit. Lance
+has no such commit for tables without a key: there the rows come first, in a commit that
+also tags the table's columns, the marker follows in a second one, and the tag goes
+in a third. Between the first and the second a reader that looked at markers alone would see
+the rows twice, in the base and in the SSTables; a second compactor would append them again.
+So everybody asks this module, which takes the higher of marker and tag.
+
+The tag is metadata of the table's first columns, one key for each shard and generation:
+
+- it is part of the manifest of every later version, whatever is committed in between
+  and whichever old versions are cleaned up;
+- Lance's own writers and replay do not mind it (they do mind metadata of the schema);
+- whoever removes it names the generation, so that a late compactor cannot remove a newer
+  tag than its own.
+
+Beside the marker of a shard stands its fence: a marker under an id that no shard has, which
+every commit of a compaction raises by one. Lance refuses a marker that is not above the stored
+one, so of two compactors that read the same fence one commits and the other hears of it. The
+shard's own marker would not do: generations 1 to 8 may be committed after 1 to 5, by a
+compactor that did not know of those, and whose deletes therefore missed their rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.format import newest_manifest_name, read_base_manifest
+from lancewal.storage import ObjectStore
+
+#: Metadata keys are this, the shard's id and the generation, joined by colons.
+TAG_PREFIX = "lancewal:appended"
+#: So many of the first columns carry the tag: one of them may be dropped meanwhile.
+TAGGED_COLUMNS = 4
+_FENCE_PREFIX = b"lancewal"
+_VERSIONS_DIR = "_versions"
+
+
+def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping[UUID, int]:
+    """The higher of stored marker and tag, per shard; ``columns`` are the base table's.
+
+    >>> shard = UUID(int=1)
+    >>> tagged = pa.schema([pa.field("id", pa.int64(), metadata={tag(shard, 4): ""})])
+    >>> effective_markers({shard: 3}, tagged)[shard], effective_markers({shard: 7}, tagged)[shard]
+    (4, 7)
+    """
+    return _with_tags(stored, tags(columns).values())
+
+
+def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | None]) -> Mapping[UUID, int]:
+    markers = {key: generation for key, generation in stored.items() if not is_fence(key)}
+    for found in tagged:
+        if found is not None:
+            shard_id, generation = found
+            markers[shard_id] = max(markers.get(shard_id, 0), generation)
+    return markers
+
+
+def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
+    """What the newest version at ``store`` says; none where there is no table.
+
+    For who makes a shard: reads one file, and needs neither Lance nor the rest of the version.
+    """
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    newest = newest_manifest_name(names)
+    if newest is None:
+        return {}
+    path = f"{_VERSIONS_DIR}/{newest[0]}"
+    manifest = read_base_manifest(store.get(path), name=path)
+    stored = {} if manifest.mem_wal is None else manifest.mem_wal.compacted
+    return _with_tags(stored, map(_parse, manifest.metadata_keys))
+
+
+def fence_id(shard_id: UUID) -> UUID:
+    """The id under which the compactions of a shard are counted.
+
+    >>> is_fence(fence_id(UUID(int=1))), is_fence(UUID(int=1))
+    (True, False)
+    """
+    return UUID(bytes=_FENCE_PREFIX + hashlib.sha256(shard_id.bytes).digest()[:8])
+
+
+def is_fence(marked: UUID) -> bool:
+    """Whether a marker is a fence, not that of a shard."""
+    return marked.bytes.startswith(_FENCE_PREFIX)
+
+
+def tag(shard_id: UUID, generation: int) -> str:
+    """The metadata key which says that the base holds the shard's rows up to ``generation``."""
+    return f"{TAG_PREFIX}:{shard_id}:{generation}"
+
+
+def tags(columns: pa.Schema) -> Mapping[str, tuple[UUID, int]]:
+    """The tags on a table's columns: metadata key, and the shard and generation it names."""
+    found = {}
+    for key in _metadata_keys(columns):
+        parsed = _parse(key)
+        if parsed is not None:
+            found[key] = parsed
+    return found
+
+
+def _metadata_keys(columns: pa.Schema) -> Iterator[str]:
+    for field in columns:
+        for key in field.metadata or ():
+            yield key.decode(errors="replace")
+
+
+def _parse(key: str) -> tuple[UUID, int] | None:
+    prefix = f"{TAG_PREFIX}:"
+    shard, _, generation = key.removeprefix(prefix).partition(":")
+    if not key.startswith(prefix) or not generation.isdecimal():
+        return None
+    try:
+        return UUID(shard), int(generation)
+    except ValueError:
+        return None

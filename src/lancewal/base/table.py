@@ -1,0 +1,235 @@
+"""The base table as the write path needs it: columns with field ids, key, MemWAL details."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from uuid import UUID
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import lance
+
+from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
+from lancewal.base.lance import lance_errors
+from lancewal.base.markers import effective_markers
+from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
+from lancewal.format import (
+    MEM_WAL_INDEX_NAME,
+    BaseManifest,
+    ColumnIdentity,
+    MemWalDetails,
+    TableSchema,
+    check_readable,
+    newest_manifest_name,
+    read_base_manifest,
+)
+from lancewal.storage import ObjectInfo, ObjectStore, layout
+
+logger = logging.getLogger(__name__)
+
+_VERSIONS_DIR = "_versions"
+
+#: What pylance says in a ``ValueError``, whoever is at fault.
+_NO_CREDENTIALS = re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded|//169\.254\.169\.254/")
+_NO_TABLE = re.compile(r"not found|not a directory", re.IGNORECASE)
+_STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending request", re.IGNORECASE)
+
+#: Versions never change: what one reader found out about columns serves all of the process.
+_column_logs: WeakKeyDictionary[ObjectStore, ColumnLog] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class BaseTable:
+    """One version of a base table, opened by pylance, with what pylance does not tell."""
+
+    uri: str
+    dataset: lance.LanceDataset
+    schema: TableSchema
+    manifest: BaseManifest
+    details: MemWalDetails
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        uri: str | lance.LanceDataset,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        store: ObjectStore | None = None,
+        version: int | None = None,
+    ) -> BaseTable:
+        """Open the newest (or the given) version of the table at ``uri``."""
+        if isinstance(uri, lance.LanceDataset):
+            storage_options = storage_options if storage_options is not None else uri._storage_options
+            version = uri.version if version is None else version
+            uri = uri.uri
+        options = dict(storage_options or {})
+        store = store or ObjectStore.from_uri(uri, options)
+        dataset = _open_dataset(uri, options, version)
+        manifest = read_manifest(store, dataset.version)
+        if manifest.mem_wal is None:
+            raise NotInitializedError(
+                f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
+            )
+        schema = table_schema(dataset, ColumnHistory(dataset.version, column_log(store), store))
+        return cls(uri, dataset, schema, manifest, manifest.mem_wal, options)
+
+    @property
+    def version(self) -> int:
+        return int(self.dataset.version)
+
+    @property
+    def storage_version(self) -> str:
+        return str(self.dataset.data_storage_version)
+
+    def compacted_generation(self, shard_id: UUID) -> int:
+        """The highest generation of the shard that this version contains; 0 for none."""
+        return self._held.get(shard_id, 0)
+
+    def initialized_since(self, version: int) -> bool:
+        """Whether every version from ``version`` on has had the MemWAL index, as far as known."""
+        identity = self.schema.identity
+        return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
+
+    @cached_property
+    def _held(self) -> Mapping[UUID, int]:
+        return appended_generations(self)
+
+
+def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
+    """The newest generation of each shard whose rows this version of the base table holds.
+
+    This is what readers compare an SSTable's generation with, never the stored marker alone.
+    A shard without an entry has none.
+    """
+    return effective_markers(base.details.compacted, base.schema.columns)
+
+
+def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = None) -> TableSchema:
+    """The columns of a Lance dataset with their field ids and its primary key in key order."""
+    with lance_errors(f"read the columns of {dataset.uri}"):
+        lance_schema, columns = dataset.lance_schema, dataset.schema
+        check_readable(columns)
+        keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
+        keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
+        return TableSchema.from_lance(columns, lance_schema.fields(), [f.name() for f in keys], identity)
+
+
+def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
+    try:
+        with lance_errors(f"open the table at {uri}"):
+            return lance.dataset(uri, version=version, storage_options=dict(options) or None)
+    except StorageError as error:
+        cause = error.__cause__
+        if not isinstance(cause, ValueError):
+            raise
+        # pylance has no classes of its own for these.
+        if _NO_CREDENTIALS.search(str(cause)):
+            raise StorageError(
+                f"there are no credentials for {uri}; set them in the environment (AWS_ACCESS_KEY_ID and so "
+                "on) or pass them as storage options"
+            ) from cause
+        if _NO_TABLE.search(str(cause)):
+            if version is not None:
+                raise TableNotFoundError(
+                    f"there is no version {version} of a Lance table at {uri}; it may have been cleaned up"
+                ) from cause
+            raise TableNotFoundError(
+                f"there is no Lance table at {uri}; write one with lance.write_dataset first"
+            ) from cause
+        if _STORAGE_FAILED.search(str(cause)):
+            raise
+        raise InvalidInputError(f"the table at {uri} cannot be opened: {cause}") from cause
+
+
+def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
+    """The manifest file of ``version``; ``None`` when there is none (any more)."""
+    for path in _manifest_paths(version):
+        try:
+            return read_base_manifest(bytes(store.get(path)))
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
+    """As :func:`find_manifest`, of a version that must exist."""
+    found = find_manifest(store, version)
+    if found is not None:
+        return found
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    raise StorageError(
+        f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
+        f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
+    )
+
+
+def manifest_info(store: ObjectStore, version: int) -> ObjectInfo | None:
+    """The manifest file of ``version``, unread; ``None`` when it was cleaned up."""
+    found = (store.head(path) for path in _manifest_paths(version))
+    return next((info for info in found if info is not None), None)
+
+
+def _manifest_paths(version: int) -> tuple[str, str]:
+    """By the naming scheme of today, and by the old one."""
+    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
+    return inverted, f"{_VERSIONS_DIR}/{version}.manifest"
+
+
+def column_log(store: ObjectStore) -> ColumnLog:
+    """What this process knows of the columns of the table's versions; reads while ``store`` is kept."""
+    log = _column_logs.get(store)
+    if log is None:
+        # The log must not hold on to the store, by which it is found.
+        reference = ref(store)
+        log = ColumnLog(_fields_by_version(reference), partial(_load_runs, reference))
+        log = _column_logs.setdefault(store, log)
+    return log
+
+
+def store_column_history(store: ObjectStore, version: int) -> None:
+    """Store since when the columns of ``version`` are there, for readers that cannot see the versions before.
+
+    Old versions may be cleaned up, or too many to be read one by one. Readers do without this
+    where it is missing; so a failure is only logged.
+    """
+    try:
+        runs = column_log(store).unstored_runs(version)
+        if runs is not None:
+            store.put(layout.COLUMN_HISTORY, runs.to_json(), durable=False)
+    except StorageError as error:
+        logger.warning("the history of the table's columns was not stored: %s", error)
+
+
+def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
+    store = reference()
+    if store is None:
+        return None
+    try:
+        runs = ColumnRuns.from_json(store.get(layout.COLUMN_HISTORY))
+    except FileNotFoundError:
+        return None
+    if runs is None or MEM_WAL_INDEX in runs.since:
+        return runs
+    # An earlier release did not look for the index; it stored runs for tables that have it.
+    return replace(runs, since={**runs.since, MEM_WAL_INDEX: runs.first})
+
+
+def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int], Mapping[int, str] | None]:
+    known: dict[int, Mapping[int, str]] = {}
+
+    def fields_of(version: int) -> Mapping[int, str] | None:
+        store = reference()
+        if version not in known and store is not None:
+            try:
+                manifest = read_manifest(store, version)
+                own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
+                known[version] = {**manifest.fields, **own}
+            except StorageError:
+                return None
+        return known.get(version)
+
+    return fields_of

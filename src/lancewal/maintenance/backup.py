@@ -1,0 +1,395 @@
+"""Backups: one consistent state of a table, copied to any store beside writers and maintenance.
+
+A plain copy takes files of different moments: a base version without the SSTables that were
+compacted into it, or a manifest without the log that it counts on. A backup reads a state in the order
+that readers do (shard manifests, ends of the logs, then the base version), and copies exactly the
+files of that state. What flushes or is collected meanwhile starts it again.
+
+Below the destination::
+
+    files/…                 files of tables, under names that never have another content, shared by backups
+    backups/{id}/…          what is small or may change under its name: WAL entries, manifests, records
+    backups/{id}.json       the record: every file with its size and checksum, written last
+
+A backup without a record was not finished, and does not exist for a restore. Files that the newest
+record names, and that are as large, are not copied again.
+
+A state is complete for streams too, whose records say what was written: of records that say "done" those
+count that were there before the state was read, so that none speaks of rows that are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import crc32c
+
+from lancewal.base import BaseTable, lance_errors, manifest_info, store_column_history
+from lancewal.errors import ConflictError, InvalidInputError, StorageError
+from lancewal.format import decode_entry, encode_manifest
+from lancewal.maintenance.verify import verify
+from lancewal.publish import TRANSACTIONS_DIR
+from lancewal.reader import ShardPlace, read_state
+from lancewal.sstable import held_generation
+from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_BACKUPS = "backups"
+_FILES = "files"
+_ATTEMPTS = 8
+_CHUNK = 8 << 20
+_REMOTE_COPIES = 8
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    """A file of the table at ``path``, and where it is below the backups' root."""
+
+    path: str
+    stored: str
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class BackupRecord:
+    """One finished backup."""
+
+    id: str
+    created: str
+    version: int
+    manifest: str
+    files: tuple[CopiedFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> bytes:
+        return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> BackupRecord:
+        try:
+            found = json.loads(data)
+            if found.pop("format") != _FORMAT:
+                raise InvalidInputError(f"{path} was written by a newer lancewal; restore it with that one")
+            files = tuple(CopiedFile(**file) for file in found.pop("files"))
+            return cls(files=files, **found)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, InvalidInputError):
+                raise
+            raise StorageError(f"the backup's record {path} is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class BackupReport:
+    """What a backup holds, and what of it had to be copied."""
+
+    id: str
+    version: int
+    files: int
+    num_bytes: int
+    copied_files: int
+    copied_bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def back_up(store: ObjectStore, destination: ObjectStore) -> BackupReport:
+    """Copy the state that the table in ``store`` has now; ``destination`` may hold earlier backups."""
+    started = time.perf_counter()
+    if f"{destination.uri}/".startswith(f"{store.uri}/"):
+        raise InvalidInputError(f"a backup at {destination.uri} would be part of the table that it is of")
+    store_column_history(store, BaseTable.open(store.uri, store.storage_options, store=store).version)
+    copier = _Copier(store, destination, _new_id())
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            record = _copy_state(store, copier)
+            break
+        except FileNotFoundError as error:
+            logger.info("backup started again, something was collected meanwhile: %s", error)
+            if attempt == _ATTEMPTS:
+                raise ConflictError(
+                    f"the table at {store.uri} was flushed and collected {_ATTEMPTS} times while it was "
+                    "copied; collect garbage with a larger min_age"
+                ) from error
+    destination.put(_record_path(record.id), record.to_json())
+    return BackupReport(
+        record.id,
+        record.version,
+        len(record.files),
+        record.num_bytes,
+        copier.copied_files,
+        copier.copied_bytes,
+        time.perf_counter() - started,
+    )
+
+
+def list_backups(source: ObjectStore) -> list[str]:
+    """The ids of all finished backups, oldest first."""
+    names = (info.path.removeprefix(f"{_BACKUPS}/") for info in source.list(_BACKUPS))
+    return sorted(name.removesuffix(".json") for name in names if "/" not in name and name.endswith(".json"))
+
+
+def read_record(source: ObjectStore, backup_id: str | None = None) -> BackupRecord:
+    """The record of a backup, of the newest unless told otherwise."""
+    known = list_backups(source)
+    if not known:
+        raise InvalidInputError(f"there is no finished backup at {source.uri}")
+    wanted = known[-1] if backup_id is None else backup_id
+    if wanted not in known:
+        raise InvalidInputError(
+            f"there is no backup {wanted!r} at {source.uri}; there are {', '.join(known)}"
+        )
+    return BackupRecord.from_json(source.get(_record_path(wanted)), _record_path(wanted))
+
+
+def check_backup(source: ObjectStore, backup_id: str | None = None) -> list[str]:
+    """Read all files of a backup; what is wrong with each that is missing or damaged."""
+    record = read_record(source, backup_id)
+
+    def problem(file: CopiedFile) -> str | None:
+        try:
+            size, checksum = _measured(_chunks(source, file.stored))
+        except FileNotFoundError:
+            return f"{file.stored} is missing"
+        same = (size, checksum) == (file.size, file.checksum)
+        return None if same else f"{file.stored} is not what was copied"
+
+    found = ordered_map(problem, record.files, 1 if source.is_local else _REMOTE_COPIES)
+    return [text for text in found if text is not None]
+
+
+def restore_backup(
+    source: ObjectStore, destination: ObjectStore, backup_id: str | None = None
+) -> BackupRecord:
+    """Make a table of a backup where there is nothing yet.
+
+    Every file is compared with its checksum. The base table's manifest comes last: a restore that
+    was not finished left no table.
+    """
+    record = read_record(source, backup_id)
+    if destination.list():
+        raise InvalidInputError(
+            f"there are files at {destination.uri} already; restore to an empty place, and move the table "
+            "afterwards"
+        )
+    workers = 1 if source.is_local and destination.is_local else _REMOTE_COPIES
+    last = [file for file in record.files if file.path == record.manifest]
+    others = [file for file in record.files if file.path != record.manifest]
+    for files in (others, last):
+        for _ in ordered_map(lambda file: _restore_file(source, destination, file), files, workers):
+            continue
+    base = BaseTable.open(destination.uri, destination.storage_options, store=destination)
+    report = verify(base, destination, deep=False)
+    if not report.ok:
+        raise StorageError(f"the table at {destination.uri} was restored, but is not whole: {report}")
+    return record
+
+
+def _restore_file(source: ObjectStore, destination: ObjectStore, file: CopiedFile) -> None:
+    try:
+        size, checksum = _copy(source, file.stored, destination, file.path)
+    except FileNotFoundError as error:
+        raise StorageError(f"{file.stored} of the backup at {source.uri} is missing") from error
+    if (size, checksum) != (file.size, file.checksum):
+        destination.delete(file.path)
+        raise StorageError(
+            f"{file.stored} of the backup at {source.uri} is damaged: it should have {file.size} bytes and "
+            f"checksum {file.checksum:08x}, it has {size} and {checksum:08x}; restore an earlier backup"
+        )
+
+
+class _Copier:
+    """Copies files of a table to where its backups are, each once."""
+
+    def __init__(self, store: ObjectStore, destination: ObjectStore, backup_id: str) -> None:
+        self.id = backup_id
+        self._store = store
+        self._destination = destination
+        self._workers = 1 if store.is_local and destination.is_local else _REMOTE_COPIES
+        self.copied_files = 0
+        self.copied_bytes = 0
+        known = list_backups(destination)
+        earlier = read_record(destination).files if known else ()
+        there = {info.path: info.size for info in destination.list(_FILES)} if known else {}
+        self._known = {
+            file.path: file
+            for file in earlier
+            if file.stored.startswith(f"{_FILES}/") and there.get(file.stored) == file.size
+        }
+
+    def share(self, files: Sequence[ObjectInfo]) -> list[CopiedFile]:
+        """Files that never change under their names; those of the last backup are there already."""
+        return list(ordered_map(self._shared, files, self._workers))
+
+    def _shared(self, info: ObjectInfo) -> CopiedFile:
+        known = self._known.get(info.path)
+        if known is not None and known.size == info.size:
+            return known
+        # Another size under the name of an earlier backup's file, which must stay as it is.
+        stored = f"{_FILES}/{info.path}" if known is None else f"{_BACKUPS}/{self.id}/{info.path}"
+        size, checksum = _copy(self._store, info.path, self._destination, stored)
+        self._count(size)
+        copied = self._known[info.path] = CopiedFile(info.path, stored, size, checksum)
+        return copied
+
+    def keep(self, path: str, data: bytes) -> CopiedFile:
+        """A small file, or one that may have another content under this name one day."""
+        stored = f"{_BACKUPS}/{self.id}/{path}"
+        self._destination.put(stored, data)
+        self._count(len(data))
+        return CopiedFile(path, stored, len(data), crc32c.crc32c(data))
+
+    def _count(self, num_bytes: int) -> None:
+        self.copied_files += 1
+        self.copied_bytes += num_bytes
+
+
+def _copy_state(store: ObjectStore, copier: _Copier) -> BackupRecord:
+    """Raises ``FileNotFoundError`` when a file of the state was collected meanwhile."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    done_before = _own_records(store)
+    state = read_state(store)
+    records = {**_own_records(store, begun_only=True), **done_before}
+    base = BaseTable.open(store.uri, store.storage_options, store=store, version=state.version)
+    files: list[CopiedFile] = []
+    # What goes first is copied first.
+    for place in state.shards:
+        files += _log_files(store, copier, place)
+    for place in state.shards:
+        files += _shard_files(store, copier, place, held_generation(base, store, place.manifest))
+    files += copier.share(_base_files(store, base))
+    found = manifest_info(store, state.version)
+    if found is None:
+        raise FileNotFoundError(f"the manifest of base version {state.version} is not in {store.uri}")
+    manifest = found.path
+    files.append(copier.keep(manifest, store.get(manifest)))
+    files += [copier.keep(path, data) for path, data in records.items()]
+    return BackupRecord(copier.id, created, state.version, manifest, tuple(files))
+
+
+def _log_files(store: ObjectStore, copier: _Copier, place: ShardPlace) -> Iterator[CopiedFile]:
+    for position in place.wal_range:
+        path = layout.wal_entry(place.shard_id, position)
+        data = store.get(path)
+        decode_entry(data, place.shard_id, position)
+        yield copier.keep(path, data)
+
+
+def _shard_files(store: ObjectStore, copier: _Copier, place: ShardPlace, marker: int) -> list[CopiedFile]:
+    """The SSTables that the base does not hold, and the manifest without the others."""
+    manifest, shard_id = place.manifest, place.shard_id
+    pending = tuple(entry for entry in manifest.sstables if entry.generation > marker)
+    files: list[CopiedFile] = []
+    for entry in pending:
+        listed = store.list(layout.sstable_dir(shard_id, entry.path))
+        if not listed:
+            raise FileNotFoundError(f"SSTable {entry.path} of shard {shard_id} is gone")
+        files += copier.share(listed)
+    data = bytes(encode_manifest(replace(manifest, sstables=pending), secrets.token_bytes(16)))
+    files.append(copier.keep(layout.manifest_file(shard_id, manifest.version), data))
+    files.append(copier.keep(layout.version_hint(shard_id), b'{"version":%d}' % manifest.version))
+    return files
+
+
+def _base_files(store: ObjectStore, base: BaseTable) -> list[ObjectInfo]:
+    """The data, deletion and index files of one version of the base table."""
+    wanted: set[str] = set()
+    with lance_errors("list the files of the base table"):
+        for fragment in base.dataset.get_fragments():
+            for file in fragment.data_files():
+                if getattr(file, "base_id", None) is not None:
+                    raise InvalidInputError(
+                        f"the table at {base.uri} keeps files in another table (a shallow clone does); "
+                        "back up a deep clone of it"
+                    )
+                wanted.add(f"data/{file.path}")
+            deletions = fragment.deletion_file()
+            if deletions is not None:
+                wanted.add(deletions)
+    listed = {info.path: info for directory in ("data", "_deletions") for info in store.list(directory)}
+    if missing := sorted(wanted - set(listed)):
+        raise FileNotFoundError(f"{missing[0]} of base version {base.version} is gone")
+    # Large values of a data file lie in a directory of its name.
+    beside = tuple(f"{path.removesuffix('.lance')}/" for path in wanted)
+    files = [info for path, info in listed.items() if path in wanted or path.startswith(beside)]
+    for index in base.manifest.indexes:
+        files += store.list(f"_indices/{index.uuid}")
+    return files
+
+
+def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, bytes]:
+    """What lancewal keeps beside the shards; ``begun_only`` leaves out what says that something is done."""
+    found = {}
+    prefix = TRANSACTIONS_DIR if begun_only else layout.OWN_DIR
+    for info in store.list(prefix):
+        if info.path.startswith(f"{layout.OWN_DIR}/clock") or (begun_only and info.path.endswith(".done")):
+            continue
+        try:
+            found[info.path] = store.get(info.path)
+        except FileNotFoundError:
+            # Forgotten meanwhile, as what is over is.
+            continue
+    return found
+
+
+def _copy(source: ObjectStore, path: str, destination: ObjectStore, target: str) -> tuple[int, int]:
+    """Copy one file, however large; its size and checksum."""
+    measured: list[tuple[int, int]] = []
+    gone: list[FileNotFoundError] = []
+
+    def chunks() -> Iterator[bytes]:
+        size = checksum = 0
+        try:
+            for chunk in _chunks(source, path):
+                size, checksum = size + len(chunk), crc32c.crc32c(chunk, checksum)
+                yield chunk
+        except FileNotFoundError as error:
+            gone.append(error)
+            raise
+        measured.append((size, checksum))
+
+    try:
+        destination.put_from(target, chunks)
+    except Exception:
+        # What the destination made of it does not matter.
+        if gone:
+            raise gone[-1] from None
+        raise
+    return measured[-1]
+
+
+def _chunks(store: ObjectStore, path: str) -> Iterator[bytes]:
+    info = store.head(path)
+    if info is None:
+        raise FileNotFoundError(f"{path} in {store.uri} does not exist")
+    for start in range(0, max(info.size, 1), _CHUNK):
+        yield store.get_range(path, start, min(_CHUNK, info.size - start))
+
+
+def _measured(chunks: Iterator[bytes]) -> tuple[int, int]:
+    size = checksum = 0
+    for chunk in chunks:
+        size, checksum = size + len(chunk), crc32c.crc32c(chunk, checksum)
+    return size, checksum
+
+
+def _new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
+
+
+def _record_path(backup_id: str) -> str:
+    return f"{_BACKUPS}/{backup_id}.json"

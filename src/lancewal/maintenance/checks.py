@@ -1,0 +1,398 @@
+"""The checks of one shard: its manifests, its WAL, its SSTables, and their columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.base import BaseTable, fragments_of, lance_errors
+from lancewal.errors import (
+    ColumnMismatchError,
+    CorruptManifestError,
+    LanceWalError,
+    StorageError,
+    WalCorruptError,
+)
+from lancewal.format import (
+    TOMBSTONE,
+    ShardManifest,
+    SsTableEntry,
+    TableSchema,
+    WalEntry,
+    byte_spans,
+    column_sources,
+    field_id,
+    key_values,
+    numbers,
+    siphash13_spans,
+)
+from lancewal.maintenance.findings import Finding, Kind, Severity
+from lancewal.maintenance.plan import pending_sstables
+from lancewal.shard import ShardManifestStore, WalTailer, missing_positions, retained_positions
+from lancewal.sstable import SsTable, SsTableNotes
+from lancewal.storage import ObjectStore, layout, ordered_map
+
+# What the checks of one shard share.
+
+
+@dataclass
+class ShardCheck:
+    """One look at one shard. ``deep`` reads rows, not only what describes them."""
+
+    store: ObjectStore
+    base: BaseTable
+    shard_id: UUID
+    manifest: ShardManifest
+    marker: int
+    deep: bool
+    #: SSTables that retained versions of the manifest name, as far as they were read.
+    once_listed: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+
+    def found(
+        self, kind: Kind, severity: Severity, subject: str, text: str, generation: int | None = None
+    ) -> None:
+        self.findings.append(Finding(kind, severity, subject, text, self.shard_id, generation))
+
+
+# Whether stored columns are the table's: matched as readers do, by their own code.
+
+
+def mismatches(
+    stored: pa.Schema, schema: TableSchema, written_for: int | None
+) -> Iterator[tuple[Severity, str]]:
+    """What a reader would refuse, or get as nulls, in rows with the columns ``stored``.
+
+    Renamed and dropped columns are no mismatch: they keep their ids, or are gone. ``written_for`` is the
+    version of the table that had these columns, ``None`` if it is not known.
+    """
+    try:
+        column_sources(stored, schema, written_for)
+    except ColumnMismatchError as error:
+        yield Severity.ERROR, str(error)
+        return
+    columns = [column for column in stored if column.name != TOMBSTONE]
+    if all(field_id(column) < 0 for column in columns):
+        # Written before columns had ids: matched by name.
+        return
+    by_id = {field_id(column): column for column in schema.columns}
+    for column in columns:
+        number, known = field_id(column), by_id.get(field_id(column))
+        if known is not None and known.name != column.name and column.name in schema.names:
+            # Two columns may have swapped their names; whoever numbered columns wrongly looks the same.
+            yield Severity.INFO, f"column {column.name!r} has column id {number}, which is now {known.name!r}"
+        elif known is None and column.name in schema.names:
+            now = field_id(schema.columns.field(column.name))
+            yield (
+                Severity.WARNING,
+                f"column {column.name!r} has column id {number}, in the table {now}; it reads as nulls",
+            )
+
+
+# Whether the base table has a key more than once.
+
+
+def doubled_keys(base: BaseTable) -> tuple[int, int]:
+    """How many rows there are, and how many of them share a key with an earlier one.
+
+    Keeps eight bytes a row. Text and composite keys are compared by a 64-bit hash, which takes two
+    of them for one about once in ten thousand tables of a billion rows.
+    """
+    words: list[npt.NDArray[np.uint64]] = []
+    with lance_errors("read the keys of the base table"):
+        for batch in base.dataset.scanner(columns=list(base.schema.primary_key)).to_batches():
+            words.append(_words(key_values(batch.columns)))
+    if not words:
+        return 0, 0
+    every = np.sort(np.concatenate(words))
+    return len(every), int(np.count_nonzero(every[1:] == every[:-1]))
+
+
+def _words(values: pa.Array) -> npt.NDArray[np.uint64]:
+    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
+        return numbers(values).astype(np.int64 if values.type != pa.uint64() else np.uint64).view(np.uint64)
+    return siphash13_spans(byte_spans(values))
+
+
+# A shard's manifest versions and their hint.
+
+
+def check_manifests(shard: ShardCheck) -> None:
+    _check_versions(shard)
+    _check_hint(shard)
+    _check_generations(shard)
+
+
+def _check_versions(shard: ShardCheck) -> None:
+    manifests = ShardManifestStore(shard.store, shard.shard_id)
+    directory = layout.manifest_dir(shard.shard_id)
+    names = (info.path.rsplit("/", 1)[-1] for info in shard.store.list(directory))
+    versions = sorted(v for v in map(layout.parse_manifest_name, names) if v is not None)
+    newest = shard.manifest.version
+    for version, following in pairwise(versions):
+        if following != version + 1:
+            shard.found(
+                Kind.MANIFEST_GAP,
+                Severity.ERROR,
+                layout.manifest_file(shard.shard_id, version + 1),
+                f"manifest versions {version} and {following} exist, those between do not; "
+                f"readers may take {version} for the newest",
+            )
+    before: ShardManifest | None = None
+    for version in versions if shard.deep else versions[-2:]:
+        try:
+            manifest = shard.manifest if version == newest else manifests.read_version(version)
+        except FileNotFoundError:
+            continue
+        except CorruptManifestError as error:
+            severity = Severity.ERROR if version >= newest else Severity.WARNING
+            path = layout.manifest_file(shard.shard_id, version)
+            shard.found(Kind.MANIFEST_UNREADABLE, severity, path, str(error))
+            continue
+        shard.checked["manifest versions"] += 1
+        shard.once_listed.update(entry.path for entry in manifest.sstables)
+        if before is not None and (regressed := _regressed(before, manifest)):
+            path = layout.manifest_file(shard.shard_id, version)
+            text = f"{regressed} falls from version {before.version} to {version}"
+            shard.found(Kind.MANIFEST_REGRESSION, Severity.ERROR, path, text)
+        before = manifest
+
+
+def _regressed(before: ShardManifest, after: ShardManifest) -> str | None:
+    names = ("writer_epoch", "current_generation", "replay_after_wal_entry_position")
+    return next((name for name in names if getattr(after, name) < getattr(before, name)), None)
+
+
+def _check_hint(shard: ShardCheck) -> None:
+    hint = ShardManifestStore(shard.store, shard.shard_id).read_hint()
+    # A commit writes its hint last, so that one version behind may be a commit under way.
+    if hint is None or not 0 <= shard.manifest.version - hint <= 1:
+        said = "is missing or unreadable" if hint is None else f"says version {hint}"
+        shard.found(
+            Kind.HINT_WRONG,
+            Severity.WARNING,
+            layout.version_hint(shard.shard_id),
+            f"the version hint {said}, the newest manifest is {shard.manifest.version}",
+        )
+
+
+def _check_generations(shard: ShardCheck) -> None:
+    manifest, marker = shard.manifest, shard.marker
+    where = layout.manifest_file(shard.shard_id, manifest.version)
+    if any(finding.kind in (Kind.MARKER_ABOVE_MANIFEST, Kind.EARLIER_TABLE) for finding in shard.findings):
+        return
+    try:
+        pending_sstables(manifest, marker)
+    except CorruptManifestError as error:
+        shard.found(Kind.GENERATION_GAP, Severity.ERROR, where, str(error))
+
+
+# The SSTables that a shard's manifest names, and the directories that it does not name.
+
+
+_SIDECARS = (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME, layout.BLOOM_FILTER_NAME)
+_SHARD_DIRECTORIES = ("manifest", "wal")
+
+
+def check_sstables(shard: ShardCheck) -> None:
+    for entry in shard.manifest.sstables:
+        _check_sstable(shard, entry)
+    _check_directories(shard)
+
+
+def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
+    directory = layout.sstable_dir(shard.shard_id, entry.path)
+    # Once the base holds a generation nobody needs its SSTable; a collector may just be at it.
+    lost = Severity.ERROR if entry.generation > shard.marker else Severity.INFO
+    try:
+        shard.store.refuse_links(directory)
+    except LanceWalError as error:
+        shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, str(error), entry.generation)
+        return
+    names = {info.path.removeprefix(f"{directory}/") for info in shard.store.list(directory)}
+    if not names:
+        text = f"the manifest names {entry.path}, which does not exist"
+        shard.found(Kind.DANGLING_PATH, lost, directory, text, entry.generation)
+        return
+    if shard.base.schema.primary_key:
+        for name in _SIDECARS:
+            if name not in names:
+                text = f"{entry.path} has no {name}; Lance's own readers need it"
+                shard.found(Kind.SIDECAR_MISSING, lost, f"{directory}/{name}", text, entry.generation)
+    _check_notes(shard, entry, names, lost)
+    try:
+        table = SsTable.open(shard.store, shard.shard_id, entry)
+        _check_content(shard, entry, table, lost)
+    except (LanceWalError, pa.ArrowException) as error:
+        text = f"{entry.path} cannot be read: {error}"
+        shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, text, entry.generation)
+    shard.checked["SSTables"] += 1
+
+
+def _check_notes(shard: ShardCheck, entry: SsTableEntry, names: set[str], lost: Severity) -> None:
+    path = f"{layout.sstable_dir(shard.shard_id, entry.path)}/{layout.SSTABLE_NOTES_NAME}"
+    if layout.SSTABLE_NOTES_NAME not in names:
+        if entry.notes:
+            text = f"{entry.path} has lost its {layout.SSTABLE_NOTES_NAME}; the manifest has a copy"
+            shard.found(Kind.SIDECAR_MISSING, lost, path, text, entry.generation)
+        return
+    try:
+        SsTableNotes.parse(shard.store.get(path).decode(errors="replace"), entry.path)
+    except StorageError as error:
+        shard.found(Kind.SIDECAR_WRONG, lost, path, str(error), entry.generation)
+
+
+def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
+    directory = layout.sstable_dir(shard.shard_id, entry.path)
+    dataset = table.dataset
+    unreadable = False
+    for severity, text in mismatches(table.stored_columns, shard.base.schema, table.written_for):
+        unreadable |= severity is Severity.ERROR
+        worst = lost if severity is Severity.ERROR else severity
+        shard.found(Kind.FIELD_ID_MISMATCH, worst, directory, f"{entry.path}: {text}", entry.generation)
+    rows = sum(fragment.physical_rows for fragment in fragments_of(dataset))
+    if entry.physical_rows is not None and rows != entry.physical_rows:
+        text = f"{entry.path} has {rows} rows, the manifest says {entry.physical_rows}"
+        shard.found(Kind.ROW_COUNT_WRONG, lost, directory, text, entry.generation)
+    if problem := table.bloom_problem():
+        text = f"{entry.path}: the bloom filter: {problem}"
+        shard.found(Kind.SIDECAR_WRONG, lost, directory, text, entry.generation)
+    if not shard.deep or unreadable:
+        return
+    schema = shard.base.schema
+    if schema.primary_key:
+        _check_keys(shard, entry, table, lost)
+        return
+    shard.checked["rows"] += sum(batch.num_rows for batch in table.scan(schema, schema.names))
+
+
+def _check_keys(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
+    directory = layout.sstable_dir(shard.shard_id, entry.path)
+    schema = shard.base.schema
+    for batch in table.scan(schema, schema.names, with_tombstone=True):
+        shard.checked["rows"] += batch.num_rows
+    columns, offsets, _ = table.keys(schema)
+    values = key_values(columns)
+    doubled = len(values) - len(pc.unique(values))
+    if doubled:
+        text = f"{entry.path} has {doubled} keys more than once; older versions of them are not deleted"
+        shard.found(Kind.DUPLICATE_KEYS, lost, directory, text, entry.generation)
+        return
+    try:
+        wrong = int(np.count_nonzero(table.lookup(columns) != offsets))
+        text = f"the key index or the bloom filter is wrong for {wrong} of {len(values)} keys"
+    except StorageError as error:
+        wrong, text = len(values), str(error)
+    if wrong:
+        shard.found(Kind.SIDECAR_WRONG, lost, directory, f"{entry.path}: {text}", entry.generation)
+
+
+def _check_directories(shard: ShardCheck) -> None:
+    listed = {entry.path for entry in shard.manifest.sstables}
+    for name in shard.store.list_directories(layout.shard_dir(shard.shard_id)):
+        path = layout.sstable_dir(shard.shard_id, name)
+        if name in listed or name in _SHARD_DIRECTORIES:
+            continue
+        generation = layout.parse_sstable_name(name)
+        if generation is None:
+            text = f"{name} in the shard's directory is neither an SSTable nor anything else known"
+            shard.found(Kind.UNKNOWN_DIRECTORY, Severity.WARNING, path, text)
+        # What compaction took off the list stays for reads that began before.
+        elif name not in shard.once_listed:
+            text = f"the manifest does not name {name}; garbage collection removes it"
+            shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
+
+
+_REMOTE_READERS = 16
+
+
+def check_wal(shard: ShardCheck) -> None:
+    positions = retained_positions(shard.store, shard.shard_id)
+    covered = shard.manifest.replay_after_wal_entry_position
+    _check_gaps(shard, positions, covered)
+    # What SSTables hold is needed by followers only: read where everything is.
+    wanted = [p for p in positions if shard.deep or p > covered]
+    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+
+    def read(position: int) -> WalEntry | WalCorruptError | None:
+        try:
+            return tailer.read_entry(position)
+        except WalCorruptError as error:
+            return error
+
+    workers = 1 if shard.store.is_local else _REMOTE_READERS
+    before: WalEntry | None = None
+    for position, entry in zip(wanted, ordered_map(read, wanted, workers), strict=True):
+        _check_wal_entry(shard, position, entry, covered)
+        if isinstance(entry, WalEntry) and position > covered:
+            if before is not None:
+                _check_order(shard, before, entry)
+            before = entry
+
+
+def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
+    for missing in missing_positions(positions, covered + 1):
+        # A listing is no snapshot: what came while it ran may be missing in it.
+        lost = next(
+            (p for p in missing if shard.store.head(layout.wal_entry(shard.shard_id, p)) is None), None
+        )
+        if lost is not None:
+            others = f", and others up to {missing.stop - 1}" if lost < missing.stop - 1 else ""
+            shard.found(
+                Kind.WAL_GAP,
+                Severity.ERROR,
+                layout.wal_entry(shard.shard_id, lost),
+                f"WAL entry {lost} is missing{others}; the log cannot be read beyond, nor the shard written",
+            )
+    below = [p for p in positions if p <= covered]
+    for position, following in pairwise(below):
+        if following != position + 1:
+            shard.found(
+                Kind.WAL_STRAY,
+                Severity.INFO,
+                layout.wal_entry(shard.shard_id, position),
+                f"WAL entry {position} lies below collected ones; a stalled writer may have left it",
+            )
+
+
+def _check_order(shard: ShardCheck, before: WalEntry, entry: WalEntry) -> None:
+    """Who claims a shard writes behind all that is there, so epochs rise along the log."""
+    if entry.writer_epoch < before.writer_epoch:
+        shard.found(
+            Kind.WAL_EPOCH_BEHIND,
+            Severity.WARNING,
+            layout.wal_entry(shard.shard_id, entry.position),
+            f"WAL entry {entry.position} has epoch {entry.writer_epoch}, entry {before.position} before it "
+            f"has {before.writer_epoch}: a writer took the place of a lost entry {before.position}, or wrote "
+            "on after it was superseded",
+        )
+
+
+def _check_wal_entry(
+    shard: ShardCheck, position: int, entry: WalEntry | WalCorruptError | None, covered: int
+) -> None:
+    path = layout.wal_entry(shard.shard_id, position)
+    if entry is None:
+        # Collected since the listing, or the gap that the caller looks at again.
+        return
+    shard.checked["WAL entries"] += 1
+    severity = Severity.ERROR if position > covered else Severity.WARNING
+    if isinstance(entry, WalCorruptError):
+        shard.found(Kind.WAL_UNREADABLE, severity, path, str(entry))
+        return
+    if entry.writer_epoch > shard.manifest.writer_epoch:
+        text = f"WAL entry {position} has epoch {entry.writer_epoch}, above the shard's"
+        shard.found(Kind.WAL_EPOCH_AHEAD, severity, path, text)
+    if entry.batches:
+        for worst, text in mismatches(entry.batches[0].schema, shard.base.schema, entry.base_version):
+            limited = worst if position > covered else Severity.INFO
+            shard.found(Kind.FIELD_ID_MISMATCH, limited, path, f"WAL entry {position}: {text}")

@@ -1,0 +1,7 @@
+"""Filters: one engine for every level of a table and for Spark."""
+
+from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull
+from lancewal.predicate.dialect import among, column_name, literal
+from lancewal.predicate.predicate import Predicate
+
+__all__ = ["Among", "Compare", "Condition", "Every", "IsNull", "Predicate", "among", "column_name", "literal"]

@@ -1,0 +1,267 @@
+"""DataFusion's expressions, taken apart: conditions that Arrow evaluates, and the rest.
+
+Literals get the type of the column that they are compared with, where Lance does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datafusion import Expr
+from datafusion.functions import in_list
+
+from lancewal.errors import InvalidInputError
+from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull, Negation, Some
+
+_DISTINCT = {"IS DISTINCT FROM": "!=", "IS NOT DISTINCT FROM": "="}
+_MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FORBIDDEN = ("Subquery", "Exists", "Aggregate", "Window", "OuterReference", "Placeholder", "Wildcard")
+_LITERAL_GETTERS = {
+    "Int64": "value_i64",
+    "UInt64": "value_u64",
+    "Float64": "value_f64",
+    "Utf8": "value_string",
+    "Boolean": "value_bool",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A boolean expression, with the condition that it is when Arrow can evaluate it."""
+
+    expression: Expr
+    condition: Condition | None = None
+
+
+class ConditionBuilder:
+    """Turns DataFusion's expression into conditions, giving literals the type of their column."""
+
+    def __init__(self, schema: pa.Schema, sql: str) -> None:
+        self._schema = schema
+        self._sql = sql
+
+    def conjuncts(self, expression: Expr) -> Iterator[Part]:
+        if _operator(expression) == "AND":
+            for side in expression.rex_call_operands():
+                yield from self.conjuncts(side)
+        else:
+            yield self._part(expression)
+
+    def _part(self, expression: Expr) -> Part:
+        """Only ``AND`` and ``OR`` pass the typing of literals on to what they join, as in Lance."""
+        operator = _operator(expression)
+        if operator in ("AND", "OR"):
+            left, right = (self._part(side) for side in expression.rex_call_operands())
+            joined = (
+                left.expression & right.expression
+                if operator == "AND"
+                else left.expression | right.expression
+            )
+            if left.condition is None or right.condition is None:
+                return Part(joined)
+            kind = Every if operator == "AND" else Some
+            return Part(joined, kind((left.condition, right.condition)))
+        return self._leaf(expression, strict=True)
+
+    def _leaf(self, expression: Expr, *, strict: bool) -> Part:
+        """``strict`` is False below ``NOT``, where Lance leaves literals to DataFusion."""
+        variant = expression.variant_name()
+        if variant == "Not":
+            (inner,) = expression.rex_call_operands()
+            condition = self._leaf(inner, strict=False).condition
+            return Part(expression, None if condition is None else Negation(condition))
+        if variant in ("IsNull", "IsNotNull"):
+            path = _path(expression.rex_call_operands()[0])
+            condition = None if path is None else IsNull(path, negated=variant == "IsNotNull")
+            return Part(expression, condition)
+        if variant == "BinaryExpr" and _operator(expression) in _MIRRORED:
+            return self._comparison(expression, strict)
+        if variant == "BinaryExpr" and _operator(expression) in _DISTINCT:
+            return self._distinction(expression, strict)
+        if variant == "InList":
+            return self._in_list(expression, strict)
+        if variant == "Between":
+            return self._between(expression, strict)
+        if variant == "ScalarFunction" and _operator(expression) == "regexp_match":
+            return Part(expression.is_not_null())
+        return Part(expression)
+
+    def _comparison(self, expression: Expr, strict: bool) -> Part:
+        left, right = expression.rex_call_operands()
+        operator = _operator(expression)
+        if left.variant_name() == "Literal":
+            left, right, operator = right, left, _MIRRORED[operator]
+        path = _path(left)
+        if path is None or right.variant_name() != "Literal":
+            return Part(expression)
+        type_ = self._type(path)
+        value = self._typed(right, type_, strict)
+        if value is None:
+            return Part(expression)
+        if not _is_plain(type_):
+            return Part(_compared(left, operator, value))
+        if operator == "=" and value.is_valid:
+            return Part(expression, Among(path, pa.array([value.as_py()], type_)))
+        return Part(expression, Compare(path, operator, value))
+
+    def _distinction(self, expression: Expr, strict: bool) -> Part:
+        """Left to DataFusion, but for the type of a literal."""
+        subject, literal = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or literal.variant_name() != "Literal" or _is_plain(self._type(path)):
+            return Part(expression)
+        value = self._typed(literal, self._type(path), strict)
+        if value is None or not value.is_valid:
+            return Part(expression)
+        operator = _DISTINCT[_operator(expression)]
+        compared = _compared(subject, operator, value)
+        return Part(compared | subject.is_null() if operator == "!=" else compared & subject.is_not_null())
+
+    def _in_list(self, expression: Expr, strict: bool) -> Part:
+        subject, *choices = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or any(choice.variant_name() != "Literal" for choice in choices):
+            return Part(expression)
+        type_ = self._type(path)
+        # Lance types the list of a plain column only, not of a struct's field.
+        values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return Part(expression)
+        negated = bool(expression.to_variant().negated())
+        if not _is_plain(type_):
+            if len(path) > 1:
+                return Part(expression)
+            return Part(in_list(subject, [Expr.literal(value) for value in known], negated))
+        present = [value.as_py() for value in known if value.is_valid]
+        return Part(
+            expression,
+            Among(path, pa.array(present, type_).unique(), negated, with_null=len(present) < len(known)),
+        )
+
+    def _between(self, expression: Expr, strict: bool) -> Part:
+        subject, low, high = expression.rex_call_operands()
+        path = _path(subject)
+        if path is None or {low.variant_name(), high.variant_name()} != {"Literal"}:
+            return Part(expression)
+        type_ = self._type(path)
+        least, greatest = (self._typed(bound, type_, strict) for bound in (low, high))
+        if least is None or greatest is None:
+            return Part(expression)
+        negated = bool(expression.to_variant().negated())
+        if not _is_plain(type_):
+            between = _compared(subject, ">=", least) & _compared(subject, "<=", greatest)
+            return Part(~between if negated else between)
+        inside = Every((Compare(path, ">=", least), Compare(path, "<=", greatest)))
+        return Part(expression, Negation(inside) if negated else inside)
+
+    def _type(self, path: Sequence[str]) -> pa.DataType | None:
+        """The type of a (nested) column; ``None`` for a field that its struct does not have."""
+        type_: pa.DataType = self._schema.field(path[0]).type
+        for name in path[1:]:
+            if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
+                return None
+            type_ = type_.field(name).type
+        return type_
+
+    def _typed(self, expression: Expr, type_: pa.DataType | None, strict: bool) -> pa.Scalar | None:
+        """A literal as a value of the column's type; ``None`` where DataFusion decides.
+
+        Refuses, when ``strict``, what Lance refuses: a value that the type cannot hold.
+        """
+        if type_ is None or not (_is_plain(type_) or pa.types.is_floating(type_)):
+            return None
+        if pa.types.is_floating(type_) and not strict:
+            return None
+        kind, value = _literal_value(expression)
+        if value is None:
+            return pa.scalar(None, type_) if kind == "Null" else None
+        if _takes(type_, value):
+            try:
+                # Through numpy where a 16-bit float is wanted: Arrow takes no other for it.
+                return pa.scalar(np.float16(value) if type_ == pa.float16() else value, type_)
+            except (pa.ArrowInvalid, OverflowError):
+                if not strict:
+                    return None
+        elif not strict:
+            return None
+        raise InvalidInputError(
+            f"the filter {self._sql!r} compares a column of type {type_} with {value!r}, "
+            "which that type cannot hold"
+        )
+
+
+def _is_plain(type_: pa.DataType | None) -> bool:
+    """Types that Arrow and DataFusion compare alike."""
+    return type_ is not None and bool(
+        pa.types.is_integer(type_)
+        or pa.types.is_boolean(type_)
+        or type_ in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    )
+
+
+def _takes(type_: pa.DataType, value: object) -> bool:
+    if isinstance(value, bool):
+        return bool(pa.types.is_boolean(type_))
+    if isinstance(value, int):
+        return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
+    if isinstance(value, float):
+        return bool(pa.types.is_floating(type_))
+    if isinstance(value, str):
+        return type_ in (pa.string(), pa.large_string())
+    return type_ in (pa.binary(), pa.large_binary())
+
+
+def _literal_value(expression: Expr) -> tuple[str, Any]:
+    literal = expression.to_variant()
+    kind = str(literal.data_type())
+    if kind == "Binary":
+        return kind, expression.python_value().as_py()
+    getter = _LITERAL_GETTERS.get(kind)
+    return kind, None if getter is None else getattr(literal, getter)()
+
+
+def _path(expression: Expr) -> tuple[str, ...] | None:
+    """The column, or field of a struct column, that an expression names; ``None`` for others."""
+    variant = expression.variant_name()
+    if variant == "Column":
+        return (str(expression.to_variant().name()),)
+    if variant == "ScalarFunction" and _operator(expression) == "get_field":
+        parent, *names = expression.rex_call_operands()
+        path = _path(parent)
+        if path is not None and all(name.variant_name() == "Literal" for name in names):
+            return (*path, *(str(_literal_value(name)[1]) for name in names))
+    return None
+
+
+def _operator(expression: Expr) -> str:
+    if expression.variant_name() in ("BinaryExpr", "ScalarFunction"):
+        return str(expression.rex_call_operator())
+    return ""
+
+
+def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
+    literal = Expr.literal(value)
+    return {
+        "=": subject.__eq__,
+        "!=": subject.__ne__,
+        "<": subject.__lt__,
+        "<=": subject.__le__,
+        ">": subject.__gt__,
+        ">=": subject.__ge__,
+    }[operator](literal)
+
+
+def columns_of(expression: Expr, sql: str) -> Iterator[str]:
+    variant = expression.variant_name()
+    if any(kind in variant for kind in _FORBIDDEN):
+        raise InvalidInputError(f"the filter {sql!r} is no predicate over single rows: it has a {variant}")
+    if variant == "Column":
+        yield str(expression.to_variant().name())
+    elif variant != "Literal":
+        for operand in expression.rex_call_operands():
+            yield from columns_of(operand, sql)

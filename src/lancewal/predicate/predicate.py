@@ -1,0 +1,202 @@
+"""SQL predicates in Lance's dialect over Arrow rows that are not in a Lance dataset.
+
+Comparisons of integers, booleans, text and binary with literals, and what ``AND``, ``OR``
+and ``NOT`` make of them, are evaluated by Arrow; everything else by DataFusion, which is
+the engine that Lance uses. Literals take the column's type as in Lance: ``f = 0.1`` finds
+a 32-bit 0.1, and ``id = 1.5`` is refused where ``id`` is an integer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache, reduce
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from datafusion import DataFrame, Expr, SessionConfig, SessionContext
+
+from lancewal.errors import InvalidInputError
+from lancewal.format import hashable
+from lancewal.predicate import dialect
+from lancewal.predicate.conditions import Among, Condition
+from lancewal.predicate.expressions import ConditionBuilder, columns_of
+
+Mask = npt.NDArray[np.bool_]
+
+#: Below this share of the rows it pays to copy them out before DataFusion sees them.
+_FEW = 0.5
+
+_EQUALITY = re.compile(
+    r"\s*(?P<column>[^\W\d]\w*)\s*=\s*(?:(?P<number>-?[0-9]+)|'(?P<text>(?:[^']|'')*)')\s*"
+)
+
+
+class Predicate:
+    """One parsed predicate; immutable, usable from any thread."""
+
+    def __init__(
+        self, sql: str, conditions: Sequence[Condition], rest: Expr | None, rest_columns: frozenset[str]
+    ) -> None:
+        """A row must meet all ``conditions`` and the expression ``rest``."""
+        self.sql = sql
+        self.conditions = tuple(conditions)
+        self._rest = rest
+        self._rest_columns = rest_columns
+
+    @classmethod
+    def parse(cls, sql: str, schema: pa.Schema) -> Predicate:
+        """Parse ``sql`` over the columns of ``schema``; refuses what is no predicate over them.
+
+        >>> rows = pa.table({"id": [1, 2, 3], "name": ["a", None, "b"]})
+        >>> Predicate.parse("id > 1 AND name IS NOT NULL", rows.schema).mask(rows).tolist()
+        [False, False, True]
+        """
+        single = _single_equality(sql, schema)
+        if single is not None:
+            return cls(dialect.with_readable_integers(sql), [single], None, frozenset())
+        sql = dialect.with_readable_integers(sql)
+        frame = _frame(hashable(schema))
+        expression = _parse(frame, sql, schema)
+        conditions: list[Condition] = []
+        rest: list[Expr] = []
+        for part in ConditionBuilder(schema, sql).conjuncts(expression):
+            if part.condition is None:
+                rest.append(part.expression)
+            else:
+                conditions.append(part.condition)
+        if not rest:
+            return cls(sql, conditions, None, frozenset())
+        combined = reduce(lambda left, right: left & right, rest)
+        columns = frozenset(columns_of(combined, sql))
+        _check_boolean(frame, combined, sql)
+        return cls(sql, conditions, combined, columns)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether every part of it is known as a condition."""
+        return self._rest is None
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The top-level columns that it reads."""
+        return self._rest_columns.union(*(condition.columns for condition in self.conditions))
+
+    def values_of(self, column: str) -> pa.Array | None:
+        """All values that ``column`` can have in a matching row, each once; ``None``: any.
+
+        >>> schema = pa.schema({"id": pa.int64()})
+        >>> Predicate.parse("id IN (1, 1, 2) AND id != 9", schema).values_of("id").to_pylist()
+        [1, 2]
+        """
+        found: pa.Array | None = None
+        for condition in self.conditions:
+            if isinstance(condition, Among) and condition.path == (column,) and not condition.negated:
+                values = condition.values
+                found = values if found is None else found.filter(pc.is_in(found, value_set=values))
+        return found
+
+    def only_names_values_of(self, columns: Sequence[str]) -> bool:
+        """Whether nothing is asked but that some of ``columns`` have one of the values named."""
+        return self._rest is None and all(
+            isinstance(each, Among) and not each.negated and len(each.path) == 1 and each.path[0] in columns
+            for each in self.conditions
+        )
+
+    def mask(self, rows: pa.Table | pa.RecordBatch) -> Mask:
+        """Which rows it is true for; where it is null it is not true."""
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        mask = np.ones(table.num_rows, np.bool_)
+        for condition in self.conditions:
+            mask &= _true(condition.evaluate(table))
+        if self._rest is None:
+            return mask
+        kept = int(np.count_nonzero(mask))
+        if kept == 0:
+            return mask
+        needed = table.select(sorted(self._rest_columns))
+        if not self._rest_columns:
+            # A table without columns has no rows for DataFusion.
+            needed = pa.table({"row": pa.nulls(table.num_rows)})
+        if kept < _FEW * table.num_rows:
+            mask[mask] = _true(_evaluate(self._rest, needed.filter(pa.array(mask)), self.sql))
+        else:
+            mask &= _true(_evaluate(self._rest, needed, self.sql))
+        return mask
+
+
+def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
+    """``column = number`` and ``column = 'text'``, the commonest filters, read without a parser."""
+    match = _EQUALITY.fullmatch(sql)
+    if match is None or (place := schema.get_field_index(match["column"])) < 0:
+        return None
+    type_ = schema.field(place).type
+    if match["number"] is not None and pa.types.is_integer(type_):
+        value: int | str = int(match["number"])
+    elif match["text"] is not None and type_ in (pa.string(), pa.large_string()):
+        value = match["text"].replace("''", "'")
+    else:
+        return None
+    try:
+        return Among((match["column"],), pa.array([value], type_))
+    except (pa.ArrowInvalid, OverflowError):
+        # Too large a number: refused in words on the usual way.
+        return None
+
+
+@lru_cache(maxsize=1)
+def _context() -> SessionContext:
+    """One for the process; DataFusion's contexts may be used from any thread."""
+    config = SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"})
+    # Rows come in pieces that one core handles at once; more partitions only add their overhead.
+    return SessionContext(config.with_target_partitions(1))
+
+
+@lru_cache(maxsize=64)
+def _frame(schema: pa.Schema) -> DataFrame:
+    nothing = [pa.nulls(0, type_) for type_ in schema.types]
+    return _context().read_batches([pa.RecordBatch.from_arrays(nothing, schema=schema.remove_metadata())])
+
+
+def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
+    # Most filters mean the same in both dialects; translating is the slower way.
+    if '"' not in sql:
+        with suppress(Exception):
+            return frame.parse_sql_expr(sql)
+    try:
+        return frame.parse_sql_expr(dialect.for_datafusion(sql, schema.names))
+    except Exception as error:
+        raise _refusal(sql, error) from error
+
+
+def _check_boolean(frame: DataFrame, expression: Expr, sql: str) -> None:
+    try:
+        type_ = frame.select(expression.alias("matches")).to_arrow_table().schema.field(0).type
+    except Exception as error:
+        raise _refusal(sql, error) from error
+    if type_ != pa.bool_():
+        raise InvalidInputError(f"the filter {sql!r} gives {type_}, not true or false")
+
+
+def _evaluate(expression: Expr, rows: pa.Table, sql: str) -> pa.ChunkedArray:
+    batches = rows.combine_chunks().to_batches()
+    if not batches:
+        return pa.chunked_array([], pa.bool_())
+    try:
+        return _context().read_batches(batches).select(expression.alias("matches")).to_arrow_table().column(0)
+    except Exception as error:
+        raise _refusal(sql, error) from error
+
+
+def _refusal(sql: str, error: Exception) -> InvalidInputError:
+    words = str(error).removeprefix("DataFusion error: ").replace('"?table?".', "").replace("?table?.", "")
+    words = " ".join(words.split())
+    return InvalidInputError(f"the filter {sql!r} is refused: {words}")
+
+
+def _true(matches: pa.Array | pa.ChunkedArray) -> Mask:
+    known = matches.fill_null(False) if matches.null_count else matches
+    return np.asarray(known.to_numpy(zero_copy_only=False))

@@ -1,0 +1,52 @@
+"""Writes of jobs that may be run again, and the change feed."""
+
+from lancewal.publish.feed import (
+    CHANGE_TYPE,
+    FEED_COLUMNS,
+    INSERT,
+    SHARD_ID,
+    UPSERT,
+    ChangeFeed,
+    Positions,
+    ending_before_pointers,
+    feed_schema,
+)
+from lancewal.publish.pointers import Pointer
+from lancewal.publish.publishing import (
+    ShardWrite,
+    append_transaction,
+    begin_append,
+    drain,
+    finish_append,
+    publish,
+)
+from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
+from lancewal.publish.transactions import TRANSACTIONS_DIR, Transaction, TransactionLog, Unsettled
+
+__all__ = [
+    "CHANGE_TYPE",
+    "DEFAULT_STAGING_BYTES",
+    "FEED_COLUMNS",
+    "INSERT",
+    "SHARD_ID",
+    "STAGED_DELETION_AGE",
+    "TRANSACTIONS_DIR",
+    "UPSERT",
+    "ChangeFeed",
+    "Pointer",
+    "Positions",
+    "ShardWrite",
+    "Staged",
+    "Stager",
+    "Transaction",
+    "TransactionLog",
+    "Unsettled",
+    "append_transaction",
+    "begin_append",
+    "drain",
+    "ending_before_pointers",
+    "feed_schema",
+    "finish_append",
+    "is_staged",
+    "publish",
+]

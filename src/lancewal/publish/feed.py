@@ -1,0 +1,318 @@
+"""The change feed: every row that reached a shard, in the order of the shard's write-ahead log.
+
+A place in the feed is, for each shard, the WAL position that is read next. Positions have no
+gaps and never change, so what lies between two places is the same whenever it is read.
+Rows of different shards have no order among each other.
+
+Rows that came in as published SSTables are part of the feed where their pointer stands in
+the log. While it is open whether a pointer's SSTables are published, the feed ends before it;
+nothing can follow it until that is settled.
+
+The feed reaches back as far as the WAL is retained. Asking for less recent positions raises
+:class:`~lancewal.errors.WalTruncatedError`: nothing is ever left out silently.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.base import BaseTable
+from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
+from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, WalEntry, refuse_added, shown
+from lancewal.publish.pointers import Fate, Pointer, fate_of
+from lancewal.reader import ShardPlace, TableState
+from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, discover_shards, first_readable
+from lancewal.sstable import SsTable, without_dead_values
+from lancewal.storage import ObjectStore, layout, ordered_map
+
+logger = logging.getLogger(__name__)
+
+CHANGE_TYPE = "_change_type"
+SHARD_ID = "_shard_id"
+WAL_POSITION = "_wal_position"
+WRITER_EPOCH = "_writer_epoch"
+FEED_COLUMNS = (CHANGE_TYPE, SHARD_ID, WAL_POSITION, WRITER_EPOCH)
+
+UPSERT = "upsert"
+DELETE = "delete"
+#: What every row is in a table without a primary key.
+INSERT = "insert"
+
+#: Per shard the position that is read next.
+Positions = dict[UUID, int]
+
+_REMOTE_READERS = 16
+#: Entries up to this size may be pointers, whose rows lie elsewhere.
+_MAY_BE_POINTER_BYTES = 64 * 1024
+#: Beyond so many entries one listing is cheaper than asking for each one's size.
+_FEW_ENTRIES = 64
+
+
+class ChangeFeed:
+    """Reads the changes of one table, as the columns that it has when the feed is opened.
+
+    >>> import tempfile, lance, lancewal
+    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+    >>> with lancewal.initialize(uri, unsharded=True).writer() as writer:
+    ...     _ = writer.put(pa.table({"id": [1, 2]}))
+    ...     _ = writer.delete(1)
+    >>> feed = ChangeFeed.open(uri)
+    >>> changes = pa.Table.from_batches(feed.changes(feed.earliest(), feed.latest()))
+    >>> changes.select(["id", "_change_type"]).to_pydict()
+    {'id': [1, 2, 1], '_change_type': ['upsert', 'upsert', 'delete']}
+    """
+
+    def __init__(self, store: ObjectStore, schema: TableSchema) -> None:
+        self._store = store
+        self._table_schema = schema
+        self._workers = 1 if store.is_local else _REMOTE_READERS
+        self._tips: dict[UUID, WatchedTip] = {}
+        self.schema = feed_schema(schema)
+
+    @classmethod
+    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeFeed:
+        store = ObjectStore.from_uri(uri, storage_options)
+        return cls(store, BaseTable.open(store.uri, store.storage_options, store=store).schema)
+
+    def earliest(self) -> Positions:
+        """The place from which on everything is retained."""
+
+        def first(shard_id: UUID) -> int:
+            manifest = ShardManifestStore(self._store, shard_id).read_latest()
+            return first_readable(self._store, shard_id, manifest)
+
+        return self._for_all_shards(first)
+
+    def latest(self) -> Positions:
+        """The place behind everything that can be read now."""
+        return self._for_all_shards(self.end)
+
+    def end(self, shard_id: UUID) -> int:
+        """Behind the last entry of a shard that can be read: the tip, or a pointer that is open."""
+        manifest = ShardManifestStore(self._store, shard_id).read_latest()
+        tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
+        covered = manifest.replay_after_wal_entry_position if manifest else 0
+        if tip - 1 <= covered:
+            return tip
+        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        header = tailer.read_header(tip - 1)
+        if header is None or not header.sentinel:
+            return tip
+        last = tailer.read_entry(tip - 1)
+        pointer = None if last is None else Pointer.of(last)
+        if last is None or pointer is None:
+            return tip
+        fate = fate_of(self._store, shard_id, last.position, last.writer_epoch, pointer)
+        return last.position if fate is Fate.OPEN else tip
+
+    def advance(
+        self,
+        start: Mapping[UUID, int],
+        *,
+        until: Mapping[UUID, int] | None = None,
+        max_entries: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Positions:
+        """The place that a reader at ``start`` should read up to, at most ``until`` (the end).
+
+        Limits count WAL entries and bytes over all shards, shared fairly; one entry is always
+        taken, however large. A shard that ``start`` does not know is new: read from its beginning.
+        """
+        for name, limit in (("max_entries", max_entries), ("max_bytes", max_bytes)):
+            if limit is not None and limit < 1:
+                raise InvalidInputError(f"{name} must be at least 1, got {limit}")
+        goal = self.latest() if until is None else dict(until)
+        place = {**start}
+        backlog = {
+            shard: range(place.get(shard, layout.FIRST_WAL_POSITION), end) for shard, end in goal.items()
+        }
+        backlog = {shard: positions for shard, positions in backlog.items() if len(positions)}
+        if max_entries is not None:
+            backlog = _shared(backlog, max_entries)
+        for shard, positions in backlog.items():
+            place[shard] = positions.stop
+        return place if max_bytes is None else self._within_bytes(start, backlog, max_bytes)
+
+    def changes(self, start: Mapping[UUID, int], end: Mapping[UUID, int]) -> Iterator[pa.RecordBatch]:
+        """All changes from one place up to another, shard by shard."""
+        for shard_id, stop in end.items():
+            yield from self.read(shard_id, start.get(shard_id, layout.FIRST_WAL_POSITION), stop)
+
+    def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The changes of one shard from position ``start`` up to ``end`` (exclusive)."""
+        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        for entry in tailer.entries(start, end):
+            pointer = Pointer.of(entry)
+            batches = self._logged(entry) if pointer is None else self._published(entry, pointer)
+            for batch in batches:
+                if batch.num_rows:
+                    yield self._change(batch, entry)
+
+    def follow(
+        self,
+        start: Mapping[UUID, int] | None = None,
+        *,
+        stop: Callable[[], bool],
+        poll_interval: float = 0.5,
+        wait: Callable[[float], object] | None = None,
+    ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
+        """Changes as they come, until ``stop()`` is true, each with the place to go on from.
+
+        Starts at the end unless told otherwise. The place that comes with a batch is behind the
+        batches of one shard and one look: after a restart from it a batch may come once more.
+        """
+        pause = wait or threading.Event().wait
+        place = self.latest() if start is None else {**start}
+        while not stop():
+            goal = self.advance(place)
+            if goal == place:
+                pause(poll_interval)
+            for shard_id, end in goal.items():
+                begin = place.get(shard_id, layout.FIRST_WAL_POSITION)
+                before = dict(place)
+                for batch in self.read(shard_id, begin, end):
+                    yield batch, before
+                    if stop():
+                        return
+                place[shard_id] = end
+
+    def _for_all_shards(self, position: Callable[[UUID], int]) -> Positions:
+        shards = discover_shards(self._store)
+        return dict(zip(shards, ordered_map(position, shards, self._workers), strict=True))
+
+    def _logged(self, entry: WalEntry) -> Iterator[pa.RecordBatch]:
+        """The rows of an entry, as the table shows them, tombstone last."""
+        for stored in entry.rows(self._table_schema):
+            yield from shown(pa.Table.from_batches([stored]), self._table_schema).to_batches()
+
+    def _published(self, entry: WalEntry, pointer: Pointer) -> Iterator[pa.RecordBatch]:
+        """The rows of a pointer's SSTables, as the table shows them, tombstone last."""
+        fate = fate_of(self._store, entry.shard_id, entry.position, entry.writer_epoch, pointer)
+        if fate is Fate.OPEN:
+            raise StorageError(
+                f"position {entry.position} of shard {entry.shard_id} is not settled yet; "
+                "read up to ChangeFeed.end"
+            )
+        if fate is Fate.DROPPED:
+            return
+        for name in pointer.sstables:
+            if not self._store.list(layout.sstable_dir(entry.shard_id, name)):
+                raise WalTruncatedError(entry.shard_id, entry.position, entry.position + 1)
+            sstable = SsTable.open(self._store, entry.shard_id, SsTableEntry(1, name))
+            yield from sstable.scan(self._table_schema, self._table_schema.names, with_tombstone=True)
+
+    def _change(self, rows: pa.RecordBatch, entry: WalEntry) -> pa.RecordBatch:
+        count = rows.num_rows
+        if self._table_schema.primary_key:
+            rows = without_dead_values(rows, self._table_schema.primary_key)
+            kinds = pc.if_else(rows.column(TOMBSTONE), DELETE, UPSERT)
+        else:
+            kinds = pa.repeat(pa.scalar(INSERT), count)
+        columns = [
+            *(rows.column(name) for name in self._table_schema.names),
+            kinds,
+            pa.repeat(pa.scalar(str(entry.shard_id)), count),
+            pa.repeat(pa.scalar(entry.position, pa.int64()), count),
+            pa.repeat(pa.scalar(entry.writer_epoch, pa.int64()), count),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _within_bytes(
+        self, start: Mapping[UUID, int], backlog: Mapping[UUID, range], max_bytes: int
+    ) -> Positions:
+        """As far as ``max_bytes`` allow, always taking from the shard that got the least so far."""
+        sizes = {shard: self._sizes(shard, positions) for shard, positions in backlog.items()}
+        place = {**start}
+        taken = 0
+        turns = [(0, str(shard), shard) for shard in backlog]
+        heapq.heapify(turns)
+        while turns:
+            given, name, shard = heapq.heappop(turns)
+            size = next(sizes[shard], None)
+            if size is None:
+                continue
+            if taken and taken + size > max_bytes:
+                break
+            taken += size
+            place[shard] = place.get(shard, layout.FIRST_WAL_POSITION) + 1
+            heapq.heappush(turns, (given + size, name, shard))
+        return place
+
+    def _sizes(self, shard_id: UUID, positions: range) -> Iterator[int]:
+        """The bytes of each entry's rows; a missing entry counts as nothing, reading will tell."""
+        listed: dict[str, int] = {}
+        if len(positions) > _FEW_ENTRIES:
+            listed = {info.path: info.size for info in self._store.list(layout.wal_dir(shard_id))}
+        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+
+        def size(position: int) -> int:
+            path = layout.wal_entry(shard_id, position)
+            stored = listed.get(path)
+            if stored is None:
+                info = self._store.head(path)
+                stored = 0 if info is None else info.size
+            if not 0 < stored <= _MAY_BE_POINTER_BYTES:
+                return stored
+            entry = tailer.read_entry(position)
+            pointer = None if entry is None else Pointer.of(entry)
+            return stored if pointer is None else pointer.num_bytes
+
+        return ordered_map(size, positions, self._workers)
+
+
+def feed_schema(schema: TableSchema) -> pa.Schema:
+    """The table's columns and what the feed adds. Only key columns can be relied on to be set:
+    a delete has no other values, and rows of a snapshot have no position."""
+    columns = [
+        field if field.name in schema.primary_key else field.with_nullable(True) for field in schema.plain
+    ]
+    refuse_added(schema, *FEED_COLUMNS)
+    return pa.schema(
+        [
+            *columns,
+            pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+            pa.field(SHARD_ID, pa.string()),
+            pa.field(WAL_POSITION, pa.int64()),
+            pa.field(WRITER_EPOCH, pa.int64()),
+        ]
+    )
+
+
+def _shared(backlog: Mapping[UUID, range], max_entries: int) -> dict[UUID, range]:
+    """The beginnings of all ranges, ``max_entries`` together, as even as their lengths allow."""
+    shared: dict[UUID, range] = {}
+    left = max_entries
+    by_length = sorted(backlog, key=lambda shard: (len(backlog[shard]), shard))
+    for place, shard in enumerate(by_length):
+        share = -(-left // (len(by_length) - place)) if left else 0
+        shared[shard] = backlog[shard][:share]
+        left -= len(shared[shard])
+    return {shard: positions for shard, positions in shared.items() if len(positions)}
+
+
+def ending_before_pointers(store: ObjectStore, state: TableState) -> TableState:
+    """A state that a change feed can go on from: each shard's log ends before its first pointer.
+
+    Rows that a pointer stands for are in SSTables which the state may not list yet.
+    """
+    return replace(state, shards=tuple(_before_pointer(store, place) for place in state.shards))
+
+
+def _before_pointer(store: ObjectStore, place: ShardPlace) -> ShardPlace:
+    tailer = WalTailer(store, place.shard_id, update_cursor=False)
+    positions = place.wal_range
+    for position, header in zip(positions, tailer.headers(positions.start, positions.stop), strict=True):
+        entry = tailer.read_entry(position) if header is None or header.sentinel else None
+        if entry is not None and Pointer.of(entry) is not None:
+            return replace(place, wal_end=position)
+    return place

@@ -1,0 +1,396 @@
+"""Writes of jobs that span shards and may be run again: each lands in each shard exactly once.
+
+There are two ways in. :func:`publish` lists SSTables that tasks have staged, and
+:func:`append_transaction` appends one WAL entry. Both first take the shard over, then ask
+whether it has the transaction already, and only then write. Why that is exactly once:
+
+- **A shard changes hands at the claim.** Once a run has claimed a shard (epoch raised, WAL
+  fenced by a sentinel), no earlier run can commit a manifest or append an entry there. What it
+  managed to do before stands below the sentinel or in the claimed manifest. So the question
+  "is it there?" has one answer from the claim on, and it is asked after the claim.
+- **The proof is atomic with the write.** A tagged WAL entry is the write. SSTables are
+  published by one manifest commit, and the manifest that lists them is the proof; which names
+  to look for is in the ``started`` record, written before any shard was touched.
+- **An attempt that comes late finds the end.** ``done`` stays until a later version is done; of a
+  write without a name nothing stays, and an attempt that finds no record of it does not write.
+- **The proof outlives its carrier.** Compaction prunes manifests, garbage collection deletes
+  WAL entries; before they do they call ``Unsettled.preserve``, which leaves a mark. After
+  ``done`` no proof is needed.
+- **Shards are independent.** A crash between two shards leaves a transaction started and not
+  done; the next run skips the shards that have it and writes the others. The rows of a
+  transaction are the same in every run, and a row's key decides its shard.
+
+The steps of a run, and what a crash right after each leaves:
+
+1. stage SSTables, or route rows: directories that nothing lists;
+2. ``started``: a record whose names no manifest lists, and whose tag no entry has;
+3. claim, and drain the WAL into SSTables, so that what is published is newer than every row
+   before it: the shard as it was, under another epoch;
+4. the pointer: the change feed sees it, finds the SSTables unlisted, and waits or drops it; a
+   run that lost the shard right here writes another one, and only its last one counts;
+5. the manifest commit: written; the next run finds the names;
+6. the confirmation, for the feed: written; the next run finds the names and confirms late;
+7. ``done``: nothing is left to do, a further run skips all.
+
+A run that stands still for hours and then goes on is one of the "earlier runs" above:
+it may claim again, and then it asks again. ``done`` is part of what it asks for.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.base import BaseTable
+from lancewal.config import MB, ShardWriterConfig
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
+from lancewal.format import ShardManifest, SsTableEntry
+from lancewal.publish.pointers import Pointer, confirmation_tags
+from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
+from lancewal.publish.transactions import History, Run, Transaction, TransactionLog, find_entry
+from lancewal.shard import (
+    Shard,
+    ShardManifestStore,
+    WalAppender,
+    discover_manifests,
+    find_tip,
+    first_unsettled,
+)
+from lancewal.storage import ObjectStore, Room, layout, ordered_map
+from lancewal.writer import open_shard_writer
+
+logger = logging.getLogger(__name__)
+
+# How many shards are flushed at a time: as many as their logs leave room for.
+#
+# Whoever publishes flushes the logs of its shards, and that may be the driver of a cluster, whose
+# memory must not depend on what its cluster writes.
+
+
+#: Logs that are flushed at a time, but for a single one that is larger.
+ROOM_BYTES = 16 << 20
+#: Longer logs are not measured: they get the room for themselves.
+_FEW_ENTRIES = 16
+
+
+class DrainRoom:
+    """Lets threads in one by one while their logs together are larger than the room."""
+
+    def __init__(self, store: ObjectStore, room_bytes: int = ROOM_BYTES) -> None:
+        self._store = store
+        self._room_bytes = room_bytes
+        self._room = Room(room_bytes)
+
+    @contextmanager
+    def for_log_of(self, shard_id: UUID) -> Iterator[None]:
+        drain = threading.Lock()
+        try:
+            with drain:
+                self._room.enter(drain, unflushed_bytes(self._store, shard_id, self._room_bytes))
+                yield
+        finally:
+            self._room.leave(drain)
+
+
+def unflushed_bytes(store: ObjectStore, shard_id: UUID, many: int) -> int:
+    """The size of the entries that no SSTable covers; ``many`` when there are more than a few."""
+    manifest = ShardManifestStore(store, shard_id).read_latest()
+    if manifest is None:
+        return 0
+    positions = range(first_unsettled(manifest), find_tip(store, shard_id, manifest))
+    if len(positions) > _FEW_ENTRIES:
+        return many
+    found = (store.head(layout.wal_entry(shard_id, position)) for position in positions)
+    return sum(info.size for info in found if info is not None)
+
+
+T = TypeVar("T")
+
+#: Shards that are published at a time. What they hold of their logs is bounded by ``DrainRoom``, and
+#: ``_DRAIN_BYTES`` of each, or one entry.
+_CONCURRENT_SHARDS = 4
+_DRAIN_BYTES = 64 * MB
+#: Claims in a row that may be lost to others before the caller hears of it.
+_CLAIM_ATTEMPTS = 8
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class ShardWrite:
+    """What a transaction did in one shard; ``skipped``: an earlier run had written it."""
+
+    shard_id: UUID
+    rows: int
+    skipped: bool
+    position: int | None = None
+
+
+def publish(
+    base: BaseTable, store: ObjectStore, staged: Sequence[Staged], transaction: Transaction | None = None
+) -> list[ShardWrite]:
+    """List staged SSTables in their shards' manifests, by their order, newer than all rows before.
+
+    With a ``transaction`` that was published before, in full or in part, only the shards that
+    lack it are written. Without one a repeated call writes again. Takes every touched shard
+    over: **a writer that is open on one of them is fenced**.
+    """
+    is_anonymous = transaction is None
+    transaction = transaction or Transaction.anonymous()
+    log = TransactionLog(store, transaction)
+    if not is_anonymous and log.is_done():
+        logger.info("version %d of %s is written already", transaction.version, transaction.app_id)
+        return []
+    _refuse_old(staged)
+    by_shard: dict[Shard, list[Staged]] = {}
+    for each in sorted(staged, key=lambda s: s.order):
+        by_shard.setdefault(each.shard, []).append(each)
+    names = {shard.shard_id: tuple(s.entry.path for s in found) for shard, found in by_shard.items()}
+    run = Run(transaction.version, sstables=names)
+    if by_shard:
+        log.start(run)
+    failed: dict[UUID, Exception] = {}
+    room = DrainRoom(store)
+
+    def one(item: tuple[Shard, list[Staged]]) -> ShardWrite | None:
+        shard, found = item
+        try:
+            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, room)
+        except Exception as error:
+            # Whatever it is, the other shards are finished before the caller hears of it.
+            failed[shard.shard_id] = error
+            return None
+
+    written = [w for w in ordered_map(one, by_shard.items(), _CONCURRENT_SHARDS) if w is not None]
+    if failed:
+        rows = {w.shard_id: w.rows for w in written if not w.skipped}
+        raise PartialWriteError("publish", failed, rows) from next(iter(failed.values()))
+    if is_anonymous:
+        log.forget()
+    else:
+        log.finish()
+    return written
+
+
+def begin_append(store: ObjectStore, transaction: Transaction) -> bool:
+    """Prepare for :func:`append_transaction` in any number of processes; false when all is written.
+
+    Called once, before the first of them, by the process that calls :func:`finish_append` after
+    the last.
+    """
+    log = TransactionLog(store, transaction)
+    history = log.read()
+    if history.done >= transaction.version:
+        logger.info("version %d of %s is written already", transaction.version, transaction.app_id)
+        return False
+    floors = log.floors()
+    if not floors:
+        manifests = discover_manifests(store)
+        tips = ordered_map(
+            lambda manifest: find_tip(store, manifest.shard_id, manifest),
+            manifests,
+            1 if store.is_local else 16,
+        )
+        floors = {m.shard_id: tip for m, tip in zip(manifests, tips, strict=True)}
+    log.start(Run(transaction.version, floors=floors))
+    return True
+
+
+def append_transaction(
+    store: ObjectStore,
+    shard: Shard,
+    batches: Sequence[pa.RecordBatch],
+    transaction: Transaction,
+    *,
+    base_version: int | None = None,
+) -> ShardWrite:
+    """Append ``batches`` (in the table's stored form) as one entry, unless an earlier run has.
+
+    ``base_version`` is the version of the base table whose columns they have.
+
+    Takes the shard over. :func:`begin_append` must have been called for the transaction; one that
+    was not begun, or was forgotten after its end, is refused with a :class:`ConflictError`.
+    """
+    rows = sum(batch.num_rows for batch in batches)
+    log = TransactionLog(store, transaction)
+    if _is_over(log.read(), transaction):
+        # Asked before the claim too: one that comes late fences nobody.
+        return ShardWrite(shard.shard_id, rows, True)
+    shard.create(store)
+
+    def once() -> ShardWrite:
+        appender = WalAppender.open(store, shard.shard_id, shard.spec_id)
+        appender.keep_metadata = True
+        appender.base_version = base_version
+        claimed = appender.claimed
+        assert claimed is not None, "a claim leaves a manifest"
+        end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
+        found = _earlier_write(store, log, claimed, end)
+        if found is not None:
+            return ShardWrite(shard.shard_id, rows, True, found.position)
+        result = appender.append(list(batches), tags=transaction.tags)
+        return ShardWrite(shard.shard_id, rows, False, result.position)
+
+    return _claiming(once)
+
+
+def finish_append(store: ObjectStore, transaction: Transaction, written: Sequence[ShardWrite]) -> None:
+    """Say that every shard has the transaction. ``written`` are all results of its appends."""
+    log = TransactionLog(store, transaction)
+    floors: dict[UUID, int] = {}
+    for run in log.read().runs_of(transaction.version):
+        for shard, position in (run.floors or {}).items():
+            floors[shard] = max(position, floors.get(shard, 0))
+    for write in written:
+        if write.position is not None:
+            floors[write.shard_id] = max(write.position + 1, floors.get(write.shard_id, 0))
+    log.finish(floors)
+
+
+def drain(base: BaseTable, store: ObjectStore, shard_id: UUID) -> tuple[int, int]:
+    """Claim a shard and move the rows of its WAL to SSTables; the epoch, and how many rows there were."""
+    config = ShardWriterConfig.from_defaults(
+        base.details.writer_config_defaults,
+        enable_memtable=True,
+        stats_log_interval=None,
+        max_memtable_size=_DRAIN_BYTES,
+        max_unflushed_memtable_bytes=2 * _DRAIN_BYTES,
+    )
+    writer = open_shard_writer(base, shard_id, config, store=store)
+    writer.finish()
+    return writer.epoch, writer.stats().replayed_rows
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """An earlier run's write of the same transaction; ``run_id`` where a confirmation may be missing."""
+
+    run_id: str | None = None
+    position: int | None = None
+
+
+def _earlier_write(
+    store: ObjectStore, log: TransactionLog, claimed: ShardManifest, end: int
+) -> _Earlier | None:
+    """What proves that the shard has the transaction.
+
+    Requires that the shard was claimed: ``claimed`` was read, and ``end`` found, after that.
+    """
+    transaction, shard_id = log.transaction, claimed.shard_id
+    history = log.read()
+    if _is_over(history, transaction):
+        return _Earlier()
+    marked_by = history.marks.get((transaction.version, shard_id))
+    if marked_by is not None:
+        return _Earlier(marked_by)
+    listed = {entry.path for entry in claimed.sstables}
+    floors = []
+    for run in history.runs_of(transaction.version):
+        if not listed.isdisjoint(run.sstables.get(shard_id, ())):
+            return _Earlier(run.run_id)
+        if run.floors is not None:
+            floors.append(run.floor(shard_id))
+    entry = find_entry(store, shard_id, transaction, min(floors), end) if floors else None
+    return None if entry is None else _Earlier(position=entry.position)
+
+
+def _is_over(history: History, transaction: Transaction) -> bool:
+    """Whether all shards have the transaction. A late attempt of one that is forgotten must not write."""
+    if history.done >= transaction.version:
+        return True
+    if not history.runs_of(transaction.version):
+        raise ConflictError(
+            f"version {transaction.version} of {transaction.app_id} was not begun, or is over and forgotten; "
+            "nothing was written"
+        )
+    return False
+
+
+def _publish_shard(
+    base: BaseTable,
+    store: ObjectStore,
+    shard: Shard,
+    entries: Sequence[SsTableEntry],
+    log: TransactionLog,
+    run: Run,
+    room: DrainRoom,
+) -> ShardWrite:
+    rows = sum(entry.physical_rows or 0 for entry in entries)
+    pointer = Pointer(
+        run.run_id,
+        tuple(entry.path for entry in entries),
+        sum(entry.in_memory_bytes or 0 for entry in entries),
+        log.transaction.tags["transaction"],
+    )
+    shard.create(store)
+
+    def once() -> ShardWrite:
+        with room.for_log_of(shard.shard_id):
+            epoch, _ = drain(base, store, shard.shard_id)
+        manifests = ShardManifestStore(store, shard.shard_id)
+        claimed = manifests.require_latest()
+        if claimed.writer_epoch != epoch:
+            raise FencedError(shard.shard_id, epoch, claimed.writer_epoch, "before publishing")
+        appender = WalAppender(store, manifests, epoch, claimed)
+        earlier = _earlier_write(store, log, claimed, find_tip(store, shard.shard_id, claimed))
+        if earlier is not None:
+            if earlier.run_id is not None:
+                appender.append_pointer(confirmation_tags(earlier.run_id))
+            return ShardWrite(shard.shard_id, rows, True)
+        position = appender.append_pointer(pointer.tags())
+        manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
+        appender.append_pointer(confirmation_tags(run.run_id))
+        return ShardWrite(shard.shard_id, rows, False, position)
+
+    return _claiming(once)
+
+
+def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position: int) -> ShardManifest:
+    """``manifest`` with the SSTables as its newest generations; the pointer's ``position`` is covered."""
+    if manifest.replay_after_wal_entry_position >= position:
+        # Under one epoch only this commit moves the cursor there: it got through before.
+        return manifest
+    first = manifest.current_generation
+    listed = tuple(replace(entry, generation=first + place) for place, entry in enumerate(entries))
+    return replace(
+        manifest,
+        sstables=(*manifest.sstables, *listed),
+        current_generation=first + len(listed),
+        replay_after_wal_entry_position=position,
+        wal_entry_position_last_seen=max(manifest.wal_entry_position_last_seen, position),
+    )
+
+
+def _claiming(attempt: Callable[[], T]) -> T:
+    """Try until no other claim gets in between.
+
+    A loser may be the live one of two, or a zombie: either finds out what is written after
+    its next claim. So trying again is right for both, and the pauses let one of them through.
+    """
+    for number in range(1, _CLAIM_ATTEMPTS):
+        try:
+            return attempt()
+        except FencedError as error:
+            logger.info("taken over while writing, attempt %d: %s", number, error)
+            time.sleep(random.uniform(0, min(0.05 * 2**number, _LONGEST_PAUSE_SECONDS)))
+    return attempt()
+
+
+def _refuse_old(staged: Sequence[Staged]) -> None:
+    """SSTables that garbage collection might take for abandoned while they are being published."""
+    limit = STAGED_DELETION_AGE.total_seconds() / 2
+    oldest = min((each.staged_at for each in staged), default=time.time())
+    if time.time() - oldest > limit:
+        raise InvalidInputError(
+            f"rows were staged {(time.time() - oldest) / 3600:.1f} hours ago, and what is older than "
+            f"{limit / 3600:.0f} hours is not published, because garbage collection may remove it; write "
+            "the data again in smaller jobs"
+        )

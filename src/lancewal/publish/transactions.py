@@ -1,0 +1,318 @@
+"""Which writes of an application are in the table already, remembered across crashes.
+
+A job that writes several shards, and may be run again after a crash, names its writes: an
+application id, and a version that grows with every write (a stream's query id and batch id).
+Beside the shards lies, for each application::
+
+    _mem_wal/_lancewal/transactions/{digest of the application id}/
+        {version}.started.{run}     a run of this version is about to write; what it will leave
+        {version}.shard.{shard}     a shard has the version: kept when the proof was about to go
+        {version}.done              all shards of this version, and all versions before, are written
+
+A run writes its ``started`` record before anything else, and ``done`` after all shards. The
+proof that one shard has a version is part of the shard itself: the tagged WAL entry, or
+the SSTables in its manifest. Whoever removes such a proof calls :meth:`Unsettled.preserve`
+first, which leaves a ``shard`` record where the version is not done yet. So between
+``started`` and ``done`` the proof is always found, however long the application was away.
+
+Only the newest version is kept: what an application has done is bounded by its shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from lancewal.errors import InvalidInputError, LanceWalError, StorageError, WalTruncatedError
+from lancewal.format import WalEntry, decode_record, encode_record
+from lancewal.shard import ShardManifestStore, WalTailer, first_readable
+from lancewal.storage import ObjectStore, layout
+
+logger = logging.getLogger(__name__)
+
+TRANSACTIONS_DIR = f"{layout.OWN_DIR}/transactions"
+#: The tag of a WAL entry or pointer that belongs to a transaction.
+TRANSACTION_TAG = "transaction"
+
+_MAX_VERSION = (1 << 63) - 1
+_NAME = re.compile(r"(\d{20})\.(done|started|shard)(?:\.([0-9a-f-]+))?")
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """One write of an application; versions of an application are written in ascending order."""
+
+    app_id: str
+    version: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.app_id, str) or not self.app_id:
+            raise InvalidInputError("a transaction needs an application id that is a text and not empty")
+        is_number = isinstance(self.version, int) and not isinstance(self.version, bool)
+        if not is_number or not 0 <= self.version <= _MAX_VERSION:
+            raise InvalidInputError(f"a transaction's version must be a number from 0, got {self.version!r}")
+
+    @classmethod
+    def anonymous(cls) -> Transaction:
+        """For a write that nobody will run again under the same name."""
+        return cls(f"anonymous-{uuid4()}", 0)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.app_id.encode()).hexdigest()[:32]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What its WAL entries carry."""
+        return {TRANSACTION_TAG: f"{self.digest}:{self.version}"}
+
+    def wrote(self, entry: WalEntry) -> bool:
+        """Whether the rows of ``entry`` are this transaction's."""
+        return not entry.sentinel and entry.tags.get(TRANSACTION_TAG) == self.tags[TRANSACTION_TAG]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt to write a version: the SSTables that it publishes, or where its WAL entries are.
+
+    ``floors`` gives by shard the lowest position that an entry of the run can have; a shard
+    that is not named did not exist when the run began. ``None``: the run appends no entries.
+    """
+
+    version: int
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    floors: Mapping[UUID, int] | None = None
+    sstables: Mapping[UUID, tuple[str, ...]] = field(default_factory=dict)
+
+    def floor(self, shard_id: UUID) -> int:
+        return (self.floors or {}).get(shard_id, layout.FIRST_WAL_POSITION)
+
+
+@dataclass(frozen=True)
+class History:
+    """What the records of an application say.
+
+    ``done`` is the newest version that is written in full, -1 for none; ``runs`` and ``marks`` are of
+    later ones. ``marks`` gives, by version and shard, the run that wrote it.
+    """
+
+    done: int
+    runs: tuple[Run, ...]
+    marks: Mapping[tuple[int, UUID], str]
+
+    def runs_of(self, version: int) -> list[Run]:
+        return [run for run in self.runs if run.version == version]
+
+
+class TransactionLog:
+    """The records of one application. Safe from any process: records are only added, and
+    removed once a newer ``done`` makes them meaningless."""
+
+    def __init__(self, store: ObjectStore, transaction: Transaction) -> None:
+        self._store = store
+        self.transaction = transaction
+        self._directory = f"{TRANSACTIONS_DIR}/{transaction.digest}"
+
+    def read(self) -> History:
+        while True:
+            names = [info.path.rsplit("/", 1)[-1] for info in self._store.list(self._directory)]
+            try:
+                return _history(self._store, self._directory, names)
+            except FileNotFoundError:
+                logger.debug("a later version was finished while %s was read", self._directory)
+
+    def is_done(self) -> bool:
+        """Whether this version, or a later one, is written in full."""
+        return self.read().done >= self.transaction.version
+
+    def start(self, run: Run) -> None:
+        """Say what is about to be written. Must return before the first shard is touched."""
+        record = {
+            "app": self.transaction.app_id,
+            "floors": None if run.floors is None else {str(s): p for s, p in run.floors.items()},
+            "sstables": {str(shard): list(names) for shard, names in run.sstables.items()},
+        }
+        self._put(f"{run.version:020d}.started.{run.run_id}", record)
+
+    def mark(self, version: int, shard_id: UUID, run_id: str) -> None:
+        """Say that a shard has the version, because the proof in the shard will be removed."""
+        self._put(f"{version:020d}.shard.{shard_id}", {"app": self.transaction.app_id, "run": run_id})
+
+    def finish(self, floors: Mapping[UUID, int] | None = None) -> None:
+        """Say that all shards have this version; ``floors`` are lower bounds for the next one's entries."""
+        version = self.transaction.version
+        record = {
+            "app": self.transaction.app_id,
+            "floors": {str(shard): position for shard, position in (floors or {}).items()},
+        }
+        self._put(f"{version:020d}.done", record)
+        # Not this version's own: a listing that runs beside might else see neither those nor the new one.
+        self._forget(below=version)
+
+    def forget(self) -> None:
+        """Remove all records, for an application that will not come back."""
+        self._forget(below=_MAX_VERSION + 1)
+
+    def floors(self) -> dict[UUID, int] | None:
+        """What the newest ``done`` record says of WAL positions; ``None`` without one."""
+        while True:
+            done = self.read().done
+            if done < 0:
+                return None
+            path = f"{self._directory}/{done:020d}.done"
+            try:
+                content = _get(self._store, path)
+            except FileNotFoundError:
+                logger.debug("version %d of %s was replaced by a later one", done, self._directory)
+                continue
+            with _reading(path):
+                return {UUID(shard): int(position) for shard, position in content["floors"].items()}
+
+    def _put(self, name: str, record: Mapping[str, object]) -> None:
+        self._store.put(f"{self._directory}/{name}", encode_record(record))
+
+    def _forget(self, below: int) -> None:
+        try:
+            for info in self._store.list(self._directory):
+                parsed = _NAME.fullmatch(info.path.rsplit("/", 1)[-1])
+                if parsed and int(parsed[1]) < below:
+                    self._store.delete(info.path)
+        except LanceWalError as error:
+            # What is left says nothing any more; the next version tries again.
+            logger.warning("old transaction records not removed: %s", error)
+
+
+class Unsettled:
+    """Transactions that were started and are not known to be done.
+
+    Read it after the manifest or the listing that names what is to be removed: a transaction
+    that is not in it then has left nothing there.
+    """
+
+    def __init__(self, store: ObjectStore, runs: Iterable[tuple[str, Run]]) -> None:
+        self._store = store
+        self._runs = tuple(runs)
+
+    @classmethod
+    def read(cls, store: ObjectStore) -> Unsettled:
+        names: dict[str, list[str]] = {}
+        for info in store.list(TRANSACTIONS_DIR):
+            directory, _, name = info.path.rpartition("/")
+            names.setdefault(directory, []).append(name)
+        runs = []
+        for directory, present in names.items():
+            try:
+                runs += [(directory, run) for run in _history(store, directory, present).runs]
+            except FileNotFoundError:
+                # Some of it was done meanwhile; what was not is still listed.
+                return cls.read(store)
+        return cls(store, runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def preserve(
+        self, shard_id: UUID, *, sstables: Collection[str] = (), positions: range = range(0)
+    ) -> list[str]:
+        """Record what would be forgotten with these SSTables of a manifest and these WAL entries.
+
+        Call it before they are removed. Returns the paths of the records that were written;
+        mostly none, without any request to the storage.
+        """
+        written = []
+        for directory, run in self._runs:
+            names = run.sstables.get(shard_id, ())
+            proven = any(name in sstables for name in names)
+            if not proven and run.floors is not None and run.floor(shard_id) < positions.stop:
+                start = max(run.floor(shard_id), positions.start)
+                digest = directory.rpartition("/")[2]
+                tag = f"{digest}:{run.version}"
+                tailer = WalTailer(self._store, shard_id, update_cursor=False)
+                found = (tailer.read_entry(position) for position in range(start, positions.stop))
+                proven = any(
+                    entry is not None and not entry.sentinel and entry.tags.get(TRANSACTION_TAG) == tag
+                    for entry in found
+                )
+            if proven:
+                path = f"{directory}/{run.version:020d}.shard.{shard_id}"
+                self._store.put(path, encode_record({"run": run.run_id}))
+                written.append(path)
+        return written
+
+
+def find_entry(
+    store: ObjectStore, shard_id: UUID, transaction: Transaction, start: int, end: int
+) -> WalEntry | None:
+    """The entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
+
+    Positions that were collected are passed over: what was a proof was preserved before.
+    """
+    tailer = WalTailer(store, shard_id, update_cursor=False)
+    try:
+        return next((e for e in tailer.entries(start, end) if transaction.wrote(e)), None)
+    except WalTruncatedError:
+        retained = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
+        if retained <= start:
+            raise
+        return find_entry(store, shard_id, transaction, retained, end) if retained < end else None
+
+
+def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> History:
+    parsed = [match for match in map(_NAME.fullmatch, names) if match]
+    done = max((int(match[1]) for match in parsed if match[2] == "done"), default=-1)
+    runs: list[Run] = []
+    marks: dict[tuple[int, UUID], str] = {}
+    for match in parsed:
+        version = int(match[1])
+        if version <= done or match[2] == "done" or match[3] is None:
+            continue
+        path = f"{directory}/{match[0]}"
+        content = _get(store, path)
+        with _reading(path):
+            if match[2] == "started":
+                runs.append(_run(version, match[3], content))
+            else:
+                marks[version, UUID(match[3])] = str(content["run"])
+    return History(done, tuple(runs), marks)
+
+
+def _run(version: int, run_id: str, content: Mapping[str, Any]) -> Run:
+    floors = content["floors"]
+    return Run(
+        version,
+        run_id,
+        None if floors is None else {UUID(shard): int(position) for shard, position in floors.items()},
+        {UUID(shard): tuple(names) for shard, names in content["sstables"].items()},
+    )
+
+
+def _get(store: ObjectStore, path: str) -> dict[str, Any]:
+    data = store.get(path)
+    with _reading(path):
+        return decode_record(data)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"the transaction record {path!r} is damaged: {error!r}") from error
+
+
+def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
+    """Whether a mark says that this run wrote the transaction of a tag to the shard."""
+    digest, _, version = tag.partition(":")
+    path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
+    try:
+        with _reading(path):
+            return bool(_get(store, path)["run"] == run_id)
+    except FileNotFoundError:
+        return False

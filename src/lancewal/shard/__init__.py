@@ -1,0 +1,61 @@
+"""One shard on storage: its manifest, its log, and which rows belong to it."""
+
+from lancewal.shard.log import (
+    AppendResult,
+    WalAppender,
+    WatchedTip,
+    established_tip,
+    find_tip,
+    first_readable,
+    first_unsettled,
+    missing_positions,
+    retained_positions,
+)
+from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
+from lancewal.shard.replay import Replay
+from lancewal.shard.routing import (
+    BUCKET,
+    IDENTITY,
+    MAX_BUCKETS,
+    UNSHARDED,
+    Shard,
+    ShardRouter,
+    check_shard_column,
+    decoded_values,
+    discover_manifests,
+    discover_shards,
+    identity_result_type,
+    is_retired,
+    read_manifests,
+)
+from lancewal.shard.tail import WalTailer, has_unflushed_rows
+
+__all__ = [
+    "BUCKET",
+    "DEFAULT_SCAN_BATCH_SIZE",
+    "IDENTITY",
+    "MAX_BUCKETS",
+    "UNSHARDED",
+    "AppendResult",
+    "Replay",
+    "Shard",
+    "ShardManifestStore",
+    "ShardRouter",
+    "WalAppender",
+    "WalTailer",
+    "WatchedTip",
+    "check_shard_column",
+    "decoded_values",
+    "discover_manifests",
+    "discover_shards",
+    "established_tip",
+    "find_tip",
+    "first_readable",
+    "first_unsettled",
+    "has_unflushed_rows",
+    "identity_result_type",
+    "is_retired",
+    "missing_positions",
+    "read_manifests",
+    "retained_positions",
+]

@@ -1,0 +1,522 @@
+"""WalAppender: one synchronous atomic entry at a time, fenced by epoch.
+
+1. An entry that ``append`` returned for stands at its position for good.
+2. Positions have no gaps: an entry is only ever created right after an existing one.
+3. Once a successor's sentinel stands no append succeeds. The position that is tried
+   next never lies above that sentinel: wherever it was found by searching, the epoch
+   is checked after the search. The conflict at the sentinel makes the loser look at the
+   manifest, and it stops. What got in between the claim and the sentinel lies below the
+   sentinel, where the successor replays it.
+4. Where garbage collection may have emptied the slot, the epoch is checked again
+   after the write, before it counts.
+5. An epoch has one appender at a time. An entry of its own epoch that it did not write
+   comes from a copy of it (a virtual machine that was cloned), which knows as little of
+   its rows: whoever meets such an entry stops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError, WalCorruptError
+from lancewal.format import ShardManifest, decode_header, encode_entry, encode_sentinel, entry_schema
+from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
+from lancewal.storage import (
+    RECHECK_AFTER,
+    Clock,
+    ObjectStore,
+    PutOutcome,
+    boot_time,
+    check_process,
+    layout,
+    ordered_map,
+)
+
+logger = logging.getLogger(__name__)
+
+# Where a shard's WAL begins and ends. Entries above the replay cursor have no gaps.
+#
+# An entry that is missing above the cursor although later ones are there was lost, and its rows
+# with it. A search that halves may take the hole for the end. So wherever rows depend on it, the
+# tip is established by listing, which sees a hole wherever it is; a reader that comes back lists
+# again only now and then, and looks behind the end that it knows in between.
+
+
+#: Listings take at most this share of the time that a reader comes back in.
+_SHARE_OF_LISTINGS = 0.01
+_LOOKS = 4
+
+
+def first_unsettled(manifest: ShardManifest | None) -> int:
+    """The lowest position at which a tip may lie.
+
+    Never below the replay cursor: an entry that landed there would not be replayed.
+    """
+    if manifest is None:
+        return layout.FIRST_WAL_POSITION
+    return max(manifest.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
+
+
+def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
+    """The first free position at or above the replay cursor, by listing.
+
+    Raises :class:`WalCorruptError` where an entry is missing below others. What ``manifest``, which
+    was read before, does not cover yet may be flushed and collected meanwhile: that is no hole.
+    """
+    return _unbroken_end(store, shard_id, manifest, retained_positions(store, shard_id))
+
+
+def find_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
+    """The first free position at or above the replay cursor, unless a hole is taken for it.
+
+    For figures, and where nothing but time is lost by a tip that is too low. The cursor hint is
+    tried first; from there the search gallops and then halves, so a tail of n entries costs
+    about 2·log2(n) HEAD requests however stale the hint is.
+    """
+    taken = _taken(store, shard_id)
+    low = first_unsettled(manifest)
+    hint = manifest.wal_entry_position_last_seen if manifest else 0
+    if hint >= low and taken(hint):
+        low = hint + 1
+    return _first_free(taken, low)
+
+
+class WatchedTip:
+    """The tip for a reader that comes back: one round trip while nothing new is there. Thread-safe.
+
+    The first look lists. Later ones ask for the position where the log ended and for the one behind
+    it, so that a single lost entry is noticed at once, whichever it is. Several that were lost
+    side by side, just where the log ended, are noticed by the next listing, some minutes later.
+    """
+
+    def __init__(self, store: ObjectStore, shard_id: UUID, clock: Clock = boot_time) -> None:
+        self._store = store
+        self._shard_id = shard_id
+        self._clock = clock
+        self._taken = _taken(store, shard_id)
+        self._workers = 1 if store.is_local else 2
+        # Replaced as a whole: the position up to which there is no hole, and when to list again.
+        self._known: tuple[int, float] | None = None
+
+    def find(self, manifest: ShardManifest | None) -> int:
+        """The tip; raises :class:`WalCorruptError` where an entry is missing below others."""
+        known = self._known
+        if known is None or known[0] < first_unsettled(manifest) or self._clock() >= known[1]:
+            return self._listed(manifest)
+        end, list_again_at = known
+        for _ in range(_LOOKS):
+            here, behind = ordered_map(self._taken, (end, end + 1), self._workers)
+            if not here:
+                if behind:
+                    # Both came between the two looks, or the first one was lost.
+                    return self._listed(manifest)
+                self._known = (end, list_again_at)
+                return end
+            end = _first_free(self._taken, end + 2) if behind else end + 1
+        return self._listed(manifest)
+
+    def _listed(self, manifest: ShardManifest | None) -> int:
+        started = self._clock()
+        tip = established_tip(self._store, self._shard_id, manifest)
+        pause = (self._clock() - started) / _SHARE_OF_LISTINGS
+        self._known = (tip, started + max(pause, RECHECK_AFTER.total_seconds()))
+        return tip
+
+
+def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
+    """Every position that has an entry, ascending, by listing."""
+    names = (info.path.rsplit("/", 1)[-1] for info in store.list(layout.wal_dir(shard_id)))
+    found = (layout.parse_wal_name(name) for name in names)
+    return sorted(
+        position for position in found if position is not None and position >= layout.FIRST_WAL_POSITION
+    )
+
+
+def missing_positions(positions: Sequence[int], start: int) -> Iterator[range]:
+    """The gaps from ``start`` on between ``positions``, which ascend."""
+    for position in positions:
+        if position > start:
+            yield range(start, position)
+        start = max(start, position + 1)
+
+
+def first_readable(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
+    """The first position from which entries can be read up to the tip without a gap.
+
+    ``manifest`` must have been read before this call: what it covers existed by then, so
+    what the listing lacks of it was collected. A stalled writer may have dropped an entry
+    into a collected slot far below; it belongs to no run that a reader could follow. A gap above
+    what is covered is a loss: :class:`WalCorruptError`.
+    """
+    unsettled = first_unsettled(manifest)
+    positions = retained_positions(store, shard_id)
+    if not positions or positions[-1] < unsettled - 1:
+        return unsettled
+    _unbroken_end(store, shard_id, manifest, positions)
+    listed, taken = set(positions), _taken(store, shard_id)
+    first = positions[-1]
+    # A listing is no snapshot: an entry that came while it ran may be missing although a
+    # later one is there. So a gap counts only once it was looked at.
+    while first > layout.FIRST_WAL_POSITION and (first - 1 in listed or taken(first - 1)):
+        first -= 1
+    return first
+
+
+def lost_entry(shard_id: UUID, position: int, found: str) -> WalCorruptError:
+    """The error of an entry that was there once; its text says how to go on."""
+    return WalCorruptError(
+        shard_id,
+        position,
+        f"the entry is missing{found}. Put {layout.wal_entry(shard_id, position)} back from a backup or an "
+        "older version of the object; where it is lost for good, `lancewal verify --accept-lost-entries` "
+        "goes on without its rows",
+    )
+
+
+def _unbroken_end(
+    store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None, positions: Sequence[int]
+) -> int:
+    """Behind the last of the listed ``positions``, which must follow each other above the cursor."""
+    taken = _taken(store, shard_id)
+    unsettled = first_unsettled(manifest)
+    for gap in missing_positions(positions, unsettled):
+        for position in gap:
+            # A listing is no snapshot: what came while it ran may be missing in it. And what was
+            # flushed since the manifest was read may be collected.
+            if position < unsettled or taken(position):
+                continue
+            unsettled = first_unsettled(ShardManifestStore(store, shard_id).read_latest())
+            if position >= unsettled:
+                raise lost_entry(shard_id, position, f" although entry {gap.stop} is there")
+    return max(unsettled, positions[-1] + 1) if positions else unsettled
+
+
+def _taken(store: ObjectStore, shard_id: UUID) -> Callable[[int], bool]:
+    return lambda position: store.head(layout.wal_entry(shard_id, position)) is not None
+
+
+def _first_free(taken: Callable[[int], bool], low: int) -> int:
+    """A position from ``low`` on that is free, right behind one that is taken."""
+    step = 1
+    while taken(low + step - 1):
+        low, step = low + step, step * 2
+    # low is the lowest candidate, low + step - 1 is free: halve what lies between.
+    high = low + step - 1
+    while low < high:
+        middle = (low + high) // 2
+        if taken(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+MAX_CONFLICTS = 1024
+REFRESH_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an entry went and how large it is."""
+
+    shard_id: UUID
+    position: int
+    num_batches: int
+    num_rows: int
+    wal_bytes: int
+
+
+class WalAppender:
+    """Appends entries to one shard's WAL under one claimed epoch. Thread-safe.
+
+    >>> from uuid import uuid4
+    >>> from lancewal.storage import ObjectStore
+    >>> store, shard = ObjectStore.from_uri("memory://appender-example"), uuid4()
+    >>> appender = WalAppender.open(store, shard)
+    >>> appender.append([pa.record_batch({"id": [1, 2]})]).position
+    1
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ShardManifestStore,
+        epoch: int,
+        manifest: ShardManifest | None,
+        clock: Clock = boot_time,
+    ) -> None:
+        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` claims by itself."""
+        self._store = store
+        self._manifests = manifests
+        self._shard_id = manifests.shard_id
+        self._epoch = epoch
+        self._clock = clock
+        # Held while an entry is being created: positions are handed out in order.
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        # The entry that is being created; it stays here where nobody knows whether it was.
+        self._trying: memoryview | None = None
+        # Of entries that were given up without knowing: they may be in the log, and are ours.
+        self._given_up: set[bytes] = set()
+        # Whether all before the hint is known: then what comes after it was written meanwhile.
+        self._knows_tail = False
+        self._doubled = False
+        hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
+        self._hint = max(hint, first_unsettled(manifest))
+        self._floor = first_unsettled(manifest)
+        # When the next position was last known to be free under an epoch that was still ours.
+        self._confirmed_at = float("-inf")
+        #: Set where batches come in the table's stored form; see ``entry_schema``.
+        self.keep_metadata = False
+        #: The version of the base table whose columns the batches have, if they have a version's.
+        self.base_version: int | None = None
+        #: The manifest of the claim, as replay must read it.
+        self.claimed = manifest
+        #: Where :meth:`open` put its sentinel; everything below is settled.
+        self.sentinel_position: int | None = None
+        self._last_schema: tuple[pa.Schema, int | None, pa.Schema] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        shard_id: UUID | str,
+        spec_id: int = 0,
+        *,
+        manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
+        clock: Clock = boot_time,
+        check: Callable[[ShardManifest], object] | None = None,
+    ) -> WalAppender:
+        """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
+
+        A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
+        """
+        shard = layout.parse_shard_id(shard_id)
+        manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
+        started = clock()
+        tip = established_tip(store, shard, manifests.read_latest())
+        epoch, manifest = manifests.claim_epoch(spec_id, check=check)
+        appender = cls(store, manifests, epoch, manifest, clock)
+        # Found before the claim, so whoever claims after us puts its sentinel there or above.
+        appender._next = max(tip, appender._floor)
+        appender._confirmed_at = started
+        appender.sentinel_position = appender.fence_predecessor()
+        return appender
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._shard_id
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def manifests(self) -> ShardManifestStore:
+        return self._manifests
+
+    @property
+    def next_position_hint(self) -> int:
+        """The next position as far as this appender knows; exact after the first append."""
+        return self._hint
+
+    def fence_predecessor(self) -> int | None:
+        """Put a sentinel after the tail; nothing below it can change any more.
+
+        Returns its position, or ``None`` under the first epoch, which has no predecessor.
+        Call it before replay, so that replay covers an exact range.
+        """
+        if self._epoch <= 1:
+            return None
+        return self._create(encode_sentinel(self._epoch))
+
+    def append(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        generation: int | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> AppendResult:
+        """Write ``batches`` as one entry and return once it is stored."""
+        check_batches(batches)
+        data = self.encode(batches, generation=generation, tags=tags)
+        position = self._create(data)
+        rows = sum(batch.num_rows for batch in batches)
+        return AppendResult(self._shard_id, position, len(batches), rows, len(data))
+
+    def append_pointer(self, tags: Mapping[str, str]) -> int:
+        """Write a sentinel that carries ``tags``; Lance skips it, the change feed reads it."""
+        return self._create(encode_sentinel(self._epoch, tags))
+
+    def encode(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        generation: int | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> memoryview:
+        """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
+        schema, last = batches[0].schema, self._last_schema
+        if last is None or last[1] != generation or not schema.equals(last[0], check_metadata=True):
+            own = entry_schema(schema, self._epoch, generation, keep_metadata=self.keep_metadata)
+            last = (schema, generation, own)
+            self._last_schema = last
+        return encode_entry(last[2], batches, tags, self.base_version)
+
+    def append_encoded(self, data: memoryview) -> int:
+        """Create the entry ``data`` after the tail and return its position."""
+        return self._create(data)
+
+    def check_fenced(self) -> None:
+        """Raise :class:`FencedError` when another writer claimed the shard."""
+        self._manifests.check_fenced(self._epoch)
+
+    def seed_next_position(self, position: int) -> None:
+        """Tell the tip, as replay found it, so that the first append need not search."""
+        check_process()
+        with self._lock:
+            if self._next is not None and self._next >= position:
+                return
+            started = self._clock()
+            self.check_fenced()
+            self._next = self._hint = max(position, self._floor)
+            self._knows_tail = True
+            self._confirmed_at = started
+
+    def check_alone(self) -> None:
+        """Raise :class:`FencedError` when the next position holds an entry of a copy of this appender.
+
+        Called before a manifest says that rows of this epoch up to here are flushed: those of
+        the copy are not.
+        """
+        check_process()
+        position = self._next
+        if position is None or self._store.head(layout.wal_entry(self._shard_id, position)) is None:
+            return
+        with self._lock:
+            if self._next == position:  # or it is our own, written meanwhile
+                self._refuse_double(position)
+
+    def _create(self, data: memoryview) -> int:
+        check_process()
+        with self._lock:
+            if self._doubled:
+                raise self._double_error()
+            if self._trying is not None and self._trying is not data:
+                self._given_up.add(_fingerprint(self._trying))
+            self._trying = data
+            for conflict in range(1, MAX_CONFLICTS + 1):
+                position = self._next if self._next is not None else self._discover()
+                self._next = position
+                started = self._clock()
+                if not self._put(position, data):
+                    self.check_fenced()
+                    self._refuse_double(position)
+                    self._next = position + 1 if conflict % REFRESH_EVERY else None
+                elif not self._counts(position):
+                    self._next = None
+                else:
+                    self._confirmed_at = started
+                    self._next = self._hint = position + 1
+                    self._knows_tail = True
+                    self._trying = None
+                    return position
+        raise ConflictError(
+            f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
+            f"epoch {self._epoch} still holds"
+        )
+
+    def _refuse_double(self, position: int) -> None:
+        """Stop for good where ``position`` has an entry of our own epoch that is not ours."""
+        try:
+            stored = self._store.get(layout.wal_entry(self._shard_id, position))
+            epoch = decode_header(stored, self._shard_id, position).writer_epoch
+        except (FileNotFoundError, WalCorruptError):
+            return  # collected meanwhile, or damaged, which is for replay to say
+        if epoch != self._epoch or _fingerprint(stored) in self._given_up:
+            return
+        if self._trying is not None and stored == self._trying:
+            return
+        self._doubled = True
+        raise self._double_error()
+
+    def _double_error(self) -> FencedError:
+        return FencedError(self._shard_id, self._epoch, self._epoch, f"on shard {self._shard_id}")
+
+    def _put(self, position: int, data: memoryview) -> bool:
+        try:
+            outcome = self._store.put_if_absent(layout.wal_entry(self._shard_id, position), data)
+        except StorageError:
+            # A store that refuses a fenced writer's call should not hide the fence.
+            try:
+                self.check_fenced()
+            except FencedError:
+                raise
+            except Exception:
+                logger.debug("fence check failed too", exc_info=True)
+            raise
+        return outcome is PutOutcome.CREATED
+
+    def _counts(self, position: int) -> bool:
+        """Whether an entry that was just created stands above all that is settled.
+
+        A slot below the tip may be free again after garbage collection; see ``clock``.
+        """
+        if self._clock() - self._confirmed_at <= RECHECK_AFTER.total_seconds():
+            return True
+        self.check_fenced()
+        return position >= first_unsettled(self._manifests.read_latest())
+
+    def _discover(self) -> int:
+        """The tip, as it was at a moment when the epoch was still ours."""
+        started = self._clock()
+        tip = max(established_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
+        # After the search, not before: the search may have passed a successor's sentinel.
+        self.check_fenced()
+        if self._knows_tail and tip > self._hint:
+            self._refuse_double(tip - 1)
+        self._confirmed_at = started
+        return tip
+
+
+def _fingerprint(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def check_batches(batches: Sequence[pa.RecordBatch]) -> None:
+    """Refuse what must not become an entry: no batches, an empty one, differing schemas."""
+    if isinstance(batches, pa.RecordBatch | pa.Table) or not isinstance(batches, Sequence):
+        raise InvalidInputError(
+            f"cannot append a {type(batches).__name__} to the WAL; pass a list of record batches"
+        )
+    if not batches:
+        raise InvalidInputError("cannot append an empty batch list to the WAL; pass at least one batch")
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, pa.RecordBatch):
+            raise InvalidInputError(
+                f"cannot append a {type(batch).__name__} at index {index} to the WAL; pass record batches"
+            )
+        if batch.num_rows == 0:
+            raise InvalidInputError(f"cannot append empty batch at index {index} to the WAL; leave it out")
+        if batch.num_columns == 0:
+            raise InvalidInputError(f"the batch at index {index} has rows, but no columns; leave it out")
+        if index and not _same_fields(batch.schema, batches[0].schema):
+            raise InvalidInputError(
+                f"batch at index {index} has a different schema from the first batch; "
+                f"expected {batches[0].schema.to_string()!r}, got {batch.schema.to_string()!r}"
+            )
+
+
+def _same_fields(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether names, types and field ids agree; the schemas' own metadata is no part of an entry."""
+    return bool(
+        one.equals(other, check_metadata=True)
+        or one.remove_metadata().equals(other.remove_metadata(), check_metadata=True)
+    )

@@ -1,0 +1,316 @@
+"""ShardManifestStore: the shard's one mutable thing, as a chain of immutable versions.
+
+A commit creates version N+1 if nobody else has; the loser reads again and retries.
+The chain is also the fence: a claim raises ``writer_epoch``, and every later commit
+of the old holder finds a foreign epoch and fails.
+
+Garbage collection may delete versions, never the newest, in ascending order, and none
+before its age (see ``clock``). A stalled committer may then create a version far below
+the newest, in a slot that was emptied. Such a stray never counts: what was read longer
+ago than the recheck time, and a hint whose neighbour is gone, are not built upon; the
+listing decides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from lancewal.base import stored_markers
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    LanceWalError,
+    SealedShardError,
+    StorageError,
+)
+from lancewal.format import ShardFieldEntry, ShardManifest, ShardStatus, decode_manifest, encode_manifest
+from lancewal.storage import RECHECK_AFTER, Clock, ObjectStore, PutOutcome, boot_time, layout, ordered_map
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SCAN_BATCH_SIZE = 2
+#: Commits that may be lost to others in a row before a caller hears of it.
+MAX_COMMIT_ATTEMPTS = 64
+#: Rounds of probing past the hint before one listing is the cheaper way.
+_MAX_PROBE_ROUNDS = 16
+_READ_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A manifest and a moment since when it was the newest."""
+
+    manifest: ShardManifest
+    at: float
+
+
+class ShardManifestStore:
+    """Reads and commits the manifests of one shard. Thread-safe; holds no lock across I/O."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        shard_id: UUID,
+        scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
+        clock: Clock = boot_time,
+    ) -> None:
+        if scan_batch_size < 1:
+            raise InvalidInputError(f"manifest_scan_batch_size must be at least 1, got {scan_batch_size}")
+        self._store = store
+        self._shard_id = shard_id
+        self._scan_batch_size = scan_batch_size
+        self._clock = clock
+        # Versions only grow, so probing starts here. Racing updates may set it back a
+        # little, which costs one more probe.
+        self._seen: _Seen | None = None
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._shard_id
+
+    def read_latest(self) -> ShardManifest | None:
+        """The newest manifest; ``None`` when the shard has none yet."""
+        for _ in range(_READ_ATTEMPTS):
+            started = self._clock()
+            seen = self._seen
+            version = self._newest_version(seen, started)
+            if version is None:
+                return None
+            if seen is None or seen.manifest.version != version:
+                try:
+                    seen = _Seen(self.read_version(version), started)
+                except FileNotFoundError:
+                    # Superseded and collected since it was found: this process stood still.
+                    self._seen = None
+                    continue
+            self._seen = _Seen(seen.manifest, started)
+            return seen.manifest
+        raise StorageError(
+            f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished while being read"
+        )
+
+    def require_latest(self) -> ShardManifest:
+        """The newest manifest of a shard that must exist."""
+        manifest = self.read_latest()
+        if manifest is None:
+            raise InvalidInputError(
+                f"shard {self._shard_id} has no manifest; open a writer on it or initialise it first"
+            )
+        return manifest
+
+    def read_version(self, version: int) -> ShardManifest:
+        data = self._store.get(layout.manifest_file(self._shard_id, version))
+        return decode_manifest(data, shard_id=self._shard_id, version=version)
+
+    def initialize_shard(
+        self,
+        spec_id: int = 0,
+        field_entries: Sequence[ShardFieldEntry] = (),
+        *,
+        first_generation: int | None = None,
+    ) -> ShardManifest:
+        """Write version 1 with the shard's field values; a shard made the same way is left as it is.
+
+        So is one of the spec without any values: Lance says none when it makes a shard.
+        ``first_generation`` is above the base table's marker, which is looked up unless it is given.
+        """
+        values = {entry.field_id: entry.value for entry in field_entries}
+        started = self._clock()
+        present = self.read_latest()
+        if present is None:
+            first = ShardManifest(
+                version=layout.FIRST_MANIFEST_VERSION,
+                writer_epoch=0,
+                shard_spec_id=spec_id,
+                shard_id=self._shard_id,
+                shard_field_entries=tuple(field_entries),
+                current_generation=first_generation or self._first_generation(),
+            )
+            if self._create(first, started):
+                return first
+        present = present or self.require_latest()
+        if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
+            raise InvalidInputError(
+                f"shard {self._shard_id} exists with sharding spec {present.shard_spec_id} and field values "
+                f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
+            )
+        return present
+
+    def claim_epoch(
+        self, spec_id: int = 0, *, check: Callable[[ShardManifest], object] | None = None
+    ) -> tuple[int, ShardManifest]:
+        """Take the shard over: from here on no older holder commits a manifest.
+
+        Its appends end at a sentinel only, see ``WalAppender.fence_predecessor``. Refuses a
+        sealed shard and a foreign sharding spec before anything is written, and what ``check``
+        raises for the manifest that is there.
+        """
+        for _ in range(MAX_COMMIT_ATTEMPTS):
+            started = self._clock()
+            current = self.read_latest()
+            if current is None:
+                claimed = ShardManifest(
+                    version=layout.FIRST_MANIFEST_VERSION,
+                    writer_epoch=1,
+                    shard_spec_id=spec_id,
+                    shard_id=self._shard_id,
+                    current_generation=self._first_generation(),
+                )
+            else:
+                self._refuse_claim(current, spec_id)
+                if check is not None:
+                    check(current)
+                claimed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
+            if self._create(claimed, started):
+                logger.info(
+                    "claimed shard", extra={"shard": str(self._shard_id), "epoch": claimed.writer_epoch}
+                )
+                return claimed.writer_epoch, claimed
+        raise ConflictError(
+            f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
+            "several processes are fighting for this shard"
+        )
+
+    def check_fenced(self, epoch: int) -> None:
+        """Raise :class:`FencedError` when another writer holds the shard."""
+        current = self.require_latest()
+        if current.writer_epoch != epoch:
+            raise FencedError(self._shard_id, epoch, current.writer_epoch)
+
+    def commit_update(
+        self, epoch: int | None, change: Callable[[ShardManifest], ShardManifest]
+    ) -> ShardManifest:
+        """Commit ``change(newest)`` as the next version; retried when another commit came first.
+
+        ``epoch`` is the committer's; ``None`` is for maintenance, which may work beside
+        any holder and keeps the epoch as it is. ``change`` must be a pure function of its
+        argument, since it runs once per attempt; returning the argument commits nothing.
+        It may meet a manifest that holds its own outcome already, when this process stood
+        still for minutes after a commit: it should recognise that and return the argument.
+        """
+        for _ in range(MAX_COMMIT_ATTEMPTS):
+            started = self._clock()
+            current = self.require_latest()
+            if epoch is not None and current.writer_epoch != epoch:
+                raise FencedError(self._shard_id, epoch, current.writer_epoch, "at a manifest commit")
+            changed = change(current)
+            if changed is current:
+                return current
+            changed = replace(changed, version=current.version + 1, writer_epoch=current.writer_epoch)
+            if self._create(changed, started):
+                return changed
+        raise ConflictError(
+            f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} manifest commits in a row lost their race; "
+            "nothing was written, try again"
+        )
+
+    def seal(self, epoch: int) -> ShardManifest:
+        """Refuse all later claims. The caller holds ``epoch``, so that no live writer is left."""
+        return self.commit_update(
+            epoch,
+            lambda m: m if m.status is ShardStatus.SEALED else replace(m, status=ShardStatus.SEALED),
+        )
+
+    def unseal(self) -> ShardManifest:
+        """Allow claims again; a shard that is not sealed is left as it is."""
+        return self.commit_update(
+            None,
+            lambda m: m if m.status is ShardStatus.ACTIVE else replace(m, status=ShardStatus.ACTIVE),
+        )
+
+    def repair_hint(self) -> None:
+        """Write the version hint anew, whatever it says now."""
+        self._write_hint(self.require_latest().version)
+
+    def read_hint(self) -> int | None:
+        """What the hint file says; ``None`` when it is missing or unusable."""
+        try:
+            version = json.loads(bytes(self._store.get(layout.version_hint(self._shard_id))))["version"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        usable = isinstance(version, int) and not isinstance(version, bool)
+        return version if usable and 0 < version < 1 << 64 else None
+
+    def _first_generation(self) -> int:
+        """Above the base table's marker: a copy of a table has its markers, but none of its shards.
+
+        SSTables at or below it would be taken for compacted.
+        """
+        return stored_markers(self._store).get(self._shard_id, 0) + layout.FIRST_GENERATION
+
+    def _refuse_claim(self, current: ShardManifest, spec_id: int) -> None:
+        if current.status is ShardStatus.SEALED:
+            raise SealedShardError(f"shard {self._shard_id} is sealed and takes no writer; unseal it first")
+        if current.shard_spec_id != spec_id:
+            raise InvalidInputError(
+                f"shard {self._shard_id} belongs to sharding spec {current.shard_spec_id}, "
+                f"the writer asked for spec {spec_id}; open it with spec {current.shard_spec_id}"
+            )
+
+    def _create(self, manifest: ShardManifest, started: float) -> bool:
+        """Create the version after the one read at ``started``; False when somebody else has."""
+        data = encode_manifest(manifest, secrets.token_bytes(16))
+        path = layout.manifest_file(self._shard_id, manifest.version)
+        if self._store.put_if_absent(path, data) is PutOutcome.EXISTS:
+            return False
+        if self._clock() - started > RECHECK_AFTER.total_seconds():
+            # The slot may have been emptied by garbage collection while this process
+            # stood still. Whoever has a newer version may or may not have built on ours.
+            newest = self._listed_version()
+            if newest is not None and newest > manifest.version:
+                self._seen = None
+                return False
+        self._seen = _Seen(manifest, started)
+        self._write_hint(manifest.version)
+        return True
+
+    def _write_hint(self, version: int) -> None:
+        # The commit stands whatever becomes of the hint, so its failure is no failure.
+        try:
+            self._store.put(layout.version_hint(self._shard_id), b'{"version":%d}' % version, durable=False)
+        except LanceWalError as error:
+            logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
+
+    def _newest_version(self, seen: _Seen | None, started: float) -> int | None:
+        known = seen.manifest.version if seen else self._hinted_version()
+        newest = self._probe_upwards(known) if known is not None else None
+        since = seen.at if seen else started
+        # Within this time no successor of a version that was the newest can have been
+        # collected, so the first one that is missing never existed.
+        if newest is None or self._clock() - since > RECHECK_AFTER.total_seconds():
+            return self._listed_version()
+        return newest
+
+    def _hinted_version(self) -> int | None:
+        """The hinted version, where it is part of the chain and not a stray in an emptied slot."""
+        version = self.read_hint()
+        if version is None or version == layout.FIRST_MANIFEST_VERSION:
+            return None
+        return version if self._exists(version - 1) else None
+
+    def _probe_upwards(self, version: int) -> int | None:
+        """The last version of the chain that ``version`` is in; ``None`` when a listing must tell."""
+        workers = 1 if self._store.is_local else self._scan_batch_size + 1
+        for _ in range(_MAX_PROBE_ROUNDS):
+            probes = range(version, version + 1 + self._scan_batch_size)
+            found = list(ordered_map(self._exists, probes, workers))
+            if not all(found):
+                gap = found.index(False)
+                # One behind the gap: it came while we looked, or the chain is broken here.
+                return None if gap == 0 or any(found[gap:]) else version + gap - 1
+            version += self._scan_batch_size
+        return None
+
+    def _exists(self, version: int) -> bool:
+        return self._store.head(layout.manifest_file(self._shard_id, version)) is not None
+
+    def _listed_version(self) -> int | None:
+        infos = self._store.list(layout.manifest_dir(self._shard_id))
+        versions = (layout.parse_manifest_name(info.path.rsplit("/", 1)[-1]) for info in infos)
+        return max((version for version in versions if version is not None), default=None)

@@ -1,0 +1,98 @@
+"""Which entries a new writer must load again, and which of them may be split off early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lancewal.errors import FencedError, WalTruncatedError
+from lancewal.format import WalEntry
+from lancewal.shard.log import WalAppender, first_unsettled
+from lancewal.shard.tail import WalTailer
+
+logger = logging.getLogger(__name__)
+
+_HEADERS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRange:
+    """The entries above the replay cursor, up to this writer's own sentinel."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class Replay:
+    """The exact range that a claim has to restore, read in order with read-ahead.
+
+    The range is fixed when this object is made: the sentinel (or, under the first
+    epoch, the absence of any other writer) keeps it from growing.
+    """
+
+    def __init__(self, appender: WalAppender, tailer: WalTailer) -> None:
+        self._appender = appender
+        self._tailer = tailer
+        manifest = appender.claimed
+        self._current_generation = manifest.current_generation if manifest else 1
+        start = first_unsettled(manifest)
+        end = appender.sentinel_position
+        if end is None:
+            end = tailer.next_position()
+        self.range = ReplayRange(start, max(start, end))
+        self._generations: dict[int, int | None] = {}
+
+    @property
+    def next_position(self) -> int:
+        """The position after the replayed range and the sentinel."""
+        return self.range.end + (1 if self._appender.sentinel_position is not None else 0)
+
+    def entries(self) -> Iterator[WalEntry]:
+        """Entries with rows that no SSTable holds yet.
+
+        Raises :class:`FencedError` on an entry of a higher epoch: a successor claimed the
+        shard while this writer was opening it.
+        """
+        try:
+            for entry in self._tailer.entries(self.range.start, self.range.end):
+                if entry.writer_epoch > self._appender.epoch:
+                    raise FencedError(
+                        entry.shard_id,
+                        self._appender.epoch,
+                        entry.writer_epoch,
+                        f"(WAL replay aborted at position {entry.position})",
+                    )
+                if entry.sentinel or self._is_flushed(entry.generation):
+                    continue
+                yield entry
+        except WalTruncatedError:
+            # Only a successor can have flushed what this claim was to replay.
+            self._appender.check_fenced()
+            raise
+
+    def may_split_after(self, position: int, generation: int) -> bool:
+        """Whether a MemTable of ``generation`` may be flushed with ``position`` as its last entry.
+
+        A flush raises the current generation, and replay skips entries of a lower one. So
+        no entry that comes later may belong to ``generation`` or an older one.
+        """
+        return not any(
+            self._current_generation <= later <= generation
+            for position_later in range(position + 1, self.range.end)
+            if (later := self._generation_at(position_later)) is not None
+        )
+
+    def _generation_at(self, position: int) -> int | None:
+        """The generation of the rows at ``position``; ``None`` where there are none or it is unsaid."""
+        if position not in self._generations:
+            some = range(position, min(position + _HEADERS_AT_ONCE, self.range.end))
+            for at, header in zip(some, self._tailer.headers(some.start, some.stop), strict=True):
+                self._generations[at] = None if header is None or header.sentinel else header.generation
+        return self._generations[position]
+
+    def _is_flushed(self, generation: int | None) -> bool:
+        return generation is not None and generation < self._current_generation

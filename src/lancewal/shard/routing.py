@@ -1,0 +1,500 @@
+"""Which shard a row belongs to, and which shards a table has.
+
+Lance evaluates a sharding spec to a value (a bucket number, or the column's own value)
+and leaves open which shard holds it. A shard's id is computed from the value, exactly as
+LanceDB computes it, so that every process of either sends a row to the same shard without
+asking anyone. The value is also written into the shard's first manifest, where Lance
+and our own readers find it when they skip shards.
+
+Shards may exist under other ids: earlier versions of lancewal computed another one, and whoever
+writes with pylance chooses any. Rows of one value must not be spread over two shards, where nothing
+says which version of a key is newer. So a router that writes is made for the shards that are there
+(:meth:`ShardRouter.of_table`): a value goes to the shard that has it, and to none while several do.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid5
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lancewal.base import BaseTable, appended_generations
+from lancewal.errors import InvalidInputError, SplitShardError
+from lancewal.format import (
+    MemWalDetails,
+    ShardFieldEntry,
+    ShardingField,
+    ShardingSpec,
+    ShardManifest,
+    ShardStatus,
+    TableSchema,
+    bucket_of,
+    check_bucket_type,
+    decode_shard_value,
+    encode_shard_value,
+    field_id,
+    result_type_to_arrow,
+)
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.tail import has_unflushed_rows
+from lancewal.storage import ObjectStore, layout, ordered_map
+
+logger = logging.getLogger(__name__)
+
+BUCKET = "bucket"
+IDENTITY = "identity"
+UNSHARDED = "unsharded"
+
+MAX_BUCKETS = 1024
+
+#: Manifests read at a time where each read is a network round trip.
+_REMOTE_READERS = 16
+
+#: Part of the format, as is the other one: LanceDB names its shards in it.
+_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
+#: Of the ids that lancewal gave to shards before; still that of nulls, which LanceDB does not route.
+_FORMER_NAMESPACE = UUID("5f0b2a52-3d0c-4f0e-9a53-0d6f3f6a8c1e")
+#: The version of an id that was computed from a name. Ids that somebody chose are random: version 4.
+_NAMED = 5
+
+_UNSHARDED_VALUE = 0
+
+
+def shard_id_of(transform: str, value: bytes) -> UUID:
+    """The id of the shard that holds one stored sharding value, as LanceDB computes it.
+
+    >>> shard_id_of("bucket", (2).to_bytes(4, "little"))
+    UUID('e00299e4-8c4b-50fc-bbdd-ce8179135761')
+    >>> shard_id_of("identity", b"a")
+    UUID('81e4f11a-aed9-5327-9633-84f7b1fa80f4')
+    """
+    if transform == BUCKET:
+        name = b"bucket-%d" % int.from_bytes(value, "little", signed=True)
+    else:
+        name = b"identity-" + value if transform == IDENTITY else b"unsharded"
+    # uuid5 takes text only before Python 3.12.
+    return UUID(bytes=hashlib.sha1(_NAMESPACE.bytes + name).digest()[:16], version=_NAMED)
+
+
+def former_shard_id_of(spec_id: int, field_id: str, value: bytes | None) -> UUID:
+    """The id that lancewal gave to the shard of a stored value before; ``None`` is null.
+
+    >>> former_shard_id_of(1, "bucket", bytes(4))
+    UUID('02c4dbd5-02e0-5e2a-b6a4-86ca43ae2e65')
+    """
+    return uuid5(_FORMER_NAMESPACE, f"{spec_id}/{field_id}/{'null' if value is None else value.hex()}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard by its id and what its first manifest says: spec and field values.
+
+    ``rivals`` are other ids under which a shard for the same value might turn up.
+    """
+
+    shard_id: UUID
+    spec_id: int
+    field_entries: tuple[ShardFieldEntry, ...]
+    rivals: tuple[UUID, ...] = field(default=(), compare=False)
+
+    def create(self, store: ObjectStore, *, first_generation: int | None = None) -> ShardManifest:
+        """Write the shard's first manifest unless it is there; an equal one is left as it is.
+
+        Refuses when a rival is there by now: somebody else made it since the router was made.
+        """
+        turned_up = [rival for rival in self.rivals if store.list(layout.manifest_dir(rival))]
+        if turned_up:
+            raise SplitShardError([self.shard_id, *turned_up])
+        return ShardManifestStore(store, self.shard_id).initialize_shard(
+            self.spec_id, self.field_entries, first_generation=first_generation
+        )
+
+
+class PresentShards:
+    """The shards that a table has, by one listing; their manifests are read as they are asked for."""
+
+    def __init__(self, base: BaseTable, store: ObjectStore) -> None:
+        self._store = store
+        self._markers = appended_generations(base)
+        self.ids = frozenset(listed_shards(store))
+
+    def manifests(self, shard_ids: Iterable[UUID]) -> list[ShardManifest]:
+        """The newest manifests of those that are there."""
+        known = [shard_id for shard_id in shard_ids if shard_id in self.ids]
+        return [manifest for manifest in read_manifests(self._store, known) if manifest is not None]
+
+    def is_retired(self, manifest: ShardManifest) -> bool:
+        """Whether a shard takes no more rows, and the base table holds all that it took."""
+        return is_retired(self._store, manifest, self._markers.get(manifest.shard_id, 0))
+
+
+def is_retired(store: ObjectStore, manifest: ShardManifest, compacted: int) -> bool:
+    """Whether a shard is sealed and the base, which holds it up to ``compacted``, has all its rows."""
+    return (
+        manifest.status is ShardStatus.SEALED
+        and compacted >= manifest.current_generation - 1
+        and not has_unflushed_rows(manifest, store)
+    )
+
+
+class ShardRouter:
+    """Sends rows to shards by the table's sharding spec.
+
+    >>> from lancewal.format.base_manifest import MemWalDetails, ShardingField, ShardingSpec
+    >>> field = ShardingField("bucket", (0,), "bucket", None, "int32", {"num_buckets": "8"})
+    >>> id_field = pa.field("id", pa.int32(), metadata={"lance:field_id": "0"})
+    >>> schema = TableSchema(pa.schema([id_field]), ("id",))
+    >>> router = ShardRouter.for_table(MemWalDetails(8, (ShardingSpec(1, (field,)),)), schema)
+    >>> batch = pa.record_batch({"id": pa.array([1, 2, 1], pa.int32())})
+    >>> [(shard == router.shard_of(1), rows.num_rows) for shard, rows in router.split(batch)]
+    [(True, 2), (False, 1)]
+    """
+
+    def __init__(self, spec: ShardingSpec, field: ShardingField, source: pa.Field | None) -> None:
+        self.spec_id = spec.spec_id
+        self._spec = spec
+        self._field = field
+        self._source = source
+        self._value_type = result_type_to_arrow(field.result_type)
+        self._num_buckets = _num_buckets(field) if field.transform == BUCKET else 0
+        self._present: PresentShards | None = None
+        #: Shards whose ids are no names, by the stored value that they say they hold.
+        self._strangers: dict[bytes, list[UUID]] = {}
+        # Identity values recur from batch to batch; hashing one costs some microseconds.
+        self._shard = functools.lru_cache(maxsize=1 << 16)(self._compute_shard)
+
+    @classmethod
+    def for_table(cls, details: MemWalDetails, schema: TableSchema) -> ShardRouter:
+        """The router of the table's newest spec; refuses a table whose shards are chosen by hand."""
+        if not details.sharding_specs:
+            raise InvalidInputError(
+                "this table has no sharding spec, so nothing says which shard a row belongs to; "
+                "write to a shard of your choice with table.shard_writer(shard_id)"
+            )
+        spec = max(details.sharding_specs, key=lambda each: each.spec_id)
+        if len(spec.fields) != 1 or spec.fields[0].transform not in (BUCKET, IDENTITY, UNSHARDED):
+            shown = [each.transform or each.expression for each in spec.fields]
+            raise InvalidInputError(
+                f"sharding spec {spec.spec_id} has the fields {shown}; rows can be routed by one bucket, "
+                "identity or unsharded field. Write with table.shard_writer(shard_id) instead"
+            )
+        field = spec.fields[0]
+        source = None
+        if field.transform != UNSHARDED:
+            sources = {field_id(column): column for column in schema.columns}
+            if len(field.source_ids) != 1 or field.source_ids[0] not in sources:
+                raise InvalidInputError(
+                    f"sharding spec {spec.spec_id} routes by field {list(field.source_ids)}, which is no "
+                    "column of the table (any more): it was dropped, got another type, or is nested"
+                )
+            source = sources[field.source_ids[0]]
+            check_shard_column(source, str(field.transform))
+        return cls(spec, field, source)
+
+    @classmethod
+    def of_table(cls, base: BaseTable, store: ObjectStore) -> ShardRouter:
+        """The router for writing: it also knows which shards the table has, by one listing."""
+        router = cls.for_table(base.details, base.schema)
+        return router.adopting(PresentShards(base, store))
+
+    def adopting(self, present: PresentShards) -> ShardRouter:
+        """The same router, but each value goes to the shard that is there for it, whatever its id.
+
+        Shards that somebody named by hand are known by the values in their manifests; in an
+        unsharded table every shard is for the one value.
+        """
+        router = ShardRouter(self._spec, self._field, self._source)
+        router._present = present
+        for manifest in present.manifests(sorted(self._unnamed(present.ids))):
+            stored = self._value_held(manifest)
+            if stored is not None:
+                router._strangers.setdefault(stored, []).append(manifest.shard_id)
+        return router
+
+    def _unnamed(self, shard_ids: frozenset[UUID]) -> Iterable[UUID]:
+        """Those that are no names of a value. An identity shard tells its value by its manifest
+        only, and there may be very many, so there every computed id counts as a name."""
+        if self.transform == IDENTITY:
+            return (shard_id for shard_id in shard_ids if shard_id.version != _NAMED)
+        names = {name for value in self._known_values() for name in self._names(self._stored(value))}
+        return shard_ids - names
+
+    def _value_held(self, manifest: ShardManifest) -> bytes | None:
+        if self.transform == UNSHARDED:
+            return self._stored(_UNSHARDED_VALUE)
+        return (
+            manifest.field_values.get(self._field.field_id)
+            if manifest.shard_spec_id == self.spec_id
+            else None
+        )
+
+    @property
+    def transform(self) -> str:
+        """ "bucket", "identity" or "unsharded"."""
+        return str(self._field.transform)
+
+    @property
+    def column(self) -> str | None:
+        """The column that decides; ``None`` when there is one shard for all rows."""
+        return None if self._source is None else str(self._source.name)
+
+    def known_shards(self) -> list[Shard]:
+        """The shards that exist whatever the rows are: every bucket, or the one. Identity has none."""
+        return [self._shard(value) for value in self._known_values()]
+
+    def shard_of_bucket(self, bucket: int) -> Shard | None:
+        """The shard of one bucket; ``None`` when there is no such bucket."""
+        return self._shard(bucket) if 0 <= bucket < self._num_buckets else None
+
+    @property
+    def num_buckets(self) -> int:
+        """How many buckets there are; 0 for every other transform."""
+        return self._num_buckets
+
+    def groups(self, manifests: Iterable[ShardManifest]) -> list[list[ShardManifest]]:
+        """The shards that are for one value, for every value that has several; the one to keep comes first.
+
+        That is the one with LanceDB's name, which goes on writing there, or else the one that
+        lancewal would choose. Several shards of an unsharded table, none of them of either, are
+        somebody's choice.
+        """
+        by_value: dict[bytes, list[ShardManifest]] = {}
+        silent: list[ShardManifest] = []
+        for manifest in manifests:
+            stored = self._value_held(manifest)
+            if stored is None:
+                silent.append(manifest)
+            else:
+                by_value.setdefault(stored, []).append(manifest)
+        if self.transform == BUCKET:
+            for bucket in range(self._num_buckets):
+                by_value.setdefault(self._stored(bucket) or b"", [])
+        value_of_name = {name: stored for stored in by_value for name in self._names(stored)}
+        for manifest in silent:
+            stored = value_of_name.get(manifest.shard_id)
+            if stored is not None and manifest.shard_spec_id == self.spec_id:
+                by_value[stored].append(manifest)
+        found = []
+        for stored, several in by_value.items():
+            if len(several) > 1 and not self._are_by_hand(several):
+                names = self._names(stored)
+                rank = {name: place for place, name in enumerate(names)}
+                several.sort(key=lambda m: (rank.get(m.shard_id, len(rank)), m.shard_id))
+                found.append(several)
+        return found
+
+    def values(self, batch: pa.RecordBatch) -> pa.Array:
+        """The sharding value of every row, as Lance evaluates the spec."""
+        if self._source is None:
+            return pa.array(np.zeros(batch.num_rows, np.int32))
+        position = batch.schema.get_field_index(self._source.name)
+        if position < 0:
+            raise InvalidInputError(f"the rows lack {self._source.name}, the column that decides their shard")
+        return self._evaluate(batch.column(position))
+
+    def shard_of(self, value: Any) -> UUID:
+        """The shard of the rows that have ``value`` in the sharding column.
+
+        ``value`` is ignored where all rows have the same shard.
+        """
+        return self.shard_for(value).shard_id
+
+    def shard_for(self, value: Any) -> Shard:
+        """As :meth:`shard_of`, with what is needed to create the shard."""
+        if self._source is None:
+            return self._shard(_UNSHARDED_VALUE)
+        try:
+            column = pa.array([value], self._source.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInputError(
+                f"{value!r} is no value of column {self._source.name} ({self._source.type}): {error}"
+            ) from None
+        return self._shard(self._evaluate(column)[0].as_py())
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[UUID, pa.RecordBatch]]:
+        """The rows by shard, in their order; a batch of one shard comes back as it is.
+
+        Every part has buffers of its own, so that no shard keeps another one's rows in memory.
+        """
+        return [(shard.shard_id, rows) for shard, rows in self.route(batch)]
+
+    def route(self, batch: pa.RecordBatch) -> list[tuple[Shard, pa.RecordBatch]]:
+        """As :meth:`split`, with what is needed to create the shards."""
+        if batch.num_rows == 0:
+            return []
+        if self._source is None:
+            return [(self._shard(_UNSHARDED_VALUE), batch)]
+        encoded = self.values(batch).dictionary_encode(null_encoding="encode")
+        shards = [self._shard(value) for value in encoded.dictionary.to_pylist()]
+        if len(shards) == 1:
+            return [(shards[0], batch)]
+        codes = encoded.indices.to_numpy()
+        return [(shards[code], batch.take(rows)) for code, rows in _rows_by_code(codes, len(shards))]
+
+    def _evaluate(self, column: pa.Array) -> pa.Array:
+        # View strings are the one type that Lance routes by and the hash does not take.
+        if pa.types.is_string_view(column.type):
+            column = column.cast(pa.string())
+        if self.transform == BUCKET:
+            return pa.array(bucket_of(column, self._num_buckets))
+        return column if column.type == self._value_type else column.cast(self._value_type)
+
+    def _known_values(self) -> Iterable[int]:
+        if self.transform == IDENTITY:
+            return ()
+        return range(self._num_buckets) if self.transform == BUCKET else (_UNSHARDED_VALUE,)
+
+    def _stored(self, value: bool | int | str | None) -> bytes | None:
+        return None if value is None else encode_shard_value(value, self._value_type)
+
+    def _names(self, stored: bytes | None) -> tuple[UUID, ...]:
+        """The ids that are computed for a value, the one for a new shard first."""
+        former = former_shard_id_of(self.spec_id, self._field.field_id, stored)
+        return (former,) if stored is None else (shard_id_of(self.transform, stored), former)
+
+    def _are_by_hand(self, manifests: Sequence[ShardManifest]) -> bool:
+        """Whether somebody divided the rows of an unsharded table, past its writers."""
+        names = self._names(self._stored(_UNSHARDED_VALUE)) if self.transform == UNSHARDED else ()
+        return self.transform == UNSHARDED and all(m.shard_id not in names for m in manifests)
+
+    def _compute_shard(self, value: bool | int | str | None) -> Shard:
+        stored = self._stored(value)
+        names = self._names(stored)
+        entries = () if stored is None else (ShardFieldEntry(self._field.field_id, stored),)
+        new = Shard(names[0], self.spec_id, entries, names[1:])
+        if self._present is None:
+            return new
+        strangers = self._strangers.get(stored, []) if stored is not None else []
+        found = [name for name in (*names, *strangers) if name in self._present.ids]
+        if found in ([], [new.shard_id]):
+            return new
+        manifests = self._present.manifests(found)
+        in_use = [manifest for manifest in manifests if not self._present.is_retired(manifest)]
+        if len(in_use) > 1 and self._are_by_hand(in_use):
+            raise InvalidInputError(
+                f"this table is unsharded but has {len(in_use)} shards, made by hand; nothing says where a "
+                "row belongs. Write to one of them with table.shard_writer(shard_id)"
+            )
+        if len(in_use) > 1:
+            raise SplitShardError([manifest.shard_id for manifest in in_use])
+        retired = {manifest.shard_id for manifest in manifests} - {manifest.shard_id for manifest in in_use}
+        rivals = set(names) - retired
+        if not in_use:
+            return Shard(new.shard_id, new.spec_id, entries, tuple(rivals - {new.shard_id}))
+        (used,) = in_use
+        return Shard(
+            used.shard_id, used.shard_spec_id, used.shard_field_entries, tuple(rivals - {used.shard_id})
+        )
+
+
+def check_shard_column(column: pa.Field, transform: str) -> None:
+    """Refuses a column whose type Lance cannot route by with this transform."""
+    type_ = pa.string() if pa.types.is_string_view(column.type) else column.type
+    if transform == BUCKET:
+        try:
+            check_bucket_type(type_)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"column {column.name} cannot be a bucket column: {error}") from None
+    elif identity_result_type(type_) is None:
+        raise InvalidInputError(
+            f"column {column.name} has type {column.type} and cannot be an identity column; "
+            "use a boolean, integer or text column, or bucket by it"
+        )
+
+
+def identity_result_type(type_: pa.DataType) -> str | None:
+    """What Lance calls the type of an identity column's values; ``None`` when it takes none of that type."""
+    if pa.types.is_boolean(type_):
+        return "boolean"
+    if pa.types.is_integer(type_):
+        return str(type_)
+    if pa.types.is_string(type_) or pa.types.is_string_view(type_):
+        return "utf8"
+    return "large_utf8" if pa.types.is_large_string(type_) else None
+
+
+def decoded_values(details: MemWalDetails, manifest: ShardManifest) -> dict[str, bool | int | str]:
+    """The shard's sharding values by field id; fields that no spec of the table explains are left out."""
+    for spec in details.sharding_specs:
+        if spec.spec_id == manifest.shard_spec_id:
+            types = {each.field_id: each.result_type for each in spec.fields}
+            return {
+                name: decode_shard_value(value, result_type_to_arrow(types[name]))
+                for name, value in manifest.field_values.items()
+                if name in types
+            }
+    return {}
+
+
+def discover_shards(store: ObjectStore) -> list[UUID]:
+    """The ids of the table's shards, by listing, sorted; see :func:`discover_manifests`."""
+    return [manifest.shard_id for manifest in discover_manifests(store)]
+
+
+def discover_manifests(store: ObjectStore) -> list[ShardManifest]:
+    """The newest manifest of every shard, sorted by shard id.
+
+    A directory that is no shard's, or has no manifest (its writer is just making it, or
+    died doing so), is skipped with a warning. It holds nothing that was acknowledged.
+    """
+    shard_ids = listed_shards(store)
+    manifests = []
+    for shard_id, manifest in zip(shard_ids, read_manifests(store, shard_ids), strict=True):
+        if manifest is None:
+            _warn_once(store.uri, str(shard_id), "it has no manifest")
+        else:
+            manifests.append(manifest)
+    return manifests
+
+
+def listed_shards(store: ObjectStore) -> list[UUID]:
+    """The ids of all directories that are named as a shard's, sorted; some may have no manifest."""
+    shard_ids = []
+    for name in store.list_directories(layout.MEM_WAL_DIR):
+        shard_id = layout.parse_shard_dir(name)
+        if shard_id is not None:
+            shard_ids.append(shard_id)
+        elif name != layout.OWN_DIR.rpartition("/")[2]:
+            _warn_once(store.uri, name, "its name is no shard id")
+    return shard_ids
+
+
+def read_manifests(store: ObjectStore, shard_ids: Sequence[UUID]) -> list[ShardManifest | None]:
+    """The newest manifest of each shard, several at a time on a remote store."""
+
+    def read(shard_id: UUID) -> ShardManifest | None:
+        return ShardManifestStore(store, shard_id).read_latest()
+
+    return list(ordered_map(read, shard_ids, 1 if store.is_local else _REMOTE_READERS))
+
+
+@functools.lru_cache(maxsize=4096)
+def _warn_once(table_uri: str, name: str, why: str) -> None:
+    """Once per process and directory: readers come by with every query."""
+    logger.warning("skipped %s: %s", layout.child_uri(table_uri, f"{layout.MEM_WAL_DIR}/{name}"), why)
+
+
+def _num_buckets(field: ShardingField) -> int:
+    text = field.parameters.get("num_buckets", "")
+    if not text.isdigit() or not 1 <= int(text) <= MAX_BUCKETS:
+        raise InvalidInputError(
+            f"the sharding spec says num_buckets = {text!r}; it must be from 1 to {MAX_BUCKETS}"
+        )
+    return int(text)
+
+
+def _rows_by_code(codes: npt.NDArray[np.int32], count: int) -> list[tuple[int, pa.Array]]:
+    """The row numbers of every code, ascending within each."""
+    # Up to 16 bits numpy sorts by radix, in linear time.
+    keys = codes.astype(np.uint16) if count <= 1 << 16 else codes
+    order = np.argsort(keys, kind="stable")
+    starts = np.searchsorted(keys[order], np.arange(count + 1))
+    return [(code, pa.array(order[starts[code] : starts[code + 1]])) for code in range(count)]

@@ -1,0 +1,361 @@
+"""Whether the base table's markers are about the generations that a shard has.
+
+A marker says that the base table holds a shard up to some generation. That counts as long as the
+two have one history. What parts them:
+
+- **A copy.** Branches and clones of a table bring its markers, but none of its shards. The shards
+  of the copy are new. Ours start above the copied marker (``ShardManifestStore``); those that
+  Lance's own writer makes start at generation 1, and nothing that the marker says is about them.
+- **A table that was made anew.** When the MemWAL index is dropped and made again, or the table is
+  overwritten, the markers are gone and the shards stay. What the earlier table held of them
+  its last version still says. Generations above that are rows which nobody compacted: they count
+  where no row of the table has changed in between, and otherwise nobody knows which is newer.
+- **A shard's directory that was deleted or brought back from a backup.**
+
+The evidence is timeless, so that it holds whatever runs beside the look: the first version
+of a copy; the version of the base table that rows say they were written for (a generation
+that this version holds already cannot be theirs); and the versions that have no MemWAL index.
+Where it does not suffice this raises :class:`~lancewal.errors.DifferentHistoryError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+import lance
+
+from lancewal.base import (
+    MEM_WAL_INDEX,
+    BaseTable,
+    appended_generations,
+    column_log,
+    find_manifest,
+    lance_errors,
+    manifest_info,
+)
+from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
+from lancewal.format import ShardManifest, SsTableEntry, WalEntry, parse_manifest_version
+from lancewal.shard import ShardManifestStore, WalTailer, first_unsettled
+from lancewal.sstable.reader import open_sstable
+from lancewal.storage import ObjectStore, layout
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: One object for each time that the rows of an earlier table were taken over by decision.
+_TAKEN_OVER_DIR = f"{layout.OWN_DIR}/taken_over"
+_VERSIONS_DIR = "_versions"
+_MOST_STAMPS = 1 << 16
+#: Versions between an index and the next one that are looked at for what they did.
+_MOST_BETWEEN = 64
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Where a table began as a branch or clone: its first version, with the markers that came along."""
+
+    version: int
+    markers: Mapping[UUID, int]
+
+
+@dataclass(frozen=True)
+class EarlierTable:
+    """The table before its MemWAL index was made anew in version ``began``.
+
+    ``markers`` are those of its last version. ``unchanged``: no row of the base table is another
+    one since. Where old versions are gone neither is known, and nothing is taken for granted.
+    """
+
+    began: int
+    markers: Mapping[UUID, int]
+    unchanged: bool
+
+
+def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
+    """The newest generation of ``manifest`` whose rows ``base`` holds; 0 for none.
+
+    ``base`` must have been read after ``manifest``. The result is not below the manifest's
+    ``current_generation`` where the shard was flushed and compacted in between: read again.
+    """
+    marker = base.compacted_generation(manifest.shard_id)
+    lowest = min((entry.generation for entry in manifest.sstables), default=manifest.current_generation)
+    if 0 < marker < lowest:
+        return marker
+    if marker == 0:
+        return _held_before(base, store, manifest, lowest)
+    foreign = _is_foreign(base, store, manifest, marker)
+    if foreign:
+        return 0
+    if manifest.current_generation > marker:
+        return marker
+    # A compactor marks only what a manifest has listed: one that is read now tells a race from a rest.
+    newest = ShardManifestStore(store, manifest.shard_id).require_latest()
+    if newest.current_generation > marker:
+        return marker
+    raise DifferentHistoryError(
+        f"the base table holds shard {manifest.shard_id} up to generation {marker}, but the shard is at "
+        f"generation {manifest.current_generation}: its directory was deleted or is an old copy. Bring "
+        f"{layout.child_uri(store.uri, layout.shard_dir(manifest.shard_id))} back to the newest state"
+    )
+
+
+def copied_marker(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
+    """The marker that the shard's generations have to be lifted above; 0 where they need not be.
+
+    See :func:`lift`. Raises as :func:`held_generation` does.
+    """
+    marker = base.compacted_generation(manifest.shard_id)
+    lowest = min((entry.generation for entry in manifest.sstables), default=manifest.current_generation)
+    if marker < lowest or held_generation(base, store, manifest):
+        return 0
+    return marker
+
+
+def lift(manifests: ShardManifestStore, epoch: int, marker: int) -> ShardManifest:
+    """Number the shard's generations anew, in their order, above a marker that is not about them.
+
+    Afterwards markers mean to everybody, Lance included, what they say. To be called by the holder of
+    ``epoch`` when no entry of the WAL is left to be flushed: replay would pass over one of
+    a generation below the new ones. SSTables keep their directories.
+    """
+
+    def lifted(manifest: ShardManifest) -> ShardManifest:
+        lowest = min((entry.generation for entry in manifest.sstables), default=manifest.current_generation)
+        if lowest > marker:
+            return manifest
+        by = marker + 1 - lowest
+        return replace(
+            manifest,
+            sstables=tuple(replace(e, generation=e.generation + by) for e in manifest.sstables),
+            current_generation=manifest.current_generation + by,
+        )
+
+    return manifests.commit_update(epoch, lifted)
+
+
+def check_rows_in_log(base: BaseTable, store: ObjectStore, shard_id: UUID, written_for: int | None) -> None:
+    """Refuse rows of a WAL that an earlier table left, unless they count in this one as well.
+
+    ``written_for`` is the version that the oldest of them says it was written for: it says it for
+    all, since those of one shard follow each other in time.
+    """
+    if written_for is None or base.initialized_since(written_for):
+        return
+    earlier = earlier_table(base, store, written_for)
+    if earlier is not None:
+        _refuse_unknown(store, shard_id, earlier, "rows in its write-ahead log")
+
+
+def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None) -> EarlierTable | None:
+    """The table before this one at the same place, as far as its versions tell; ``None`` without one.
+
+    ``stamp`` is a version that is known to have had a MemWAL index.
+    """
+    known = _earlier_tables.setdefault(store, {})
+    if (base.version, stamp) not in known:
+        known[base.version, stamp] = _find_earlier(base, store, stamp)
+    return known[base.version, stamp]
+
+
+def unknown_entries(
+    base: BaseTable, store: ObjectStore, manifest: ShardManifest, earlier: EarlierTable
+) -> list[SsTableEntry]:
+    """The SSTables of an earlier table that it did not hold yet, ascending."""
+    held = earlier.markers.get(manifest.shard_id, 0)
+    found = []
+    for entry in sorted(manifest.sstables, key=lambda each: each.generation):
+        # Generations follow each other in time.
+        if not _is_from_before(base, store, manifest.shard_id, entry, earlier):
+            break
+        if entry.generation > held:
+            found.append(entry)
+    return found
+
+
+def take_over(store: ObjectStore, earlier: EarlierTable) -> None:
+    """Have the rows of an earlier table count in this one, as newer than those of the base table."""
+    store.put(f"{_TAKEN_OVER_DIR}/{earlier.began}", b"")
+
+
+def is_entry_from_before(base: BaseTable, store: ObjectStore, entry: WalEntry, earlier: EarlierTable) -> bool:
+    """Whether an earlier table left this entry of a WAL."""
+    if entry.base_version is not None:
+        return entry.base_version < earlier.began
+    info = store.head(layout.wal_entry(entry.shard_id, entry.position))
+    began = manifest_info(store, earlier.began)
+    return info is not None and began is not None and info.modified < began.modified
+
+
+def copy_of(store: ObjectStore) -> Copy | None:
+    """Where the table began as a copy of another; ``None`` for one that did not, or no longer tells."""
+    return _known(_copies, store, lambda: _find_copy(store))
+
+
+def _held_before(base: BaseTable, store: ObjectStore, manifest: ShardManifest, lowest: int) -> int:
+    """As :func:`held_generation`, for a shard that this table never compacted."""
+    if manifest.current_generation == layout.FIRST_GENERATION:
+        return 0
+    first = next((entry for entry in manifest.sstables if entry.generation == lowest), None)
+    stamp = None if first is None else _stamp(store, manifest.shard_id, first)
+    if lowest == layout.FIRST_GENERATION and stamp is not None and base.initialized_since(stamp):
+        return 0
+    # Nothing says that the oldest generation is this table's, or those before it were pruned.
+    if stamp is not None and base.initialized_since(stamp):
+        stamp = None
+    earlier = earlier_table(base, store, stamp)
+    if earlier is None:
+        return 0
+    unknown = unknown_entries(base, store, manifest, earlier)
+    if unknown:
+        generations = f"{unknown[0].generation} to {unknown[-1].generation}"
+        _refuse_unknown(store, manifest.shard_id, earlier, f"generations {generations}")
+    held = earlier.markers.get(manifest.shard_id, 0)
+    is_older = (
+        first is None or lowest > held or _is_from_before(base, store, manifest.shard_id, first, earlier)
+    )
+    return held if is_older and held < manifest.current_generation else 0
+
+
+def _refuse_unknown(store: ObjectStore, shard_id: UUID, earlier: EarlierTable, what: str) -> None:
+    if earlier.unchanged or store.head(f"{_TAKEN_OVER_DIR}/{earlier.began}") is not None:
+        return
+    raise DifferentHistoryError(
+        f"shard {shard_id} has {what} from before version {earlier.began} of the base table, in which its "
+        "MemWAL index was made anew, and rows of the base table have changed in between: nothing says which "
+        "are newer. table.repair(earlier='keep') has those of the shards count as the newest, "
+        "table.repair(earlier='drop') removes them from the shards"
+    )
+
+
+def _is_foreign(base: BaseTable, store: ObjectStore, manifest: ShardManifest, marker: int) -> bool | None:
+    """Whether the marker is not about the shard's generations; ``None`` where nothing tells."""
+    copy = copy_of(store)
+    came_along = copy is not None and copy.markers.get(manifest.shard_id, 0) == marker
+    if not came_along and manifest.current_generation > marker:
+        return False
+    for stamp, generation in _stamps(store, manifest, marker):
+        if copy is not None and stamp < copy.version:
+            # The shard was copied too, by other means, and goes with the markers.
+            return False
+        written_for = find_manifest(store, stamp)
+        if written_for is not None and written_for.mem_wal is not None:
+            return written_for.mem_wal.compacted.get(manifest.shard_id, 0) >= generation
+    return True if came_along else None
+
+
+def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterator[tuple[int, int]]:
+    """The versions that the shard's rows were written for, with their generations, oldest first."""
+    for entry in sorted(manifest.sstables, key=lambda each: each.generation):
+        stamp = _stamp(store, manifest.shard_id, entry) if entry.generation <= marker else None
+        if stamp is not None:
+            yield stamp, entry.generation
+    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
+    position = first_unsettled(manifest)
+    while (wal_entry := tailer.read_entry(position)) is not None:
+        if not wal_entry.sentinel and wal_entry.base_version is not None and wal_entry.generation is not None:
+            yield wal_entry.base_version, wal_entry.generation
+            return
+        position += 1
+
+
+def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | None:
+    """The version of the base table that an SSTable was written for, if it says and can be opened."""
+    known = _known_stamps.setdefault(store, {})
+    directory = layout.sstable_dir(shard_id, entry.path)
+    if directory not in known:
+        try:
+            stamp = open_sstable(store, directory, entry.notes).written_for
+        except StorageError as error:
+            logger.debug("an SSTable says nothing: %s", error)
+            return None
+        if len(known) >= _MOST_STAMPS:
+            known.clear()
+        known[directory] = stamp
+    return known[directory]
+
+
+def _is_from_before(
+    base: BaseTable, store: ObjectStore, shard_id: UUID, entry: SsTableEntry, earlier: EarlierTable
+) -> bool:
+    stamp = _stamp(store, shard_id, entry)
+    if stamp is not None:
+        return stamp < earlier.began
+    # Lance's own writer leaves no note: then the storage's time tells.
+    files = store.list(layout.sstable_dir(shard_id, entry.path))
+    began = manifest_info(store, earlier.began)
+    return began is not None and bool(files) and min(info.modified for info in files) < began.modified
+
+
+def _find_copy(store: ObjectStore) -> Copy | None:
+    names = (info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR))
+    first = min((v for v in map(parse_manifest_version, names) if v is not None), default=1)
+    if first == 1:
+        # Before anything can have been compacted.
+        return None
+    try:
+        base = BaseTable.open(store.uri, store.storage_options, store=store, version=first)
+        with lance_errors("read the transaction of the first version"):
+            operation = base.dataset.read_transaction(first).operation
+    except (NotInitializedError, InvalidInputError):
+        # Not a table with shards, or cleaned up meanwhile.
+        return None
+    if not isinstance(operation, lance.LanceOperation.Clone):
+        return None
+    return Copy(first, appended_generations(base))
+
+
+def _find_earlier(base: BaseTable, store: ObjectStore, stamp: int | None) -> EarlierTable | None:
+    log = column_log(store)
+    began, is_known = log.run_start(MEM_WAL_INDEX, base.version)
+    if not is_known:
+        return None
+    last = log.newest_with(MEM_WAL_INDEX, began - 1)
+    if last is None:
+        # Only who knows of an earlier table misses its versions.
+        return None if stamp is None or stamp >= began else EarlierTable(began, {}, False)
+    try:
+        before = BaseTable.open(base.uri, base.storage_options, store=store, version=last)
+        unchanged = _is_unchanged(base, last, began)
+    except InvalidInputError:
+        # Cleaned up meanwhile.
+        return EarlierTable(began, {}, False)
+    return EarlierTable(began, appended_generations(before), unchanged)
+
+
+def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
+    """Whether no row came, went or changed between two versions; an overwrite counts, also with nothing."""
+    if began - last > _MOST_BETWEEN:
+        return False
+
+    def opened(version: int) -> lance.LanceDataset:
+        return lance.dataset(base.uri, version=version, storage_options=dict(base.storage_options) or None)
+
+    with lance_errors(f"read versions {last} to {began} of {base.uri}"):
+        fragments = [[f.metadata.to_json() for f in opened(v).get_fragments()] for v in (last, began)]
+        transactions = [opened(began).read_transaction(version) for version in range(last + 1, began + 1)]
+    overwritten = any(
+        each is None or isinstance(each.operation, lance.LanceOperation.Overwrite) for each in transactions
+    )
+    return fragments[0] == fragments[1] and not overwritten
+
+
+#: SSTables never change. More of them are listed at a time than are kept open.
+_known_stamps: WeakKeyDictionary[ObjectStore, dict[str, int | None]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[ObjectStore, Copy | None] = WeakKeyDictionary()
+_earlier_tables: WeakKeyDictionary[ObjectStore, dict[tuple[int, int | None], EarlierTable | None]] = (
+    WeakKeyDictionary()
+)
+
+
+def _known(
+    cache: WeakKeyDictionary[ObjectStore, T | None], store: ObjectStore, find: Callable[[], T | None]
+) -> T | None:
+    if store not in cache:
+        cache[store] = find()
+    return cache[store]

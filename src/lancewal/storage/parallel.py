@@ -1,0 +1,278 @@
+"""Threads that wait for storage and for each other, and that no interrupt leaves hanging.
+
+Threads, because every call spends its time in the object store with the GIL released.
+
+Ctrl-C raises KeyboardInterrupt in the main thread, between any two steps of Python code, and
+``threading.Condition`` and ``Event``, ``Thread.start`` and ``concurrent.futures`` are Python
+code: an interrupt inside of them leaves a lock locked, or a thread that never runs, and
+whoever comes next waits for ever. What is here is made of bare locks, which are taken and
+released in C, and of assignments. Where an interrupt takes somebody away who should have
+woken others, they look again by themselves after a while.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from lancewal.storage.forks import is_forked
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Who waits looks again after so long, although nobody said that anything has changed.
+LOOK_AGAIN_SECONDS = 1.0
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start ``thread``; raises ``RuntimeError`` where there is none to be had.
+
+    From the main thread it is started by another one, which no interrupt reaches. So it may
+    not run yet when this returns.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _thread.start_new_thread(_start, (thread,))
+    else:
+        thread.start()
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError:
+        thread.run()  # there is no second thread to be had, so this one is it
+
+
+class Bell:
+    """Is rung when something has changed; all who wait look again. For what a Condition is used for.
+
+    It guards nothing, and may be rung from anywhere, also by the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[threading.Lock, None] = {}
+
+    def ring(self) -> None:
+        if not self._waiting:
+            return
+        for gate in list(self._waiting):
+            if gate.locked():
+                with suppress(RuntimeError):  # another has opened it meanwhile
+                    gate.release()
+            self._waiting.pop(gate, None)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Return once ``condition()`` is true; ``False`` when ``timeout`` seconds were not enough."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            gate = threading.Lock()
+            gate.acquire()
+            self._waiting[gate] = None
+            try:
+                # What has changed before the gate was there did not open it.
+                if condition():
+                    return True
+                left = LOOK_AGAIN_SECONDS if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                gate.acquire(timeout=min(left, LOOK_AGAIN_SECONDS))
+            finally:
+                self._waiting.pop(gate, None)
+        return True
+
+
+class Room:
+    """Calls that are under way, with what they have in hand: together no more than ``size``.
+
+    A call holds a lock of its own for as long as it is under way, by ``with``, which no
+    interrupt can skip: so a call that is gone never takes up room.
+
+    >>> room, call = Room(100), threading.Lock()
+    >>> with call:
+    ...     room.enter(call, 70)
+    ...     room.taken
+    70
+    >>> room.leave(call)
+    >>> room.taken
+    0
+    """
+
+    def __init__(self, size: float = float("inf")) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._calls: dict[threading.Lock, int] = {}
+        self._left = Bell()
+
+    @property
+    def taken(self) -> int:
+        return sum([needed for call, needed in list(self._calls.items()) if call.locked()])
+
+    def enter(self, call: threading.Lock, needed: int = 0) -> None:
+        """Wait until there is room; a call that needs more than there is waits to be the only one."""
+        if not self._fits(call, needed):
+            self._left.wait_for(lambda: self._fits(call, needed))
+
+    def leave(self, call: threading.Lock) -> None:
+        """The call is over, or has nothing in hand any more."""
+        self._calls.pop(call, None)
+        self._left.ring()
+
+    def wait_until_empty(self) -> None:
+        """Wait until all calls that have entered are over."""
+        for call in list(self._calls):
+            self._left.wait_for(lambda: call not in self._calls or not call.locked())  # noqa: B023
+
+    def _fits(self, call: threading.Lock, needed: int) -> bool:
+        with self._lock:
+            taken = self.taken
+            if taken and taken + needed > self._size:
+                return False
+            self._calls[call] = needed
+            return True
+
+
+class Task(Generic[R]):
+    """A call for another thread, and what became of it; one thread waits for it."""
+
+    def __init__(self, call: Callable[[], R]) -> None:
+        self._call = call
+        self._begun = self._dropped = self._over = False
+        self._error: BaseException | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def run(self) -> None:
+        """Make the call, unless it was dropped. Called once."""
+        try:
+            self._begun = True
+            if not self._dropped:
+                self._value = self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over = True
+            self._gate.release()
+
+    def drop(self) -> bool:
+        """Have it not begin any more; ``False`` when it has begun already."""
+        self._dropped = True
+        return not self._begun
+
+    def wait(self) -> None:
+        while not self._over:
+            self._gate.acquire(timeout=LOOK_AGAIN_SECONDS)
+
+    def result(self) -> R:
+        """What the call returned; raises what it raised. Waits for it."""
+        self.wait()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value
+        finally:
+            del self  # or this frame and the error would keep each other alive
+
+
+def in_thread(call: Callable[[], R], name: str) -> Task[R]:
+    """``call``, made in a thread of its own; in this one where there is none to be had."""
+    task = Task(call)
+    try:
+        start_thread(threading.Thread(target=task.run, name=name, daemon=True))
+    except RuntimeError:
+        task.run()
+    return task
+
+
+class Crew:
+    """Up to ``size`` threads, started as they are needed, which take tasks in the order given."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._tasks: SimpleQueue[Task[object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        # Those that were started; an interrupt may leave one out, which does no harm.
+        self._hired: list[tuple[threading.Thread, Task[None]]] = []
+
+    def take(self, task: Task[R]) -> None:
+        """Have a thread run the task; this one does where there is none to be had."""
+        with self._lock:
+            self._unfinished += 1
+            hire = len(self._hired) < min(self._unfinished, self._size)
+        if hire:
+            try:
+                self._hire()
+            except RuntimeError:
+                if not self._hired:
+                    task.run()
+                    return
+        self._tasks.put(task)  # type: ignore[arg-type]
+
+    def dismiss(self, *, wait: bool = False) -> None:
+        """Let the threads end after their tasks. Takes no lock: the garbage collector may call it."""
+        self._tasks.put(None)
+        if wait and not is_forked():
+            for thread, work in self._hired:
+                work.wait()
+                with suppress(RuntimeError):  # another ran in its place
+                    thread.join()
+
+    def _hire(self) -> None:
+        work = Task(self._work)
+        thread = threading.Thread(target=work.run, name=f"{self._name}_{len(self._hired)}", daemon=True)
+        start_thread(thread)
+        self._hired.append((thread, work))
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task.run()
+            del task
+            with self._lock:
+                self._unfinished -= 1
+        self._tasks.put(None)  # for the next one, however many there are
+
+
+def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """Yield ``call(item)`` in order, with up to ``workers`` calls ahead of the consumer.
+
+    Results that nobody took yet are bounded by ``workers``; an error surfaces at its
+    item's turn. When the iterator is exhausted or closed, calls that have not begun are
+    dropped, and the threads end with the calls that are under way.
+    """
+    if workers <= 1:
+        yield from map(call, items)
+        return
+    source = iter(items)
+    crew = Crew(workers, "lancewal-io")
+    ahead: deque[Task[R]] = deque()
+
+    def ask(count: int) -> None:
+        for item in islice(source, count):
+            task = Task(partial(call, item))
+            ahead.append(task)
+            crew.take(task)
+
+    try:
+        ask(workers)
+        while ahead:
+            result = ahead[0].result()
+            ahead.popleft()
+            ask(1)
+            yield result
+        # All calls have returned: the threads are idle and end at once.
+        crew.dismiss(wait=True)
+    finally:
+        # Without waiting: an iterator that was left half-way may be closed by the garbage
+        # collector, in any thread and inside of any lock.
+        for task in ahead:
+            task.drop()
+        crew.dismiss()

@@ -1,0 +1,329 @@
+"""The storage of one table, whatever kind it is."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.storage.backend import Backend, ObjectInfo, TransientError
+from lancewal.storage.forks import check_process, note_use
+from lancewal.storage.local import LocalBackend
+from lancewal.storage.location import check_path, check_prefix, is_staging_name, parse_location
+from lancewal.storage.options import check_options
+from lancewal.storage.remote import open_remote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Called after each operation with its name, the seconds it took, and its error or ``None``.
+Observer: TypeAlias = Callable[[str, float, BaseException | None], None]
+
+#: Sees the calls of all stores of this process, besides a store's own observer.
+_shared_observer: Observer | None = None
+
+_ATTEMPTS = 4
+_FIRST_DELAY_SECONDS = 0.1
+
+
+class PutOutcome(enum.Enum):
+    """How a put-if-absent ended."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+
+
+def observe_all(observer: Observer | None) -> None:
+    """Have ``observer`` see the calls of all stores of this process, those that exist already too."""
+    global _shared_observer
+    _shared_observer = observer
+
+
+def _observed(
+    method: Callable[Concatenate[ObjectStore, P], T],
+) -> Callable[Concatenate[ObjectStore, P], T]:
+    kind = method.__name__
+
+    @functools.wraps(method)
+    def observed(self: ObjectStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_process()
+        if self.observer is None and _shared_observer is None:
+            return method(self, *args, **kwargs)
+        start = time.perf_counter()
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException as error:
+            self._notify(kind, start, error)
+            raise
+        self._notify(kind, start, None)
+        return result
+
+    return observed
+
+
+class ObjectStore:
+    """Objects below one table's root; every method may be called from any thread.
+
+    Paths are relative to the root and use ``/``. Failures that may pass are tried again a few
+    times, then they are :class:`~lancewal.errors.StorageError`; its text never holds credentials.
+    ``uri`` and ``storage_options`` are what pylance takes for the same table.
+
+    Tests may subclass this class or pass a backend of their own to inject faults.
+
+    >>> store = ObjectStore.from_uri("memory://doctest")
+    >>> store.put_if_absent("a/b", b"mine"), store.put_if_absent("a/b", b"other")
+    (<PutOutcome.CREATED: 'created'>, <PutOutcome.EXISTS: 'exists'>)
+    >>> store.get("a/b"), [each.path for each in store.list("a")]
+    (b'mine', ['a/b'])
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        backend: Backend,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        observer: Observer | None = None,
+        attempts: int = _ATTEMPTS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        check_process()
+        note_use()
+        self.uri = uri
+        self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
+        self.observer = observer
+        self._backend = backend
+        self._attempts = attempts
+        self._sleep = sleep
+
+    @classmethod
+    def from_uri(
+        cls,
+        uri: str | os.PathLike[str],
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        fsync: bool = True,
+        observer: Observer | None = None,
+    ) -> ObjectStore:
+        """The store of the table at ``uri``: a path, ``file://``, ``memory://name``, ``s3://``,
+        ``az://``, ``abfss://`` or ``gs://``.
+
+        ``fsync`` matters on local disks only: without it a write survives a crash of the process,
+        with it also a power cut. Memory stores of one name are shared within the process.
+        """
+        options = check_options(storage_options)
+        location = parse_location(uri)
+        backend: Backend
+        if location.kind == "local":
+            backend = LocalBackend(location.prefix, fsync=fsync)
+        else:
+            backend = open_remote(location, options)
+        return ObjectStore(location.uri, backend, options, observer=observer)
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.uri!r})"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects are files in a directory of this machine."""
+        return isinstance(self._backend, LocalBackend)
+
+    @property
+    def fsync(self) -> bool:
+        """Whether a write is synced to disk before it returns; only local stores need to."""
+        return isinstance(self._backend, LocalBackend) and self._backend.fsync
+
+    def local_path(self, path: str) -> str | None:
+        """The absolute file name of an object, or ``None`` when the store is not local."""
+        check_path(path)
+        return self._backend.full_path(path) if isinstance(self._backend, LocalBackend) else None
+
+    def link(self, path: str) -> ObjectInfo | None:
+        """The symbolic link that stands at ``path``; ``None`` where none does, and on remote stores.
+
+        Links are listed and deleted as what they are, and everything else that would go
+        through one is a ``StorageError``: what they lead to is not the table's.
+        """
+        check_path(path)
+        return self._backend.link(path) if isinstance(self._backend, LocalBackend) else None
+
+    def refuse_links(self, directory: str) -> None:
+        """Raise a ``StorageError`` if a symbolic link is on the way to ``directory``, or below it.
+
+        For whoever passes the directory to a library that follows links.
+        """
+        if isinstance(self._backend, LocalBackend):
+            self._backend.refuse_links(check_prefix(directory))
+
+    @_observed
+    def put_if_absent(self, path: str, data: Data) -> PutOutcome:
+        """Store ``data`` at ``path`` unless an object is there; of all racers one gets CREATED.
+
+        ``data`` must hold something that only this call writes, such as a random write id: when
+        the store says that an object exists, but its bytes are ours, then an earlier attempt did
+        succeed and its reply was lost, which counts as CREATED. After a ``StorageError`` the
+        outcome is unknown; the same call may be repeated.
+        """
+        _check_writable(path)
+        view = _byte_view(data)
+        return self._persist(lambda: self._create(path, view))
+
+    @_observed
+    def put(self, path: str, data: Data, *, durable: bool = True) -> None:
+        """Store ``data`` at ``path``, replacing what is there at once and whole.
+
+        ``durable=False`` saves the syncs of a local disk, for what may be lost in a power cut.
+        """
+        _check_writable(path)
+        view = _byte_view(data)
+        self._persist(lambda: self._backend.replace(path, view, durable=durable))
+
+    @_observed
+    def put_from(self, path: str, chunks: Callable[[], Iterator[bytes]]) -> None:
+        """As :meth:`put`, for data that is too large to be held at once; ``chunks`` starts it anew."""
+        _check_writable(path)
+        self._persist(lambda: self._backend.replace_from(path, chunks()))
+
+    @_observed
+    def get(self, path: str) -> bytes:
+        """The object's bytes; raises ``FileNotFoundError`` when there is none."""
+        check_path(path)
+        return self._persist(lambda: self._backend.read(path))
+
+    @_observed
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start``, fewer where the object ends before that."""
+        check_path(path)
+        if start < 0 or length < 0:
+            raise InvalidInputError(f"a range needs start and length of 0 or more, not {start}, {length}")
+        if length == 0:
+            return b""
+        return self._persist(lambda: self._backend.read_range(path, start, length))
+
+    @_observed
+    def head(self, path: str) -> ObjectInfo | None:
+        """Size and time of an object, or ``None`` when there is none."""
+        check_path(path)
+        return self._persist(lambda: self._backend.head(path))
+
+    @_observed
+    def list(self, prefix: str = "") -> builtins.list[ObjectInfo]:
+        """All objects in the directory ``prefix`` and below, sorted by path; empty when it is missing.
+
+        ``a/b`` lists ``a/b/c``, but neither ``a/bc`` nor the object ``a/b``. Half-written files
+        on a local disk are left out, see :meth:`list_staging`.
+        """
+        directory = check_prefix(prefix)
+        return sorted(self._persist(lambda: self._backend.list(directory)), key=_by_path)
+
+    @_observed
+    def list_directories(self, prefix: str = "") -> builtins.list[str]:
+        """Names of the directories directly below ``prefix``, sorted.
+
+        On local disks empty ones too, and symbolic links, which may stand for directories.
+        """
+        directory = check_prefix(prefix)
+        return sorted(self._persist(lambda: self._backend.list_directories(directory)))
+
+    @_observed
+    def list_staging(self, prefix: str = "") -> builtins.list[ObjectInfo]:
+        """Files that a write in progress, or one that was killed, has left below ``prefix``.
+
+        Only local disks have any. Their age tells the dead from the living.
+        """
+        directory = check_prefix(prefix)
+        return sorted(self._persist(lambda: self._backend.list_staging(directory)), key=_by_path)
+
+    @_observed
+    def delete(self, path: str) -> None:
+        """Delete an object; a missing one is fine.
+
+        A deletion is not synced: after a power cut a deleted local object may be back.
+        """
+        check_path(path)
+        self._persist(lambda: self._backend.delete(path))
+
+    @_observed
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete the directory ``prefix`` with all below it, staging files too; how many objects."""
+        directory = check_prefix(prefix)
+        if not directory:
+            raise InvalidInputError("deleting everything below the table's root is refused; name a directory")
+        return self._persist(lambda: self._backend.delete_prefix(directory))
+
+    def _notify(self, kind: str, start: float, error: BaseException | None) -> None:
+        seconds = time.perf_counter() - start
+        for observer in (self.observer, _shared_observer):
+            if observer is None:
+                continue
+            try:
+                observer(kind, seconds, error)
+            except Exception:
+                # A broken metric must not turn a durable write into a failed one.
+                logger.exception("the storage observer failed")
+
+    def _create(self, path: str, data: memoryview) -> PutOutcome:
+        if self._backend.create(path, data):
+            return PutOutcome.CREATED
+        stored = self._backend.head(path)
+        if stored is None:
+            # S3 also answers this while a rival's write is under way, which may yet fail.
+            raise TransientError(f"{path!r} in {self.uri} was said to exist, and is not there")
+        if stored.size != data.nbytes:
+            return PutOutcome.EXISTS
+        try:
+            content = self._backend.read(path)
+        except FileNotFoundError as error:
+            raise TransientError(f"{path!r} in {self.uri} vanished while it was compared") from error
+        if content != data:
+            return PutOutcome.EXISTS
+        # The attempt that created it may have failed before its sync.
+        self._backend.settle(path)
+        return PutOutcome.CREATED
+
+    def _persist(self, call: Callable[[], T]) -> T:
+        """Call until it succeeds, fails for good, or the attempts are used up."""
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return call()
+            except TransientError as error:
+                failure = error
+            if attempt < self._attempts:
+                logger.debug("attempt %d of %d: %s", attempt, self._attempts, failure)
+                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+        raise StorageError(f"{failure}; gave up after {self._attempts} attempts") from failure.__cause__
+
+
+def _by_path(info: ObjectInfo) -> str:
+    return info.path
+
+
+def _check_writable(path: str) -> None:
+    check_path(path)
+    if is_staging_name(path[path.rfind("/") + 1 :]):
+        raise InvalidInputError(f"path {path!r} looks like a half-written file and would never be listed")
+
+
+def _byte_view(data: Data) -> memoryview:
+    try:
+        view = memoryview(data)
+        if view.c_contiguous:
+            return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    except TypeError:
+        logger.debug("%s has no bytes to store", type(data).__name__)
+    raise InvalidInputError(f"cannot store {type(data).__name__}: pass contiguous bytes")

@@ -1,0 +1,572 @@
+"""Staged SSTables and tagged WAL entries land exactly once, wherever a run dies."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal.base.table import BaseTable
+from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError, StorageError
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.publish import publishing as publish
+from lancewal.publish.feed import ChangeFeed
+from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
+from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
+from lancewal.reader import TableReader
+from lancewal.shard import WalTailer
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.storage import ObjectStore, layout
+from lancewal.writer.intake import Intake
+from tests.faults import Call, Faults, FaultyStore
+from tests.tables import APPEND_ONLY, KEYED, fast, rows
+
+SHARDS = 3
+
+
+class CrashError(Exception):
+    """Stands for the death of a process: from here on none of its calls reaches the storage."""
+
+
+@pytest.fixture(params=["keyed", "append only"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return new_store(tmp_path / "table", KEYED if request.param == "keyed" else APPEND_ONLY)
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> ObjectStore:
+    return new_store(tmp_path / "table", KEYED)
+
+
+def new_store(path: Path, schema: pa.Schema) -> ObjectStore:
+    lance.write_dataset(schema.empty_table(), str(path))
+    lancewal.initialize(str(path), bucket=("id", SHARDS), writer_defaults=fast())
+    return ObjectStore.from_uri(path, fsync=False)
+
+
+def base_of(store: ObjectStore) -> BaseTable:
+    return BaseTable.open(store.uri, store=store)
+
+
+def stored(base: BaseTable, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return Intake(base.schema).upserts(batch).batches[0]
+
+
+def batch_of(base: BaseTable, start: int, count: int, prefix: str = "name") -> pa.RecordBatch:
+    return rows(start, count, schema=base.schema.plain, prefix=prefix)
+
+
+def staged(store: ObjectStore, batch: pa.RecordBatch, task: int = 0) -> list[Staged]:
+    base = base_of(store)
+    stager = Stager(base, store, ShardRouter.for_table(base.details, base.schema), order=(task,))
+    stager.add(stored(base, batch))
+    return stager.finish()
+
+
+def appended(store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction) -> list[publish.ShardWrite]:
+    """The whole low-latency way, as driver and tasks do it between them."""
+    base = base_of(store)
+    router = ShardRouter.for_table(base.details, base.schema)
+    if not publish.begin_append(store, transaction):
+        return []
+    parts = router.route(stored(base, batch))
+    written = [publish.append_transaction(store, shard, [part], transaction) for shard, part in parts]
+    publish.finish_append(store, transaction, written)
+    return written
+
+
+def published(
+    store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
+) -> list[publish.ShardWrite]:
+    return publish.publish(base_of(store), store, staged(store, batch), transaction)
+
+
+Write = Callable[[ObjectStore, pa.RecordBatch, Transaction], list[publish.ShardWrite]]
+
+
+def content(store: ObjectStore) -> list[tuple[int, str]]:
+    table = TableReader(ObjectStore.from_uri(store.uri)).scan().to_table()
+    return sorted(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
+
+
+def fed(store: ObjectStore) -> list[tuple[int, str]]:
+    feed = ChangeFeed.open(store.uri)
+    changes = pa.Table.from_batches(feed.changes(feed.earliest(), feed.latest()), feed.schema)
+    return sorted(zip(changes["id"].to_pylist(), changes["name"].to_pylist(), strict=True))
+
+
+def expected(*ranges: tuple[int, int]) -> list[tuple[int, str]]:
+    return sorted((i, f"name_{i}") for start, count in ranges for i in range(start, start + count))
+
+
+def test_staged_rows_are_invisible_until_they_are_published_and_then_newest(store: ObjectStore) -> None:
+    base = base_of(store)
+    with lancewal.open(store.uri).writer() as writer:
+        writer.put(batch_of(base, 0, 5, prefix="older"))
+    found = staged(store, batch_of(base, 5, 5))
+    assert content(store) == sorted((i, f"older_{i}") for i in range(5))
+    assert all(is_staged(each.entry.path) for each in found)
+
+    written = publish.publish(base, store, found)
+
+    assert sum(each.rows for each in written) == 5
+    assert content(store) == sorted([(i, f"older_{i}") for i in range(5)] + expected((5, 5)))
+
+
+def test_published_rows_replace_rows_that_were_only_in_the_wal(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    with lancewal.open(keyed.uri).writer(enable_memtable=False) as writer:
+        writer.put(batch_of(base, 0, 10, prefix="older"))
+    publish.publish(base, keyed, staged(keyed, batch_of(base, 0, 10)))
+    assert content(keyed) == expected((0, 10))
+
+
+def test_pylance_reads_published_sstables_and_goes_on_writing(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    publish.publish(base, keyed, staged(keyed, batch_of(base, 0, 20)))
+    seen: list[int] = []
+    for manifest in discover_manifests(keyed):
+        shard = str(manifest.shard_id)
+        dataset = lance.dataset(keyed.uri)
+        writer = dataset.mem_wal_writer(shard)
+        added = 1000 + len(seen)
+        writer.put(batch_of(base, added, 1))
+        snapshot = writer.lsm_scanner()
+        seen += snapshot.to_table()["id"].to_pylist()
+        writer.close()
+    assert [i for i in sorted(seen) if i < 1000] == list(range(20))
+    assert [i for i, _ in content(keyed) if i < 1000] == list(range(20))
+
+
+def test_sstables_of_several_tasks_are_published_by_task_and_then_by_their_order(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    first = staged(keyed, batch_of(base, 0, 10, prefix="first"), task=0)
+    second = staged(keyed, batch_of(base, 0, 10), task=1)
+    publish.publish(base, keyed, [*second, *first])
+    assert content(keyed) == expected((0, 10))
+    for manifest in discover_manifests(keyed):
+        generations = [entry.generation for entry in manifest.sstables]
+        assert generations == list(range(1, manifest.current_generation))
+
+
+def test_a_stager_writes_out_early_and_keeps_the_order_of_a_keys_rows(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    stager = Stager(base, keyed, ShardRouter.for_table(base.details, base.schema), max_bytes=1)
+    for prefix in ("a", "b", "name"):
+        stager.add(stored(base, batch_of(base, 0, 9, prefix=prefix)))
+    found = stager.finish()
+    assert len(found) == 3 * len({each.shard for each in found})
+    publish.publish(base, keyed, found)
+    assert content(keyed) == expected((0, 9))
+
+
+def test_what_was_staged_too_long_ago_is_refused_before_anything_is_written(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    old = time.time() - STAGED_DELETION_AGE.total_seconds() / 2 - 1
+    found = [replace(each, staged_at=old) for each in staged(keyed, batch_of(base, 0, 3))]
+    with pytest.raises(InvalidInputError, match="staged"):
+        publish.publish(base, keyed, found)
+    assert content(keyed) == []
+    assert all(manifest.writer_epoch == 0 for manifest in discover_manifests(keyed))
+
+
+@pytest.mark.parametrize("write", [published, appended])
+def test_a_transaction_that_is_run_again_writes_nothing(store: ObjectStore, write: Write) -> None:
+    base = base_of(store)
+    for version in (0, 1):
+        write(store, batch_of(base, version * 10, 10), Transaction("app", version))
+    for version in (0, 1):
+        assert write(store, batch_of(base, version * 10, 10), Transaction("app", version)) == []
+    assert content(store) == fed(store) == expected((0, 20))
+
+
+@pytest.mark.parametrize("write", [published, appended])
+def test_the_same_versions_of_two_applications_are_different_writes(store: ObjectStore, write: Write) -> None:
+    base = base_of(store)
+    write(store, batch_of(base, 0, 10), Transaction("one", 0))
+    write(store, batch_of(base, 10, 10), Transaction("other", 0))
+    assert content(store) == expected((0, 20))
+
+
+def storage_calls(store: ObjectStore, write: Write, batch: pa.RecordBatch) -> int:
+    faulty = FaultyStore(store)
+    write(faulty, batch, Transaction("count", 0))
+    return len(faulty.faults.calls)
+
+
+def crash_points(total: int, most: int) -> Iterator[tuple[int, bool]]:
+    """Calls to die at, before and after their effect: all of them, or ``most`` spread evenly."""
+    points = list(itertools.product(range(1, total + 1), (False, True)))
+    return iter(points[:: max(1, -(-len(points) // most))])
+
+
+#: A prime number of points meets calls before and after their effect alike.
+FEW, ALL = 23, 1 << 30
+thoroughly = pytest.mark.parametrize(
+    "most", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=["few", "all"]
+)
+
+
+@thoroughly
+@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["keyed", "append only"])
+def test_a_run_that_dies_at_any_storage_call_is_completed_by_the_next(
+    tmp_path: Path, schema: pa.Schema, write: Write, most: int
+) -> None:
+    probe = new_store(tmp_path / "probe", schema)
+    total = storage_calls(probe, write, batch_of(base_of(probe), 0, 10))
+    store = new_store(tmp_path / "table", schema)
+    base = base_of(store)
+    done = []
+    for version, (call, after) in enumerate(crash_points(total, most)):
+        faulty = FaultyStore(store)
+        faulty.faults.fail("*", nth=call, after=after, error=CrashError)
+        faulty.faults.fail("*", nth=call + 1, times=None, error=CrashError)
+        batch = batch_of(base, version * 10, 10)
+        try:
+            write(faulty, batch, Transaction("app", version))
+        except (CrashError, StorageError, PartialWriteError):
+            write(store, batch, Transaction("app", version))
+        done.append((version * 10, 10))
+    assert content(store) == expected(*done)
+    assert fed(store) == expected(*done)
+
+
+@thoroughly
+@pytest.mark.parametrize("write", [published, appended])
+def test_a_run_is_completed_although_compaction_and_collection_came_between(
+    tmp_path: Path, write: Write, most: int
+) -> None:
+    """Everything that proves the write is removed, as maintenance may; the marks remain."""
+    probe = new_store(tmp_path / "probe", APPEND_ONLY)
+    total = storage_calls(probe, write, batch_of(base_of(probe), 0, 10))
+    for version, (call, after) in enumerate(crash_points(total, most)):
+        store = new_store(tmp_path / f"table-{version}", APPEND_ONLY)
+        base = base_of(store)
+        faulty = FaultyStore(store)
+        faulty.faults.fail("*", nth=call, after=after, error=CrashError)
+        faulty.faults.fail("*", nth=call + 1, times=None, error=CrashError)
+        batch = batch_of(base, 0, 10)
+        try:
+            write(faulty, batch, Transaction("app", 0))
+        except (CrashError, StorageError, PartialWriteError):
+            before = content(store)
+            remove_proofs(store)
+            write(store, batch, Transaction("app", 0))
+            assert sorted(before + content(store)) == expected((0, 10)), f"call {call}, after={after}"
+
+
+def remove_proofs(store: ObjectStore) -> None:
+    """What a flush, a compaction, pruning and garbage collection do to a shard, without its rows."""
+    base = base_of(store)
+    for manifest in discover_manifests(store):
+        publish.drain(base, store, manifest.shard_id)
+        manifests = ShardManifestStore(store, manifest.shard_id)
+        current = manifests.require_latest()
+        positions = range(1, current.replay_after_wal_entry_position + 1)
+        unsettled = Unsettled.read(store)
+        unsettled.preserve(
+            manifest.shard_id, sstables=[e.path for e in current.sstables], positions=positions
+        )
+        manifests.commit_update(None, lambda m: replace(m, sstables=()))
+        for position in positions:
+            store.delete(layout.wal_entry(manifest.shard_id, position))
+
+
+def claim(store: ObjectStore, rival_row: int) -> None:
+    """What every flush job, task and writer begins with."""
+    for manifest in discover_manifests(store):
+        ShardManifestStore(store, manifest.shard_id).claim_epoch(manifest.shard_spec_id)
+
+
+def flush(store: ObjectStore, rival_row: int) -> None:
+    base = base_of(store)
+    for manifest in discover_manifests(store):
+        publish.drain(base, store, manifest.shard_id)
+
+
+def put(store: ObjectStore, rival_row: int) -> None:
+    with lancewal.open(store.uri).writer() as writer:
+        writer.put(batch_of(base_of(store), rival_row, 1))
+
+
+def publish_beside(store: ObjectStore, rival_row: int) -> None:
+    published(store, batch_of(base_of(store), rival_row, 1), Transaction(f"rival-{rival_row}", 0))
+
+
+def compact(store: ObjectStore, rival_row: int) -> None:
+    """Takes what is listed off the manifest, so that the feed must know it by other signs."""
+    flush(store, rival_row)
+    lancewal.open(store.uri).compact()
+    compacted = base_of(store).compacted_generation
+
+    def pruned(manifest: ShardManifest) -> ShardManifest:
+        left = [e for e in manifest.sstables if e.generation > compacted(manifest.shard_id)]
+        return replace(manifest, sstables=tuple(left))
+
+    for manifest in discover_manifests(store):
+        names = [entry.path for entry in manifest.sstables]
+        Unsettled.read(store).preserve(manifest.shard_id, sstables=names)
+        ShardManifestStore(store, manifest.shard_id).commit_update(None, pruned)
+
+
+Rival = Callable[[ObjectStore, int], None]
+
+
+def writes_the_shard(call: Call) -> bool:
+    return call.kind in ("put_if_absent", "put") and layout.OWN_DIR not in call.path
+
+
+def any_call(call: Call) -> bool:
+    return True
+
+
+class Meeting(FaultyStore):
+    """A store whose user meets somebody at the ``number``-th call that ``is_met``, and is watched at each."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        is_met: Callable[[Call], bool],
+        number: int,
+        meet: Callable[[], None],
+        watch: Callable[[], None],
+    ) -> None:
+        super().__init__(inner)
+        self.faults = _Meetings(is_met, number, meet, watch)
+
+    @property
+    def met(self) -> bool:
+        return self.faults.left == 0
+
+
+class _Meetings(Faults):
+    def __init__(
+        self, is_met: Callable[[Call], bool], number: int, meet: Callable[[], None], watch: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._is_met, self._meet, self._watch = is_met, meet, watch
+        self.left = number
+
+    def run(self, kind: str, path: str, call: Callable[[], Any]) -> Any:
+        if self._is_met(Call(kind, path)):
+            self._watch()
+            if self.left:
+                self.left -= 1
+                if not self.left:
+                    self._meet()
+                    self._watch()
+        return super().run(kind, path, call)
+
+
+class Follower:
+    """Reads the feed on from where it stopped, as somebody does who looks at every moment."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._feed = ChangeFeed.open(store.uri)
+        self._place = self._feed.latest()
+        self.rows: list[tuple[int, str]] = []
+
+    def look(self) -> None:
+        end = self._feed.latest()
+        for batch in self._feed.changes(self._place, end):
+            self.rows += zip(batch["id"].to_pylist(), batch["name"].to_pylist(), strict=True)
+        self._place = end
+
+
+@pytest.mark.parametrize(
+    "is_met", [writes_the_shard, pytest.param(any_call, marks=pytest.mark.soak)], ids=["few", "all"]
+)
+@pytest.mark.parametrize("rival", [claim, flush, put, publish_beside, compact])
+@pytest.mark.parametrize("write", [published, appended])
+def test_a_rival_at_any_storage_call_put_rows_into_the_feed_twice(
+    tmp_path: Path, write: Write, rival: Rival, is_met: Callable[[Call], bool]
+) -> None:
+    """One shard, and one rival at one call of each write; a follower looks whenever something may be new."""
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "table"))
+    lancewal.initialize(str(tmp_path / "table"), unsharded=True, writer_defaults=fast())
+    store = ObjectStore.from_uri(tmp_path / "table", fsync=False)
+    base = base_of(store)
+    published(store, batch_of(base, 0, 5), Transaction("first", 0))
+    done = [(0, 5)]
+    follower = Follower(store)
+    for number in itertools.count(1):
+        meeting = Meeting(store, is_met, number, partial(rival, store, 1000 + number), follower.look)
+        write(meeting, batch_of(base, number * 10, 5), Transaction("app", number))
+        done.append((number * 10, 5))
+        if not meeting.met:
+            break
+        if rival in (put, publish_beside):
+            done.append((1000 + number, 1))
+    assert number > 4, "the pointer, the manifest and the confirmation are met at the least"
+    follower.look()
+    assert content(store) == expected(*done)
+    assert fed(store) == expected(*done)
+    assert sorted(follower.rows) == expected(*done[1:])
+
+
+def test_a_loser_that_wakes_up_after_the_commit_changes_nothing(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    winner, loser = staged(keyed, batch_of(base, 0, 10)), staged(keyed, batch_of(base, 0, 10, prefix="loser"))
+    publish.publish(base, keyed, winner, Transaction("app", 0))
+    publish.publish(base, keyed, loser, Transaction("app", 0))
+    staged(keyed, batch_of(base, 0, 10, prefix="late"))
+    assert content(keyed) == fed(keyed) == expected((0, 10))
+
+
+def test_a_zombie_run_that_goes_on_after_its_successor_finished_writes_nothing(store: ObjectStore) -> None:
+    base = base_of(store)
+    router = ShardRouter.for_table(base.details, base.schema)
+    transaction = Transaction("app", 0)
+    parts = router.route(stored(base, batch_of(base, 0, 10)))
+    publish.begin_append(store, transaction)
+    publish.append_transaction(store, parts[0][0], [parts[0][1]], transaction)
+    appended(store, batch_of(base, 0, 10), transaction)
+    remove_proofs(store)
+    late = [publish.append_transaction(store, shard, [part], transaction) for shard, part in parts]
+    assert all(each.skipped for each in late)
+
+
+def test_a_loser_of_a_write_without_a_name_that_wakes_up_after_its_end_writes_nothing(
+    store: ObjectStore,
+) -> None:
+    """The records of such a write are removed at its end, and with them what says that it is written."""
+    base = base_of(store)
+    transaction = Transaction.anonymous()
+    parts = list(ShardRouter.for_table(base.details, base.schema).route(stored(base, batch_of(base, 0, 20))))
+    appended(store, batch_of(base, 0, 20), transaction)
+    TransactionLog(store, transaction).forget()
+    epochs = [m.writer_epoch for m in discover_manifests(store)]
+    with pytest.raises(ConflictError, match="nothing was written"):
+        publish.append_transaction(store, parts[0][0], [parts[0][1]], transaction)
+    assert fed(store) == content(store) == expected((0, 20))
+    assert [m.writer_epoch for m in discover_manifests(store)] == epochs
+
+
+def test_a_loser_of_a_finished_transaction_does_not_fence_the_writer_that_came_after(
+    keyed: ObjectStore,
+) -> None:
+    base = base_of(keyed)
+    transaction = Transaction("app", 0)
+    parts = list(ShardRouter.for_table(base.details, base.schema).route(stored(base, batch_of(base, 0, 20))))
+    appended(keyed, batch_of(base, 0, 20), transaction)
+    with lancewal.open(keyed.uri).writer() as writer:
+        writer.put(batch_of(base, 20, 20))
+        late = [publish.append_transaction(keyed, shard, [part], transaction) for shard, part in parts]
+        writer.put(batch_of(base, 40, 20))
+    assert [write.skipped for write in late] == [True] * len(parts)
+    assert content(keyed) == expected((0, 60))
+
+
+def test_two_runs_of_one_transaction_at_the_same_time_write_each_shard_once(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise the first run may be through with all other shards when the second one comes to them.
+    monkeypatch.setattr(publish, "_CONCURRENT_SHARDS", 1)
+    base = base_of(store)
+    batch = batch_of(base, 0, 10)
+    faulty = FaultyStore(store)
+    second: list[Any] = []
+    faulty.faults.before(
+        "put_if_absent", lambda: second.extend(published(store, batch, Transaction("app", 0))), nth=4
+    )
+    published(faulty, batch, Transaction("app", 0))
+    assert sum(not each.skipped for each in second) >= 1
+    assert content(store) == fed(store) == expected((0, 10))
+
+
+def test_publishing_fences_the_writer_that_is_open_on_the_shard(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    writer = lancewal.open(keyed.uri).writer()
+    writer.put(batch_of(base, 0, 10, prefix="live"))
+    publish.publish(base, keyed, staged(keyed, batch_of(base, 0, 5)))
+    with pytest.raises(PartialWriteError) as failure:
+        writer.put(batch_of(base, 20, 10))
+    assert {type(error) for error in failure.value.failed.values()} == {FencedError}
+    writer.close()
+    kept = [row for row in content(keyed) if row[0] < 10]
+    assert kept == sorted(expected((0, 5)) + [(i, f"live_{i}") for i in range(5, 10)])
+
+
+def test_the_log_keeps_only_the_newest_version(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    for version in range(5):
+        published(keyed, batch_of(base, version, 1), Transaction("app", version))
+    names = [info.path.rsplit("/", 1)[-1] for info in keyed.list(f"{layout.OWN_DIR}/transactions")]
+    assert {name.split(".")[0] for name in names} == {f"{4:020d}"}
+    assert TransactionLog(keyed, Transaction("app", 4)).is_done()
+    assert not TransactionLog(keyed, Transaction("app", 5)).is_done()
+    assert len(Unsettled.read(keyed)) == 0
+
+
+def test_a_write_without_a_name_leaves_no_record(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    publish.publish(base, keyed, staged(keyed, batch_of(base, 0, 3)))
+    assert keyed.list(f"{layout.OWN_DIR}/transactions") == []
+
+
+def test_nothing_is_preserved_for_transactions_that_are_done(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    published(keyed, batch_of(base, 0, 10), Transaction("app", 0))
+    for manifest in discover_manifests(keyed):
+        names = [entry.path for entry in manifest.sstables]
+        assert Unsettled.read(keyed).preserve(manifest.shard_id, sstables=names) == []
+
+
+def test_a_foreign_entry_between_does_not_hide_the_tagged_one(store: ObjectStore) -> None:
+    base = base_of(store)
+    router = ShardRouter.for_table(base.details, base.schema)
+    transaction = Transaction("app", 0)
+    parts = router.route(stored(base, batch_of(base, 0, 10)))
+    publish.begin_append(store, transaction)
+    first = [publish.append_transaction(store, shard, [part], transaction) for shard, part in parts]
+    with lancewal.open(store.uri).writer(enable_memtable=False) as writer:
+        writer.put(batch_of(base, 100, 30))
+    second = [publish.append_transaction(store, shard, [part], transaction) for shard, part in parts]
+    assert [each.position for each in second] == [each.position for each in first]
+    assert all(each.skipped for each in second)
+
+
+def test_floors_keep_a_run_from_searching_the_whole_log(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    for version in range(4):
+        appended(keyed, batch_of(base, 0, 10), Transaction("app", version))
+    faulty = FaultyStore(keyed)
+    written = appended(faulty, batch_of(base, 0, 10), Transaction("app", 4))
+    read = [c.path for c in faulty.faults.calls if c.kind == "get" and c.path.endswith(layout.WAL_SUFFIX)]
+    assert len(written) == SHARDS
+    assert read == []
+
+
+@pytest.mark.parametrize(("app", "version"), [("", 0), ("app", -1), ("app", 1.5), ("app", True)])
+def test_a_transaction_without_name_or_number_is_refused(app: str, version: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        Transaction(app, version)
+
+
+def test_a_damaged_record_is_named(keyed: ObjectStore) -> None:
+    transaction = Transaction("app", 0)
+    TransactionLog(keyed, transaction).start(Run(0))
+    for info in keyed.list(f"{layout.OWN_DIR}/transactions"):
+        keyed.put(info.path, b"{")
+    with pytest.raises(StorageError, match="damaged"):
+        TransactionLog(keyed, transaction).read()
+
+
+def test_entries_of_the_low_latency_way_are_one_per_shard_and_version(keyed: ObjectStore) -> None:
+    base = base_of(keyed)
+    written = appended(keyed, batch_of(base, 0, 40), Transaction("app", 0))
+    for each in written:
+        entries = [entry for entry in WalTailer(keyed, each.shard_id) if not entry.sentinel]
+        assert [entry.num_rows for entry in entries] == [each.rows]
+        assert entries[0].generation is None
