@@ -57,6 +57,16 @@ def table(tmp_path: Path) -> lancewal.Table:
     return table
 
 
+def test_what_a_collection_saw_is_not_said_of_the_restored_table(
+    tmp_path: Path, table: lancewal.Table
+) -> None:
+    table.gc()
+    assert table._store.list(layout.LOOKS_DIR)
+    table.backup(tmp_path / "backups")
+    restored = lancewal.restore(tmp_path / "backups", tmp_path / "restored")
+    assert restored._store.list(layout.LOOKS_DIR) == []
+
+
 @pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["key", "no key"])
 def test_a_restored_table_has_the_rows_and_goes_on(tmp_path: Path, schema: pa.Schema) -> None:
     how = {} if schema is KEYED else {"unsharded": True}

@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 # What the collectors of one shard share.
 
 
-_CLOCK_DIR = f"{layout.OWN_DIR}/clock"
-
-
 def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
     """The time by the clock that stamps objects, also on local disks, which may be mounted.
 
@@ -42,9 +39,9 @@ def storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
     """
     if dry_run:
         return datetime.now(UTC)
-    store.put(f"{_CLOCK_DIR}/now", b"", durable=False)
+    store.put(f"{layout.CLOCK_DIR}/now", b"", durable=False)
     # By a listing, like all other times: those of single objects may be rounded differently.
-    stamps = [info.modified for info in store.list(_CLOCK_DIR)]
+    stamps = [info.modified for info in store.list(layout.CLOCK_DIR)]
     return max(stamps, default=datetime.now(UTC))
 
 

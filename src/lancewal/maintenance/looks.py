@@ -29,7 +29,6 @@ from lancewal.storage import HostClock, ObjectInfo, ObjectStore, layout
 
 logger = logging.getLogger(__name__)
 
-_DIR = f"{layout.OWN_DIR}/looks"
 #: Machines whose readings a record keeps. One that was dropped counts on from what is proven.
 _MAX_CLOCKS = 8
 #: How much older than its next but one a look may be before the one between them has to stay.
@@ -85,7 +84,7 @@ class Looks:
     @classmethod
     def read(cls, store: ObjectStore, shard_id: UUID | None, extent: Extent, clock: HostClock) -> Looks:
         """The earlier looks at a shard which has come to ``extent``; ``None``: at what is no shard's."""
-        path = f"{_DIR}/{'table' if shard_id is None else shard_id}.json"
+        path = f"{layout.LOOKS_DIR}/{'table' if shard_id is None else shard_id}.json"
         looks: list[_Look] = []
         try:
             looks = [_parsed(each) for each in json.loads(store.get(path))["looks"]]

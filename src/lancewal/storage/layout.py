@@ -15,6 +15,10 @@ from lancewal.errors import InvalidInputError
 MEM_WAL_DIR = "_mem_wal"
 #: Our own records beside the shards (Lance ignores the directory).
 OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
+#: What garbage collection notes there: the storage's time, and what it has seen. About one table at one
+#: place, so copies leave it out.
+CLOCK_DIR = f"{OWN_DIR}/clock"
+LOOKS_DIR = f"{OWN_DIR}/looks"
 #: Since when the table's columns are there; overwritten by whoever knows more.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
