@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lancewal.reader import nearest
 from lancewal.reader import text_search as text_levels
-from lancewal.reader import vector_search as nearest
 from lancewal.writer.table_writer import TableWriter
 from tests.reader.searched import (
     ALL_INDEXES,

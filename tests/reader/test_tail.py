@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, tail
+from lancewal.reader.nearest import checked_nearest, nearest
 from lancewal.reader.streamed_source import StreamedSource
 from lancewal.reader.table_reader import full_text_search
-from lancewal.reader.vector_search import checked_nearest, nearest
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.storage import layout
 from tests.reader.support import TableUnderTest, named, names

@@ -13,7 +13,7 @@ import pytest
 
 import lancewal
 from lancewal.errors import InvalidInputError
-from lancewal.reader import vector_search as nearest
+from lancewal.reader import nearest
 from lancewal.reader.sstable_source import SsTableSource
 from tests.reader.searched import (
     ALL_INDEXES,

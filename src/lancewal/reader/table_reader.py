@@ -15,12 +15,12 @@ from lancewal.format import TableSchema
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.lookup import LookupResult, lookup
+from lancewal.reader.nearest import checked_nearest, nearest
 from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
 from lancewal.reader.state import ShardReader, Snapshot, WantsShard
 from lancewal.reader.tail import SnapshotMovedError
 from lancewal.reader.text_search import checked_words, find_words
-from lancewal.reader.vector_search import checked_nearest, nearest
 from lancewal.storage import ObjectStore, check_process, layout, ordered_map
 from lancewal.writer import Intake
 
