@@ -13,7 +13,7 @@ from demo.corpus import LIBRARY_KINDS
 from demo.feeds import SparkFeed
 from demo.stage import Stage
 from lancewal.cli.console import count, duration, plural
-from lancewal.errors import LanceWalError
+from lancewal.errors import FencedError, LanceWalError, PartialWriteError
 from lancewal.publish.feed import ChangeFeed
 from lancewal.table import Table
 
@@ -21,6 +21,7 @@ from lancewal.table import Table
 _BATCHES_BEFORE_KILL = 4
 _INTO_THE_NEXT = 0.25
 _COMPACT_EVERY = 4.0
+_FLUSH_ATTEMPTS = 4
 
 
 def stream_in(stage: Stage) -> None:
@@ -42,6 +43,20 @@ def stream_in(stage: Stage) -> None:
     _tell(stage, seconds)
 
 
+def _flush_after_the_kill(table: Table) -> None:
+    """Flush the shards that Spark has left; the service's shard is flushed through its own writer.
+
+    A worker of the killed driver may live for a moment longer, and take a shard that is just being flushed.
+    """
+    for _ in range(_FLUSH_ATTEMPTS - 1):
+        try:
+            return table.flush()
+        except PartialWriteError as error:
+            if not all(isinstance(each, FencedError) for each in error.failed.values()):
+                raise
+    return table.flush()
+
+
 def _through_spark(stage: Stage, feed: SparkFeed, table: Table) -> None:
     half = len(stage.incoming.files) // 2
     _drop(stage, 0, half, 0.0)
@@ -53,9 +68,8 @@ def _through_spark(stage: Stage, feed: SparkFeed, table: Table) -> None:
         f"Spark {feed.version}, driver and JVM, was killed with SIGKILL after "
         f"{plural(feed.batches, 'micro-batch', 'micro-batches')}, in the middle of the next"
     )
-    # Nobody writes to its shards now; the service's shard is flushed through its own writer.
     feed.launch()
-    table.flush()
+    _flush_after_the_kill(table)
     feed.start()
     stage.measured.mark("Spark is back")
     _drop(stage, half, len(stage.incoming.files), stage.scale.seconds_per_file)

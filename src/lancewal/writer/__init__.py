@@ -1,5 +1,6 @@
 """Puts and deletes: one writer per shard, and one per table that routes to them."""
 
+from lancewal.config import ShardWriterConfig
 from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
 from lancewal.writer.open import (
     drain_config,
@@ -27,6 +28,7 @@ __all__ = [
     "Intake",
     "MemTableStats",
     "ShardWriter",
+    "ShardWriterConfig",
     "TableWriteResult",
     "TableWriter",
     "WalStats",
