@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -72,6 +73,8 @@ def still_open(table: Table) -> list[str]:
     """The deleted files that stay open; Lance closes those that it lets go in threads of its own."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (found := open_files(table, deleted=True)) and time.monotonic() < deadline:
+        # What lies in a circle of references goes with the next collection, whenever that is.
+        gc.collect()
         time.sleep(0.01)
     return found
 
