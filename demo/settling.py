@@ -12,6 +12,7 @@ from lance.mem_wal import LsmScanner, ShardSnapshot
 from demo.corpus import NOTE, Edition, embed, rows
 from demo.stage import Stage, directory_bytes
 from lancewal.cli.console import count, duration, plural, size
+from lancewal.maintenance import Severity
 from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore
 
@@ -72,7 +73,8 @@ def compact(stage: Stage) -> None:
     )
     hits = plain.to_table(full_text_query="zookeeper", columns=["name", "_score"])["name"].to_pylist()
     stage.narration.check("and finds the note by its words", hits == ["zebra"], str(hits))
-    findings = table.verify().findings
+    # A killed task leaves an SSTable that no manifest names: garbage, which the collector removes.
+    findings = [each for each in table.verify().findings if each.severity is not Severity.INFO]
     stage.narration.check("every invariant on storage holds", not findings, str(findings[:3]))
     garbage = table.gc(dry_run=True, min_age=timedelta(0))
     stage.narration.say(

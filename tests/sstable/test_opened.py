@@ -118,6 +118,25 @@ def test_a_collection_here_closes_them_also_in_tables_that_nobody_uses(table: Ta
     read(idle)
 
 
+def test_deleted_files_stayed_open_while_a_reader_had_an_sstable_beyond_the_limit(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the limit pushed out was not among those that were asked to let Lance's session go."""
+    lance.write_dataset(data(10 * ROWS), tmp_path / "other")
+    other = lancewal.initialize(str(tmp_path / "other"), unsharded=True)
+    flush(other, 0)
+    reader = lancewal.open(other.uri)
+    assert reader.lookup([1]).found.all()
+    monkeypatch.setattr(opened, "_MAX_OPEN", 2)
+    flush(table, 0, ROWS)
+    read(table)
+    assert open_files(table, deleted=False)
+    table.compact(optimize_indexes=True)
+    assert table.gc(min_age=timedelta(0)).counts()["sstables"] == 2
+    assert still_open(table) == []
+    assert reader.lookup([1]).found.all()
+
+
 def test_what_is_still_listed_is_read_on(table: Table) -> None:
     """Lance's session is a new one then; whoever has an SSTable of the old one goes on."""
     flush(table, 0, ROWS)

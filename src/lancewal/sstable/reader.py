@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -209,6 +210,8 @@ class OpenedSsTable:
 
 
 _opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
+#: Also those that the limit pushed out of the opened ones, as long as a reader has them.
+_living: weakref.WeakSet[OpenedSsTable] = weakref.WeakSet()
 #: By shard, which of its SSTables are among the opened ones.
 _of_shard: dict[_Identity, set[_Identity]] = {}
 _lock = threading.Lock()
@@ -224,6 +227,7 @@ def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedS
         opened = _opened.get(identity)
         if opened is None:
             opened = _opened[identity] = OpenedSsTable(store, directory, notes)
+            _living.add(opened)
             _of_shard.setdefault(_shard_of(identity), set()).add(identity)
         _opened.move_to_end(identity)
         if len(_opened) > _MAX_OPEN:
@@ -249,8 +253,9 @@ def _close(identities: Sequence[_Identity]) -> None:
     closing = [opened for identity in identities if (opened := _forget(identity)) is not None]
     if any(opened.may_have_index_files for opened in closing):
         # Lance cannot close those of one SSTable: it gets a new session, and loads the others again.
+        # Every dataset of the old session must go, or the session and its files stay.
         _session.cache_clear()
-        for opened in _opened.values():
+        for opened in list(_living):
             opened.close(only_dataset=True)
     for opened in closing:
         opened.close()
