@@ -2,6 +2,7 @@
 
 from lancewal.storage import layout
 from lancewal.storage.backend import ObjectInfo
+from lancewal.storage.cache import CACHE_VARIABLE, Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked
 from lancewal.storage.layout import is_plain_name
@@ -19,18 +20,22 @@ from lancewal.storage.secrets import is_panic, remember_password, scrub_error, s
 from lancewal.storage.store import ObjectStore, Observer, PutOutcome, observe_all
 
 __all__ = [
+    "CACHE_VARIABLE",
     "LOOK_AGAIN_SECONDS",
     "MIN_DELETION_AGE",
     "RECHECK_AFTER",
     "Bell",
+    "Cache",
     "Clock",
     "Crew",
     "HostClock",
+    "Lease",
     "ObjectInfo",
     "ObjectStore",
     "Observer",
     "PutOutcome",
     "Room",
+    "Shelf",
     "Task",
     "boot_time",
     "check_process",
@@ -40,9 +45,11 @@ __all__ = [
     "is_forked",
     "is_panic",
     "is_plain_name",
+    "lance_cache_bytes",
     "layout",
     "observe_all",
     "ordered_map",
+    "process_cache",
     "remember_password",
     "scrub_error",
     "scrubbed",
