@@ -93,7 +93,7 @@ def test_writers_that_are_gone_take_no_memory(tmp_path: Path, monkeypatch: pytes
     for _ in range(6):
         table.shard_writer(table.shard_for(), enable_memtable=False).close()
         gc.collect()
-    assert len(writer_registry._opened) <= living + 4
+    assert len(writer_registry._registry._opened) <= living + 4
 
 
 def test_a_writer_without_memtables_is_counted_too(tmp_path: Path, registry: CollectorRegistry) -> None:

@@ -109,13 +109,13 @@ shard = next(iter(writer.shard_writers.values()))
 inner = table.shard_writer(shard.shard_id)
 inner.put(rows(0, 1))
 scan = table.scan()
-locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._lock, shard._close_lock,
-         shard._log._lock, shard._mode._flushes._lock, shard._mode.backpressure._lock, shard._stats._lock,
-         shard._appender._lock, shard._mode._flushes._worker._lock]
+locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._mode.lock, shard._close_lock,
+         shard._log._lock, shard._mode._flushes._lock, shard._backpressure._lock, shard._state._lock,
+         shard._stats._lock, shard._appender._lock, shard._mode._flushes._worker._lock]
 from lancewal.maintenance import history as activity
 from lancewal.index.graph import BUILDER
 from lancewal.writer import open as registry
-locks += [registry._lock, activity._lock, BUILDER._lock]
+locks += [registry._registry._lock, activity._lock, BUILDER._lock]
 
 def work():
     assert not registry.open_writers() and not registry.written() and not activity.totals()

@@ -2,39 +2,55 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
+from collections.abc import Callable
 
 import pytest
 
 from lancewal.errors import StorageError
 from lancewal.writer import WriteStats
-from lancewal.writer.state import Backpressure
+from lancewal.writer.group_commit import Put, PutState
+from lancewal.writer.intake import Rows
+from lancewal.writer.shard_writer import Backpressure
+from lancewal.writer.state import WriterState
 
 PATIENCE = 10.0
 
 
-def held_lock() -> threading.Lock:
-    """What a put holds while it is under way."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
+def put_under_way(num_bytes: int = 1) -> Put:
+    """A put whose thread is there."""
+    put = Put(rows=Rows([], 0, num_bytes), into=None)  # type: ignore[arg-type]
+    put.present.acquire()
+    return put
+
+
+class Memory:
+    def __init__(self, held: list[int], relieve: Callable[[], None]) -> None:
+        self.held = held
+        self.make_room = relieve
+
+    @property
+    def unflushed_bytes(self) -> int:
+        return self.held[0]
+
+
+class Pressure(Backpressure):
+    def wake(self) -> None:
+        self._state.note_change()
 
 
 def make(
-    stats: WriteStats, held: list[int], relieve: object = None, log_interval: float = PATIENCE
-) -> Backpressure:
-    return Backpressure(
-        100,
-        log_interval,
-        stats,
-        unflushed=lambda: held[0],
-        relieve=relieve or (lambda: None),  # type: ignore[arg-type]
-        context={},
-    )
+    stats: WriteStats,
+    held: list[int],
+    relieve: Callable[[], None] = lambda: None,
+    log_interval: float = PATIENCE,
+) -> Pressure:
+    return Pressure(100, log_interval, Memory(held, relieve), WriterState(uuid.uuid4(), 1), stats)
 
 
 def test_nobody_waits_under_the_limit() -> None:
     stats = WriteStats()
-    make(stats, [99], relieve=lambda: pytest.fail("there is nothing to relieve")).admit(held_lock(), 1)
+    make(stats, [99], relieve=lambda: pytest.fail("there is nothing to relieve")).admit(put_under_way())
     assert stats.snapshot().backpressure_count == 0
 
 
@@ -44,7 +60,7 @@ def test_waits_until_enough_was_flushed_and_counts_once() -> None:
     admitted = threading.Event()
 
     def put() -> None:
-        pressure.admit(held_lock(), 1)
+        pressure.admit(put_under_way())
         admitted.set()
 
     thread = threading.Thread(target=put)
@@ -73,7 +89,7 @@ def test_an_error_while_waiting_reaches_the_waiter() -> None:
 
     def put() -> None:
         try:
-            pressure.admit(held_lock(), 1)
+            pressure.admit(put_under_way())
         except StorageError as error:
             errors.append(error)
 
@@ -87,7 +103,7 @@ def test_an_error_while_waiting_reaches_the_waiter() -> None:
 
 def test_a_wake_between_the_check_and_the_wait_is_not_missed() -> None:
     held = [1000]
-    pressure: Backpressure
+    pressure: Pressure
     turns: list[int] = []
 
     def relieve() -> None:
@@ -99,7 +115,7 @@ def test_a_wake_between_the_check_and_the_wait_is_not_missed() -> None:
             held[0] = 0
 
     pressure = make(WriteStats(), held, relieve)
-    pressure.admit(held_lock(), 1)
+    pressure.admit(put_under_way())
     assert len(turns) == 2
 
 
@@ -112,5 +128,34 @@ def test_a_long_wait_is_logged_and_goes_on(caplog: pytest.LogCaptureFixture) -> 
             held[0] = 0
 
     with caplog.at_level(logging.WARNING):
-        make(WriteStats(), held, relieve, log_interval=0.001).admit(held_lock(), 1)
+        make(WriteStats(), held, relieve, log_interval=0.001).admit(put_under_way())
     assert "1000 unflushed bytes, limit 100" in caplog.records[0].getMessage()
+
+
+def test_an_error_that_is_latched_while_a_put_waits_reaches_it() -> None:
+    pressure = make(WriteStats(), [1000])
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            pressure.admit(put_under_way())
+        except StorageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    pressure._state.fail(StorageError("the disk is gone"), memory_ahead_of_log=True, ends_log=True)
+    thread.join(PATIENCE)
+    assert [str(error) for error in errors] == ["the disk is gone"]
+
+
+def test_a_put_counts_from_its_admission_until_its_rows_are_in_memory_or_its_thread_is_gone() -> None:
+    pressure = make(WriteStats(), [0])
+    queued, interrupted = put_under_way(70), put_under_way(20)
+    pressure.admit(queued)
+    pressure.admit(interrupted)
+    assert pressure.let_in_bytes == 90
+    queued.state = PutState.QUEUED
+    assert pressure.let_in_bytes == 20
+    interrupted.present.release()
+    assert pressure.let_in_bytes == 0

@@ -12,11 +12,14 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import FencedError, InvalidInputError, LanceWalError, StorageError
+from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import WriteStats
-from lancewal.writer.group_commit import CommitLog
+from lancewal.writer.group_commit import CommitLog, Put
+from lancewal.writer.intake import Rows
 from lancewal.writer.shard_writer import Durability
+from lancewal.writer.state import WriterState
 from tests.faults import FaultyStore
 
 PATIENCE = 20.0
@@ -26,34 +29,63 @@ def batch(value: int, count: int = 1) -> pa.RecordBatch:
     return pa.record_batch({"id": [value] * count})
 
 
+class Memory:
+    """Stands for a MemTable, and tells which entries its rows went to."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.durable: list[tuple[int, int]] = []
+
+    def note_durable(self, end_position: int, wal_position: int) -> None:
+        self.durable.append((end_position, wal_position))
+
+
+class Mode:
+    """Queues the rows of a put for whoever leads, after ``before``, which may raise."""
+
+    def __init__(self, fixture: Fixture, before: Callable[[], object], queues: bool = True) -> None:
+        self.fixture = fixture
+        self.before = before
+        self.queues = queues
+
+    def insert(self, put: Put) -> None:
+        self.before()
+        if self.queues:
+            self.fixture.log.enqueue(put, self.fixture.memtable(1))
+
+
 class Fixture:
     def __init__(self, store: ObjectStore, max_entry_bytes: int = 1 << 20) -> None:
         self.store = FaultyStore(store)
         self.shard = uuid.uuid4()
         self.appender = WalAppender.open(self.store, self.shard)
         self.stats = WriteStats()
-        self.failures: list[LanceWalError] = []
+        self.state = WriterState(self.shard, self.appender.epoch)
         self.log = CommitLog(
-            self.appender,
-            self.stats,
-            max_entry_bytes,
-            on_failure=self.failures.append,
-            sleep=lambda seconds: None,
+            self.appender, self.state, self.stats, max_entry_bytes, sleep=lambda seconds: None
         )
+        self.memtables: dict[int, Memory] = {}
         self._order = threading.Lock()
 
-    def enqueue(self, value: int, generation: int | None = 1, count: int = 1) -> int:
-        rows = batch(value, count)
+    def memtable(self, generation: int) -> MemTable:
+        return self.memtables.setdefault(generation, Memory(generation))  # type: ignore[return-value]
+
+    def enqueue(self, value: int, generation: int = 1, count: int = 1, batches: int = 1) -> int:
+        put = Put(rows=Rows.of([batch(value, count)] * batches), into=None)  # type: ignore[arg-type]
         with self._order:
-            return self.log.enqueue([rows], rows.nbytes, generation).stop
+            self.log.enqueue(put, self.memtable(generation))
+        return put.end_position
 
-    def offer(self, value: int, generation: int | None = 1) -> Callable[[], object]:
-        """The rows of one put, to be queued by whoever leads."""
-        return lambda: self.enqueue(value, generation)
+    def put(self, value: int, before: Callable[[], object] = lambda: None, *, queues: bool = True) -> range:
+        """A put whose rows are to be queued by whoever leads."""
+        put = Put(rows=Rows.of([batch(value)]), into=Mode(self, before, queues))
+        with put.present:
+            self.log.commit_put(put)
+        return put.positions
 
-    def wait_for_offers(self, number: int) -> None:
+    def wait_for_puts(self, number: int) -> None:
         until = time.monotonic() + PATIENCE
-        while len(self.log._offers) < number:
+        while len(self.log._arrived) < number:
             assert time.monotonic() < until, "the puts did not come"
             time.sleep(0.001)
 
@@ -163,7 +195,8 @@ def test_a_failed_wal_put_leaves_no_hole_and_latches(fixture: Fixture) -> None:
     with pytest.raises(StorageError, match="injected"):
         fixture.log.commit(fixture.enqueue(3))
     assert fixture.entries() == [[1]]
-    assert len(fixture.failures) == 1
+    assert isinstance(fixture.state.ended.failure, StorageError)
+    assert fixture.state.ended.poisoned
 
 
 def test_a_passing_fault_is_ridden_out(fixture: Fixture) -> None:
@@ -195,7 +228,7 @@ def test_an_error_reaches_every_waiter(fixture: Fixture) -> None:
         others = [threading.Thread(target=wait, args=(fixture.enqueue(i),)) for i in range(1, 5)]
         for thread in others:
             thread.start()
-        while len(fixture.log._waiters) < 4:
+        while len(fixture.log._line) < 4:
             time.sleep(0.001)
         # A successor takes the shard while the leader is stalled inside its write.
         WalAppender.open(fixture.store, fixture.shard)
@@ -225,35 +258,28 @@ def test_an_interrupted_leader_leaves_its_rows_to_the_next(fixture: Fixture) -> 
     fixture.store.faults.fail("put_if_absent", after=True, error=KeyboardInterrupt(), where="/wal/")
     with pytest.raises(KeyboardInterrupt):
         fixture.log.commit(end)
-    assert fixture.log.failure is None
+    assert fixture.state.ended.log_failure is None
     fixture.log.commit(fixture.enqueue(2))
     assert fixture.entries() == [[1], [2]]
 
 
 def test_fail_wakes_those_who_wait(fixture: Fixture) -> None:
-    fixture.log.fail(StorageError("closed for good"))
+    fixture.log.fail(StorageError("closed for good"), memory_ahead_of_log=False)
     with pytest.raises(StorageError, match="closed for good"):
         fixture.log.commit(fixture.enqueue(1))
 
 
-def test_durable_rows_are_reported_to_their_home(fixture: Fixture) -> None:
-    seen: list[tuple[int, int]] = []
-
-    class Home:
-        def note_durable(self, end_position: int, wal_position: int) -> None:
-            seen.append((end_position, wal_position))
-
-    home = Home()
+def test_durable_rows_are_reported_to_their_memtable(fixture: Fixture) -> None:
     for i in range(2):
-        fixture.log.enqueue([batch(i), batch(i)], 8, 1, home)
+        fixture.enqueue(i, batches=2)
         fixture.log.commit_all()
-    assert seen == [(2, 1), (4, 2)]
+    assert fixture.memtables[1].durable == [(2, 1), (4, 2)]
 
 
 class TestPutsThatTheLeaderTakesIn:
     def test_positions_are_returned_once_the_rows_are_durable(self, fixture: Fixture) -> None:
-        assert fixture.log.commit_put(fixture.offer(1)) == range(1)
-        assert fixture.log.commit_put(fixture.offer(2)) == range(1, 2)
+        assert fixture.put(1) == range(1)
+        assert fixture.put(2) == range(1, 2)
         assert fixture.log.durable_position == 2
         assert fixture.entries() == [[1], [2]]
 
@@ -262,11 +288,7 @@ class TestPutsThatTheLeaderTakesIn:
         results: dict[int, range] = {}
 
         def put(value: int) -> None:
-            def offer() -> None:
-                callers.append(threading.get_ident())
-                fixture.enqueue(value)
-
-            results[value] = fixture.log.commit_put(offer)
+            results[value] = fixture.put(value, before=lambda: callers.append(threading.get_ident()))
 
         with waiting_puts(fixture, put, [1, 2, 3, 4]):
             assert callers == callers[:1], "rows were taken in while an entry was being written"
@@ -279,13 +301,12 @@ class TestPutsThatTheLeaderTakesIn:
         outcomes: dict[int, object] = {}
 
         def put(value: int) -> None:
-            def offer() -> None:
+            def refuse_odd() -> None:
                 if value % 2:
                     raise InvalidInputError(f"{value} is odd")
-                fixture.enqueue(value)
 
             try:
-                outcomes[value] = fixture.log.commit_put(offer)
+                outcomes[value] = fixture.put(value, before=refuse_odd)
             except InvalidInputError as error:
                 outcomes[value] = str(error)
 
@@ -293,7 +314,7 @@ class TestPutsThatTheLeaderTakesIn:
             assert outcomes == {}
         assert {value: outcomes[value] for value in (1, 3, 5)} == {v: f"{v} is odd" for v in (1, 3, 5)}
         assert sorted(value for values in fixture.entries() for value in values) == [0, 2, 4]
-        assert fixture.log.failure is None
+        assert fixture.state.ended.log_failure is None
 
     def test_refused_puts_alone_write_nothing(self, fixture: Fixture) -> None:
         def refuse() -> None:
@@ -301,13 +322,13 @@ class TestPutsThatTheLeaderTakesIn:
 
         for _ in range(3):
             with pytest.raises(InvalidInputError, match="no"):
-                fixture.log.commit_put(refuse)
+                fixture.put(0, before=refuse)
         assert fixture.entries() == []
-        assert fixture.log.commit_put(fixture.offer(1)) == range(1)
+        assert fixture.put(1) == range(1)
 
     def test_a_put_without_rows_is_an_error_and_no_endless_wait(self, fixture: Fixture) -> None:
         with pytest.raises(StorageError, match="none of its rows"):
-            fixture.log.commit_put(lambda: None)
+            fixture.put(1, queues=False)
 
     def test_a_leader_that_goes_on_lets_those_go_that_it_has_served(self, memory_store: ObjectStore) -> None:
         """They waited until the leader's own rows, several entries later, were written too."""
@@ -320,7 +341,7 @@ class TestPutsThatTheLeaderTakesIn:
             one.wait_until_reached()
             served = threading.Thread(target=fixture.log.commit, args=(first,))
             served.start()
-            while not fixture.log._waiters:
+            while not fixture.log._line:
                 time.sleep(0.001)
             with fixture.store.faults.pause("put_if_absent", where="/wal/", nth=1) as two:
                 one.release()
@@ -337,69 +358,59 @@ class TestPutsThatTheLeaderTakesIn:
 
         def put(value: int) -> None:
             try:
-                fixture.log.commit_put(lambda: taken.append(value) or fixture.enqueue(value))
+                fixture.put(value, before=lambda: taken.append(value))
             except StorageError as error:
                 errors.append(str(error))
 
         with waiting_puts(fixture, put, [1, 2, 3]):
-            fixture.log.fail(StorageError("closed for good"))
+            fixture.log.fail(StorageError("closed for good"), memory_ahead_of_log=False)
         assert taken == [0]
         assert errors == ["closed for good"] * 3
-        assert not fixture.log._offers
+        assert not fixture.log._arrived
 
     def test_a_put_keeps_nothing_alive(self, fixture: Fixture) -> None:
-        """The log kept the last offer, and so the rows and the writer itself."""
+        """The log kept the last put, and so its rows and the writer itself."""
 
-        class Rows:
-            pass
-
-        def put(rows: Rows, *, refused: bool) -> None:
-            def offer() -> None:
+        def put(kept: list[weakref.ref[pa.RecordBatch]], *, refused: bool) -> None:
+            def insert() -> None:
                 if refused:
-                    raise InvalidInputError(f"{rows} are refused")
-                fixture.enqueue(len(str(rows)))
+                    raise InvalidInputError("refused")
 
-            with suppress(InvalidInputError):
-                fixture.log.commit_put(offer)
+            one = Put(rows=Rows.of([batch(1)]), into=Mode(fixture, insert))
+            kept.append(weakref.ref(one.rows.batches[0]))
+            with suppress(InvalidInputError), one.present:
+                fixture.log.commit_put(one)
 
-        put(Rows(), refused=False)  # which looks for the log's end, and so is not like the others
+        put([], refused=False)  # which looks for the log's end, and so is not like the others
         gc.disable()
         try:
             for refused in (False, True):
-                rows = Rows()
-                kept = weakref.ref(rows)
-                put(rows, refused=refused)
-                del rows
-                assert kept() is None
+                kept: list[weakref.ref[pa.RecordBatch]] = []
+                put(kept, refused=refused)
+                assert kept[0]() is None
         finally:
             gc.enable()
 
     def test_a_refusal_that_is_kept_does_not_keep_the_rows_of_others(self, fixture: Fixture) -> None:
         """The error's frames were the leader's, which held the other puts."""
-
-        class Rows:
-            pass
-
         refusals: list[Exception] = []
-        others: list[weakref.ref[Rows]] = []
+        others: list[weakref.ref[pa.RecordBatch]] = []
 
         def put(value: int) -> None:
-            rows = Rows()
-
-            def offer() -> None:
+            def refuse_two() -> None:
                 if value == 2:
                     raise InvalidInputError("refused")
-                assert rows is not None
-                fixture.enqueue(value)
 
+            one = Put(rows=Rows.of([batch(value)]), into=Mode(fixture, refuse_two))
             if value != 2:
-                others.append(weakref.ref(rows))
+                others.append(weakref.ref(one.rows.batches[0]))
             try:
-                fixture.log.commit_put(offer)
+                with one.present:
+                    fixture.log.commit_put(one)
             except InvalidInputError as error:
                 refusals.append(error)
 
-        fixture.log.commit_put(fixture.offer(9))
+        fixture.put(9)
         with waiting_puts(fixture, put, [1, 2, 3]):
             assert refusals == []
         gc.collect()
@@ -417,7 +428,7 @@ def waiting_puts(fixture: Fixture, put: Callable[[int], None], values: list[int]
         for count, value in enumerate(values, start=1):
             threads.append(threading.Thread(target=put, args=(value,)))
             threads[-1].start()
-            fixture.wait_for_offers(count)
+            fixture.wait_for_puts(count)
         yield
     for thread in threads:
         thread.join(PATIENCE)

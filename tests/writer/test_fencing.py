@@ -268,8 +268,9 @@ def test_a_flush_of_a_cloned_writer_counted_the_rows_of_the_other_as_flushed(bas
     writer.put(batch(1))
     # What a clone of the machine goes on with: the same epoch, and the same idea of the tail.
     appender = writer._appender
-    clone = type(appender)(store_of(base), appender.manifests, appender.epoch, appender.claimed)
-    clone.keep_metadata = True
+    clone = type(appender)(
+        store_of(base), appender.manifests, appender.epoch, appender.claimed, keep_metadata=True
+    )
     clone.seed_next_position(appender.next_position_hint)
     stored = pa.ipc.read_record_batch(
         wal_entries(base, shard)[0].batches[0].serialize(), writer._intake.schema.stored

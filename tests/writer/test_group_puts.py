@@ -21,7 +21,8 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.group_commit import CommitLog, Waiter
-from lancewal.writer.state import Backpressure, without_frames
+from lancewal.writer.shard_writer import Backpressure
+from lancewal.writer.state import without_frames
 from tests.faults import FaultyStore, Pause
 from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
 
@@ -79,7 +80,7 @@ def test_puts_that_stand_in_line_count_for_backpressure(append_only: BaseTable, 
         max_unflushed_memtable_bytes=limit,
     )
     threads = []
-    pressure: Backpressure = writer._mode.backpressure  # type: ignore[attr-defined]
+    pressure: Backpressure = writer._backpressure
     with stalled(writer, store):
         for number in range(1, 21):
             before = pressure.let_in_bytes
@@ -166,7 +167,7 @@ def test_a_failed_writer_that_is_dropped_is_collected(
             entries += 1
             if entries > 1:
                 raise StorageError("the disk is gone")
-            wait_until(lambda: len(writer._log._waiters) == 3, "puts in line")
+            wait_until(lambda: len(writer._log._line) == 3, "puts in line")
             return append(data)
 
         appender.append_encoded = fail  # type: ignore[method-assign]
@@ -212,7 +213,7 @@ def test_an_interrupted_lead_does_not_stay_with_one_that_has_gone() -> None:
     def interrupted_wake() -> None:
         nonlocal interrupted
         interrupted = True
-        log._waiters[0].wake()
+        log._line[0].wake()
         raise KeyboardInterrupt
 
     def slow_leave(waiter: Waiter) -> None:
@@ -230,17 +231,16 @@ def test_an_interrupted_lead_does_not_stay_with_one_that_has_gone() -> None:
             log._wake_first = CommitLog._wake_first.__get__(log)  # type: ignore[method-assign]
 
     log._leave = slow_leave  # type: ignore[method-assign]
-    second = threading.Thread(target=log.commit_put, args=(fixture.offer(2),), daemon=True)
+    second = threading.Thread(target=fixture.put, args=(2,), daemon=True)
 
     def first() -> None:
         second.start()
-        wait_until(lambda: bool(log._waiters), "put in line")
-        fixture.enqueue(1)
+        wait_until(lambda: bool(log._line), "put in line")
 
     with suppress(KeyboardInterrupt):
-        log.commit_put(first)
+        fixture.put(1, before=first)
     assert interrupted
-    later = threading.Thread(target=log.commit_put, args=(fixture.offer(3),), daemon=True)
+    later = threading.Thread(target=fixture.put, args=(3,), daemon=True)
     later.start()
     for thread in (second, later):
         thread.join(PATIENCE)

@@ -215,7 +215,8 @@ def test_an_interrupted_put_leaves_no_other_thread_asleep(base: BaseTable) -> No
     assert interrupt_everywhere(attempt, COMMIT_LOG_FILE) > 20
 
 
-def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable) -> None:
+@pytest.mark.parametrize("memtable", [True, False])
+def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable, memtable: bool) -> None:
     """It had taken in the rows of another put, but not said so: the next leader took them in again.
 
     And a put that is interrupted while it stands in line has no effect.
@@ -225,8 +226,8 @@ def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable) 
     def attempt(interrupt: InterruptAtLine) -> None:
         nonlocal withdrawn
         shard = uuid.uuid4()
-        writer = without_flush(open_writer(base, shard, max_memtable_batches=100))
-        put = Puts(writer)
+        writer = open_writer(base, shard, enable_memtable=memtable, max_memtable_batches=100)
+        put = Puts(without_flush(writer) if memtable else writer)
         held, in_write = threading.Event(), threading.Event()
         append = writer._log._appender.append_encoded
 
@@ -243,12 +244,12 @@ def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable) 
 
         def follow() -> None:
             """The put that is interrupted is the next to lead; two more come behind it."""
-            while not writer._log._offers and not interrupt.raised:
+            while not writer._log._arrived and not interrupt.raised:
                 time.sleep(0.0005)
             more = [threading.Thread(target=_put, args=(put, n), daemon=True) for n in (20, 30)]
             for count, thread in enumerate(more, start=2):
                 thread.start()
-                while len(writer._log._offers) < count and not interrupt.raised:
+                while len(writer._log._arrived) < count and not interrupt.raised:
                     time.sleep(0.0005)
             held.set()
             for thread in more:

@@ -161,11 +161,11 @@ class ShardMachine(RuleBasedStateMachine):
         try:
             self.writer.wait_for_flush_drain()
         except StorageError:
-            self.ended = self.ended or self.writer._state.failure is not None
+            self.ended = self.ended or self.writer._state.ended.failure is not None
 
     def has_ended(self) -> None:
         """A flush in the background may be the first to meet a WAL that cannot be written."""
-        assert self.writer._state.failure is not None
+        assert self.writer._state.ended.failure is not None
         self.ended = True
 
     # --- faults ---------------------------------------------------------------------
@@ -194,7 +194,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.has_ended()
         else:
             assert self.ended or found == self.states[-1]
-        if self.writer._state.poisoned:
+        if self.writer._state.ended.poisoned:
             with pytest.raises(LanceWalError):
                 self.writer.scan()
 

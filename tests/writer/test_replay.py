@@ -320,7 +320,7 @@ def test_a_long_wal_only_tail_is_replayed_within_the_memory_limit(
 
     def watched(mode: MemTableMode, *arguments: object) -> None:
         plain_replay(mode, *arguments)  # type: ignore[arg-type]
-        held.append(mode._unflushed_bytes())
+        held.append(mode.unflushed_bytes)
 
     monkeypatch.setattr(MemTableMode, "replay", watched)
     limits: dict[str, Any] = {"max_memtable_size": 3 * mb, "max_unflushed_memtable_bytes": 4 * mb}
@@ -342,7 +342,7 @@ def test_a_replayed_memtable_above_the_backpressure_limit_does_not_deadlock_the_
     abandon(writer)
     # The freeze limit is not met by this size, the other one is.
     again = open_writer(append_only, shard, max_memtable_size=limit, max_unflushed_memtable_bytes=limit)
-    again._mode.backpressure._limit = 1  # type: ignore[attr-defined]
+    again._backpressure._limit = 1
     thread = threading.Thread(target=again.put, args=(appended(3),), daemon=True)
     thread.start()
     thread.join(PATIENCE)

@@ -20,6 +20,7 @@ from lancewal.errors import ClosedError, FencedError, InvalidInputError, Storage
 from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import open_shard_writer
+from lancewal.writer.group_commit import Put
 from tests.faults import FaultyStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, ids, new_table, open_writer, rows
@@ -245,8 +246,7 @@ def test_frozen_memtable_stays_readable_after_a_failed_flush(base: BaseTable) ->
     writer.put(rows(0, 10))
     successor = open_writer(base, shard)
     assert successor.epoch > writer.epoch
-    with writer._lock:
-        writer._mode.seal_active()  # force_seal_active would notice the fence first
+    writer._mode.seal_active()  # force_seal_active would notice the fence first
     with pytest.raises(FencedError):
         writer.wait_for_flush_drain()
     refs = writer.in_memory_memtable_refs()
@@ -365,7 +365,7 @@ def test_memtable_above_the_backpressure_limit_but_below_the_freeze_limits_does_
     with open_writer(base, max_memtable_size=30_000, max_unflushed_memtable_bytes=30_000) as writer:
         writer.put(rows(0, 500))
         # One byte below the freeze limit is above what the next put may find.
-        writer._mode.backpressure._limit = 10  # type: ignore[attr-defined]
+        writer._backpressure._limit = 10
         thread = threading.Thread(target=writer.put, args=(rows(1000, 1),))
         thread.start()
         thread.join(PATIENCE)
@@ -389,7 +389,7 @@ def test_close_wakes_a_put_that_waits_for_room(base: BaseTable) -> None:
         blocked = threading.Thread(target=put)
         blocked.start()
         while writer.stats().backpressure_count == 0 and blocked.is_alive() and not errors:
-            if writer._mode.backpressure._bell._waiting:  # type: ignore[attr-defined]
+            if writer._state._changed._waiting:
                 break
             time.sleep(0.001)
         closer = threading.Thread(target=writer.close)
@@ -654,16 +654,16 @@ def test_threads_that_come_at_the_same_time_all_found_room(base: BaseTable) -> N
     """Each looked before the others' rows were counted."""
     limit, size = 1 << 20, 300_000
     writer = open_writer(base, max_memtable_size=limit, max_unflushed_memtable_bytes=limit)
-    pressure = writer._mode.backpressure  # type: ignore[attr-defined]
+    pressure = writer._backpressure
     let_in: list[int] = []
     insert = writer._mode.insert
     meeting = threading.Barrier(16)
 
-    def slow(rows_: object) -> range:
-        let_in.append(pressure.let_in_bytes + pressure._unflushed())
-        return insert(rows_)
+    def counted(put_: Put) -> None:
+        let_in.append(pressure.let_in_bytes + writer._mode.unflushed_bytes)
+        insert(put_)
 
-    writer._mode.insert = slow  # type: ignore[method-assign]
+    writer._mode.insert = counted  # type: ignore[method-assign]
 
     def put(number: int) -> None:
         batch = pa.record_batch([pa.array([number]), pa.array(["x" * size])], schema=base.schema.plain)

@@ -14,8 +14,8 @@ def ms(milliseconds: float) -> timedelta:
 
 def test_puts_are_counted_and_averaged() -> None:
     stats = WriteStats()
-    stats.record_put(0.010, rows=3)
-    stats.record_put(0.020, rows=4)
+    stats.add(put_count=1, put_time=0.010, put_rows=3)
+    stats.add(put_count=1, put_time=0.020, put_rows=4)
     snapshot = stats.snapshot()
     assert (snapshot.put_count, snapshot.put_rows, snapshot.put_time) == (2, 7, ms(30))
     assert snapshot.avg_put_latency() == ms(15)
@@ -24,9 +24,9 @@ def test_puts_are_counted_and_averaged() -> None:
 
 def test_wal_flushes_are_counted_and_averaged() -> None:
     stats = WriteStats()
-    stats.record_wal_flush(0.100, 1024, puts=3)
-    stats.record_wal_flush(0.200, 2048, puts=1)
-    stats.record_wal_io(0.250)
+    stats.add(wal_flush_count=1, wal_flush_time=0.100, wal_flush_bytes=1024, wal_flush_puts=3)
+    stats.add(wal_flush_count=1, wal_flush_time=0.200, wal_flush_bytes=2048, wal_flush_puts=1)
+    stats.add(wal_io_count=1, wal_io_time=0.250)
     snapshot = stats.snapshot()
     assert (snapshot.wal_flush_count, snapshot.wal_flush_time) == (2, ms(300))
     assert (snapshot.wal_flush_bytes, snapshot.avg_wal_flush_bytes()) == (3072, 1536)
@@ -37,11 +37,11 @@ def test_wal_flushes_are_counted_and_averaged() -> None:
 
 def test_memtable_flushes_and_index_updates_are_counted() -> None:
     stats = WriteStats()
-    stats.record_memtable_flush(1.0, 10_000)
-    stats.record_index_update(0.5, 20)
-    stats.record_index_update(0.5, 40)
-    stats.record_backpressure(0.25)
-    stats.record_replay(0.1, 3, 30)
+    stats.add(memtable_flush_count=1, memtable_flush_time=1.0, memtable_flush_rows=10_000)
+    stats.add(index_update_count=1, index_update_time=0.5, index_update_rows=20)
+    stats.add(index_update_count=1, index_update_time=0.5, index_update_rows=40)
+    stats.add(backpressure_count=1, backpressure_wait=0.25)
+    stats.add(replay_time=0.1, replayed_entries=3, replayed_rows=30)
     snapshot = stats.snapshot()
     assert (snapshot.memtable_flush_count, snapshot.memtable_flush_rows) == (1, 10_000)
     assert snapshot.avg_memtable_flush_latency() == ms(1000)
@@ -61,8 +61,8 @@ def test_nothing_recorded_has_no_averages() -> None:
 
 def test_reset_forgets_everything() -> None:
     stats = WriteStats()
-    stats.record_put(0.01)
-    stats.record_wal_flush(0.1, 1024)
+    stats.add(put_count=1, put_time=0.01)
+    stats.add(wal_flush_count=1, wal_flush_time=0.1, wal_flush_bytes=1024)
     stats.reset()
     assert stats.snapshot() == WriteStatsSnapshot()
 
@@ -72,8 +72,8 @@ def test_log_lines_carry_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         stats.snapshot().log_wal_breakdown("quiet")
         assert not caplog.records, "no WAL flush yet: nothing to break down"
-        stats.record_put(0.01)
-        stats.record_wal_flush(0.1, 777)
+        stats.add(put_count=1, put_time=0.01)
+        stats.add(wal_flush_count=1, wal_flush_time=0.1, wal_flush_bytes=777)
         stats.snapshot().log_summary("shard x")
         stats.snapshot().log_wal_breakdown("shard x")
     summary, breakdown = (record.getMessage() for record in caplog.records)

@@ -28,7 +28,10 @@ from lancewal.shard import WalAppender
 from lancewal.storage import ObjectStore, PutOutcome, layout
 from lancewal.writer import ShardWriter, WriteStats
 from lancewal.writer.flush import Worker
-from lancewal.writer.group_commit import CommitLog
+from lancewal.writer.group_commit import CommitLog, Put
+from lancewal.writer.intake import Rows
+from lancewal.writer.modes import WalOnlyMode
+from lancewal.writer.state import WriterState
 from tests.faults import FaultyStore, Pause
 from tests.shards import manifest_of, settled_rows, store_of
 from tests.tables import APPEND_ONLY, abandon, new_table, open_writer, rows
@@ -173,7 +176,7 @@ def test_faults_at_random_leave_nobody_asleep(base: BaseTable, seed: int) -> Non
     survived = False
     try:
         writer.close()
-        survived = writer._state.failure is None
+        survived = writer._state.ended.failure is None
     except LanceWalError:
         assert writer._state.closed
     join_all([*putters.threads, *others])
@@ -182,14 +185,16 @@ def test_faults_at_random_leave_nobody_asleep(base: BaseTable, seed: int) -> Non
     putters.check(reopened_ids(base, shard), acknowledged_is_durable=seed % 2 == 0 or survived)
 
 
-def test_an_error_in_the_failure_callback_wakes_everybody_all_the_same(memory_store: ObjectStore) -> None:
+class BrokenState(WriterState):
+    def note_change(self) -> None:
+        raise RuntimeError("telling others of the failure fails too")
+
+
+def test_an_error_while_a_failure_is_latched_wakes_everybody_all_the_same(memory_store: ObjectStore) -> None:
     store = FaultyStore(memory_store)
-
-    def broken(error: LanceWalError) -> None:
-        raise RuntimeError("the callback fails too")
-
     appender = WalAppender.open(store, uuid.uuid4())
-    log = CommitLog(appender, WriteStats(), 1 << 20, on_failure=broken, sleep=lambda seconds: None)
+    state = BrokenState(appender.shard_id, appender.epoch)
+    log = CommitLog(appender, state, WriteStats(), 1 << 20, sleep=lambda seconds: None)
     store.faults.fail("put_if_absent", times=None, where="/wal/")
     outcomes: list[str] = []
 
@@ -199,13 +204,15 @@ def test_an_error_in_the_failure_callback_wakes_everybody_all_the_same(memory_st
         except (RuntimeError, StorageError) as error:
             outcomes.append(type(error).__name__)
 
-    ends = [log.enqueue([rows(i, 1)], 8).stop for i in range(5)]
-    threads = [threading.Thread(target=commit, args=(end,), daemon=True) for end in ends]
+    puts = [Put(rows=Rows.of([rows(i, 1)]), into=WalOnlyMode(log, state)) for i in range(5)]
+    for put in puts:
+        log.enqueue(put)
+    threads = [threading.Thread(target=commit, args=(put.end_position,), daemon=True) for put in puts]
     for thread in threads:
         thread.start()
     join_all(threads)
     assert sorted(outcomes) == ["RuntimeError"] + ["StorageError"] * 4
-    assert log.failure is not None
+    assert state.ended.log_failure is not None
 
 
 def test_a_panic_in_a_flush_does_not_end_the_flushing(base: BaseTable) -> None:

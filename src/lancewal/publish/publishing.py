@@ -227,16 +227,14 @@ def append_transaction(
     shard.create(store)
 
     def once() -> ShardWrite:
-        appender = WalAppender.open(store, shard.shard_id, shard.spec_id)
-        appender.keep_metadata = True
-        appender.base_version = base_version
+        appender = WalAppender.open(store, shard.shard_id, shard.spec_id, keep_metadata=True)
         claimed = appender.claimed
         assert claimed is not None, "a claim leaves a manifest"
         end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
         found = _earlier_write(store, log, claimed, end)
         if found is not None:
             return ShardWrite(shard.shard_id, rows, True, found.position)
-        result = appender.append(list(batches), tags=transaction.tags)
+        result = appender.append(list(batches), tags=transaction.tags, base_version=base_version)
         return ShardWrite(shard.shard_id, rows, False, result.position)
 
     return _claiming(once)

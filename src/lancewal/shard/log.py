@@ -1,4 +1,12 @@
-"""WalAppender: one synchronous atomic entry at a time, fenced by epoch.
+"""A shard's WAL: where it begins and ends, and :class:`WalAppender`, which writes its entries.
+
+Entries above the replay cursor have no gaps. An entry that is missing above the cursor although
+later ones are there was lost, and its rows with it. A search that halves may take the hole for the
+end. So wherever rows depend on it, the tip is established by listing, which sees a hole wherever it
+is; a reader that comes back lists again only now and then, and looks behind the end that it knows
+in between.
+
+The appender writes one atomic entry at a time, fenced by epoch:
 
 1. An entry that ``append`` returned for stands at its position for good.
 2. Positions have no gaps: an entry is only ever created right after an existing one.
@@ -41,14 +49,8 @@ from lancewal.storage import (
 
 logger = logging.getLogger(__name__)
 
-# Where a shard's WAL begins and ends. Entries above the replay cursor have no gaps.
-#
-# An entry that is missing above the cursor although later ones are there was lost, and its rows
-# with it. A search that halves may take the hole for the end. So wherever rows depend on it, the
-# tip is established by listing, which sees a hole wherever it is; a reader that comes back lists
-# again only now and then, and looks behind the end that it knows in between.
-
-
+MAX_CONFLICTS = 1024
+REFRESH_EVERY = 16
 #: Listings take at most this share of the time that a reader comes back in.
 _SHARE_OF_LISTINGS = 0.01
 _LOOKS = 4
@@ -218,10 +220,6 @@ def _first_free(taken: Callable[[int], bool], low: int) -> int:
     return low
 
 
-MAX_CONFLICTS = 1024
-REFRESH_EVERY = 16
-
-
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     """Where an entry went and how large it is."""
@@ -251,12 +249,17 @@ class WalAppender:
         epoch: int,
         manifest: ShardManifest | None,
         clock: Clock = boot_time,
+        *,
+        keep_metadata: bool = False,
     ) -> None:
-        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` claims by itself."""
+        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` claims by itself.
+
+        ``keep_metadata`` is for batches that come in the table's stored form; see ``entry_schema``.
+        """
+        self.shard_id = manifests.shard_id
+        self.epoch = epoch
+        self.manifests = manifests
         self._store = store
-        self._manifests = manifests
-        self._shard_id = manifests.shard_id
-        self._epoch = epoch
         self._clock = clock
         # Held while an entry is being created: positions are handed out in order.
         self._lock = threading.Lock()
@@ -269,14 +272,12 @@ class WalAppender:
         self._knows_tail = False
         self._doubled = False
         hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
-        self._hint = max(hint, first_unsettled(manifest))
+        #: The next position as far as this appender knows; exact after the first append.
+        self.next_position_hint = max(hint, first_unsettled(manifest))
         self._floor = first_unsettled(manifest)
         # When the next position was last known to be free under an epoch that was still ours.
         self._confirmed_at = float("-inf")
-        #: Set where batches come in the table's stored form; see ``entry_schema``.
-        self.keep_metadata = False
-        #: The version of the base table whose columns the batches have, if they have a version's.
-        self.base_version: int | None = None
+        self._keep_metadata = keep_metadata
         #: The manifest of the claim, as replay must read it.
         self.claimed = manifest
         #: Where :meth:`open` put its sentinel; everything below is settled.
@@ -293,6 +294,7 @@ class WalAppender:
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
         check: Callable[[ShardManifest], object] | None = None,
+        keep_metadata: bool = False,
     ) -> WalAppender:
         """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
 
@@ -303,29 +305,12 @@ class WalAppender:
         started = clock()
         tip = established_tip(store, shard, manifests.read_latest())
         epoch, manifest = manifests.claim_epoch(spec_id, check=check)
-        appender = cls(store, manifests, epoch, manifest, clock)
+        appender = cls(store, manifests, epoch, manifest, clock, keep_metadata=keep_metadata)
         # Found before the claim, so whoever claims after us puts its sentinel there or above.
         appender._next = max(tip, appender._floor)
         appender._confirmed_at = started
         appender.sentinel_position = appender.fence_predecessor()
         return appender
-
-    @property
-    def shard_id(self) -> UUID:
-        return self._shard_id
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def manifests(self) -> ShardManifestStore:
-        return self._manifests
-
-    @property
-    def next_position_hint(self) -> int:
-        """The next position as far as this appender knows; exact after the first append."""
-        return self._hint
 
     def fence_predecessor(self) -> int | None:
         """Put a sentinel after the tail; nothing below it can change any more.
@@ -333,9 +318,9 @@ class WalAppender:
         Returns its position, or ``None`` under the first epoch, which has no predecessor.
         Call it before replay, so that replay covers an exact range.
         """
-        if self._epoch <= 1:
+        if self.epoch <= 1:
             return None
-        return self._create(encode_sentinel(self._epoch))
+        return self.append_encoded(encode_sentinel(self.epoch))
 
     def append(
         self,
@@ -343,17 +328,21 @@ class WalAppender:
         *,
         generation: int | None = None,
         tags: Mapping[str, str] | None = None,
+        base_version: int | None = None,
     ) -> AppendResult:
-        """Write ``batches`` as one entry and return once it is stored."""
+        """Write ``batches`` as one entry and return once it is stored.
+
+        ``base_version`` is the version of the base table whose columns they have, if they have a version's.
+        """
         check_batches(batches)
-        data = self.encode(batches, generation=generation, tags=tags)
-        position = self._create(data)
+        data = self.encode(batches, generation=generation, tags=tags, base_version=base_version)
+        position = self.append_encoded(data)
         rows = sum(batch.num_rows for batch in batches)
-        return AppendResult(self._shard_id, position, len(batches), rows, len(data))
+        return AppendResult(self.shard_id, position, len(batches), rows, len(data))
 
     def append_pointer(self, tags: Mapping[str, str]) -> int:
         """Write a sentinel that carries ``tags``; Lance skips it, the change feed reads it."""
-        return self._create(encode_sentinel(self._epoch, tags))
+        return self.append_encoded(encode_sentinel(self.epoch, tags))
 
     def encode(
         self,
@@ -361,50 +350,18 @@ class WalAppender:
         *,
         generation: int | None = None,
         tags: Mapping[str, str] | None = None,
+        base_version: int | None = None,
     ) -> memoryview:
         """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
         schema, last = batches[0].schema, self._last_schema
         if last is None or last[1] != generation or not schema.equals(last[0], check_metadata=True):
-            own = entry_schema(schema, self._epoch, generation, keep_metadata=self.keep_metadata)
+            own = entry_schema(schema, self.epoch, generation, keep_metadata=self._keep_metadata)
             last = (schema, generation, own)
             self._last_schema = last
-        return encode_entry(last[2], batches, tags, self.base_version)
+        return encode_entry(last[2], batches, tags, base_version)
 
     def append_encoded(self, data: memoryview) -> int:
         """Create the entry ``data`` after the tail and return its position."""
-        return self._create(data)
-
-    def check_fenced(self) -> None:
-        """Raise :class:`FencedError` when another writer claimed the shard."""
-        self._manifests.check_fenced(self._epoch)
-
-    def seed_next_position(self, position: int) -> None:
-        """Tell the tip, as replay found it, so that the first append need not search."""
-        check_process()
-        with self._lock:
-            if self._next is not None and self._next >= position:
-                return
-            started = self._clock()
-            self.check_fenced()
-            self._next = self._hint = max(position, self._floor)
-            self._knows_tail = True
-            self._confirmed_at = started
-
-    def check_alone(self) -> None:
-        """Raise :class:`FencedError` when the next position holds an entry of a copy of this appender.
-
-        Called before a manifest says that rows of this epoch up to here are flushed: those of
-        the copy are not.
-        """
-        check_process()
-        position = self._next
-        if position is None or self._store.head(layout.wal_entry(self._shard_id, position)) is None:
-            return
-        with self._lock:
-            if self._next == position:  # or it is our own, written meanwhile
-                self._refuse_double(position)
-
-    def _create(self, data: memoryview) -> int:
         check_process()
         with self._lock:
             if self._doubled:
@@ -424,23 +381,53 @@ class WalAppender:
                     self._next = None
                 else:
                     self._confirmed_at = started
-                    self._next = self._hint = position + 1
+                    self._next = self.next_position_hint = position + 1
                     self._knows_tail = True
                     self._trying = None
                     return position
         raise ConflictError(
-            f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
-            f"epoch {self._epoch} still holds"
+            f"shard {self.shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
+            f"epoch {self.epoch} still holds"
         )
+
+    def check_fenced(self) -> None:
+        """Raise :class:`FencedError` when another writer claimed the shard."""
+        self.manifests.check_fenced(self.epoch)
+
+    def seed_next_position(self, position: int) -> None:
+        """Tell the tip, as replay found it, so that the first append need not search."""
+        check_process()
+        with self._lock:
+            if self._next is not None and self._next >= position:
+                return
+            started = self._clock()
+            self.check_fenced()
+            self._next = self.next_position_hint = max(position, self._floor)
+            self._knows_tail = True
+            self._confirmed_at = started
+
+    def check_alone(self) -> None:
+        """Raise :class:`FencedError` when the next position holds an entry of a copy of this appender.
+
+        Called before a manifest says that rows of this epoch up to here are flushed: those of
+        the copy are not.
+        """
+        check_process()
+        position = self._next
+        if position is None or self._store.head(layout.wal_entry(self.shard_id, position)) is None:
+            return
+        with self._lock:
+            if self._next == position:  # or it is our own, written meanwhile
+                self._refuse_double(position)
 
     def _refuse_double(self, position: int) -> None:
         """Stop for good where ``position`` has an entry of our own epoch that is not ours."""
         try:
-            stored = self._store.get(layout.wal_entry(self._shard_id, position))
-            epoch = decode_header(stored, self._shard_id, position).writer_epoch
+            stored = self._store.get(layout.wal_entry(self.shard_id, position))
+            epoch = decode_header(stored, self.shard_id, position).writer_epoch
         except (FileNotFoundError, WalCorruptError):
             return  # collected meanwhile, or damaged, which is for replay to say
-        if epoch != self._epoch or _fingerprint(stored) in self._given_up:
+        if epoch != self.epoch or _fingerprint(stored) in self._given_up:
             return
         if self._trying is not None and stored == self._trying:
             return
@@ -448,11 +435,11 @@ class WalAppender:
         raise self._double_error()
 
     def _double_error(self) -> FencedError:
-        return FencedError(self._shard_id, self._epoch, self._epoch, f"on shard {self._shard_id}")
+        return FencedError(self.shard_id, self.epoch, self.epoch, f"on shard {self.shard_id}")
 
     def _put(self, position: int, data: memoryview) -> bool:
         try:
-            outcome = self._store.put_if_absent(layout.wal_entry(self._shard_id, position), data)
+            outcome = self._store.put_if_absent(layout.wal_entry(self.shard_id, position), data)
         except StorageError:
             # A store that refuses a fenced writer's call should not hide the fence.
             try:
@@ -472,15 +459,15 @@ class WalAppender:
         if self._clock() - self._confirmed_at <= RECHECK_AFTER.total_seconds():
             return True
         self.check_fenced()
-        return position >= first_unsettled(self._manifests.read_latest())
+        return position >= first_unsettled(self.manifests.read_latest())
 
     def _discover(self) -> int:
         """The tip, as it was at a moment when the epoch was still ours."""
         started = self._clock()
-        tip = max(established_tip(self._store, self._shard_id, self._manifests.read_latest()), self._floor)
+        tip = max(established_tip(self._store, self.shard_id, self.manifests.read_latest()), self._floor)
         # After the search, not before: the search may have passed a successor's sentinel.
         self.check_fenced()
-        if self._knows_tail and tip > self._hint:
+        if self._knows_tail and tip > self.next_position_hint:
             self._refuse_double(tip - 1)
         self._confirmed_at = started
         return tip

@@ -2,6 +2,7 @@
 
 from lancewal.config import ShardWriterConfig
 from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
+from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
     drain_config,
     drain_shard,
@@ -10,15 +11,8 @@ from lancewal.writer.open import (
     open_writers,
     written,
 )
-from lancewal.writer.shard_writer import (
-    Durability,
-    InMemoryMemTables,
-    MemTableStats,
-    ShardWriter,
-    WalStats,
-    WriteResult,
-)
-from lancewal.writer.stats import WriteStats, WriteStatsSnapshot
+from lancewal.writer.shard_writer import Durability, ShardWriter, WalStats, WriteResult
+from lancewal.writer.state import WriteStats, WriteStatsSnapshot
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
 
 __all__ = [

@@ -1,8 +1,4 @@
-"""Frozen MemTables on their way to SSTables, oldest first and never out of order.
-
-A generation is published only after the one before it: the manifest's replay cursor
-covers every WAL entry up to it, so passing a generation that failed would lose its rows.
-"""
+"""What a writer does in the background: frozen MemTables become SSTables, queued rows reach the WAL."""
 
 from __future__ import annotations
 
@@ -10,27 +6,33 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from lancewal.base import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import ClosedError, FencedError, LanceWalError, StorageError
 from lancewal.format import ShardManifest, SsTableEntry
+from lancewal.index import IndexSpec
 from lancewal.memtable import MemTable
-from lancewal.shard import ShardManifestStore
-from lancewal.storage import Bell, in_thread, start_thread
+from lancewal.shard import WalAppender
+from lancewal.sstable import write_sstable
+from lancewal.storage import Bell, ObjectStore, in_thread, start_thread
 from lancewal.writer.group_commit import CommitLog
-from lancewal.writer.state import fresh_copy
-from lancewal.writer.stats import WriteStats
+from lancewal.writer.state import WriterState, WriteStats, fresh_copy
 
 logger = logging.getLogger(__name__)
 
-# A background thread that does one job over and over and can always be stopped.
+FIRST_RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 30.0
+#: Tries that ``close`` gives the last flushes; after that the rows stay in the WAL.
+CLOSE_ATTEMPTS = 3
 
 
 class Worker:
-    """Runs ``step`` whenever it is kicked, and again after as many seconds as it returned.
+    """A background thread that runs ``step`` whenever it is kicked, and can always be stopped.
 
     ``step`` returns how long to sleep at most (``None``: until the next kick). An error
     in it is logged and the worker goes on: one failing job must not strand the others.
@@ -113,60 +115,90 @@ class Worker:
                 self._asleep.acquire(timeout=-1 if sleep is None else max(sleep, 0.0))
 
 
-FIRST_RETRY_SECONDS = 0.2
-MAX_RETRY_SECONDS = 30.0
-#: Tries that ``close`` gives the last flushes; after that the rows stay in the WAL.
-CLOSE_ATTEMPTS = 3
+class WalFlushWorker:
+    """Writes rows that nobody waits for: once ``max_wal_buffer_size`` bytes of them are queued, or the
+    oldest is ``max_wal_flush_interval`` old."""
+
+    def __init__(self, config: ShardWriterConfig, log: CommitLog, state: WriterState) -> None:
+        self._log = log
+        self._state = state
+        self._max_bytes = config.max_wal_buffer_size
+        interval = config.max_wal_flush_interval
+        self._interval = interval.total_seconds() if interval is not None else None
+        self._waiting_since: float | None = None
+        self._worker = Worker(f"lancewal-wal-{state.shard_id}", self._step)
+
+    def nudge(self) -> None:
+        """Called after rows were queued; cheap unless there is something to do."""
+        if self._log.pending_bytes >= self._max_bytes:
+            self._worker.kick()
+        elif self._waiting_since is None and self._interval is not None:
+            self._waiting_since = time.monotonic()
+            try:
+                self._worker.kick()
+            except BaseException:
+                self._waiting_since = None  # or later rows would take this one's kick for granted
+                raise
+
+    def stop(self, timeout: float | None = None) -> None:
+        self._worker.stop(timeout)
+
+    def _step(self) -> float | None:
+        if self._state.ended.failure is not None:
+            return None
+        since = self._waiting_since
+        if self._log.pending_bytes < self._max_bytes and since is not None and self._interval is not None:
+            left = since + self._interval - time.monotonic()
+            if left > 0:
+                return left
+        # Cleared first: rows that are queued from here on start the next interval.
+        self._waiting_since = None
+        try:
+            self._log.commit_all()
+        except LanceWalError:
+            # Latched in the log: the next put, wait or close raises it.
+            logger.debug("timed WAL flush failed", exc_info=True)
+        return None
 
 
 class FlushQueue:
     """Flushes frozen MemTables in the background; they stay readable until published.
 
-    A failed flush is retried with growing pauses for as long as the writer lives; one
-    that was fenced is final.
+    Oldest first and never out of order: the manifest's replay cursor covers every WAL entry up to
+    the generation that is published, so passing one that failed would lose its rows. A failed flush
+    is retried with growing pauses for as long as the writer lives; a fence is final.
     """
 
     def __init__(
         self,
-        manifests: ShardManifestStore,
-        epoch: int,
+        base: BaseTable,
+        indexes: Sequence[IndexSpec],
+        store: ObjectStore,
+        appender: WalAppender,
         log: CommitLog,
+        state: WriterState,
         stats: WriteStats,
-        write_sstable: Callable[[MemTable], SsTableEntry],
-        *,
-        on_progress: Callable[[], None],
-        on_fenced: Callable[[FencedError], None],
     ) -> None:
-        self._manifests = manifests
-        self._epoch = epoch
+        self._base = base
+        self._indexes = indexes
+        self._store = store
+        self._appender = appender
         self._log = log
+        self._state = state
         self._stats = stats
-        self._write_sstable = write_sstable
-        self._on_progress = on_progress
-        self._on_fenced = on_fenced
         # Guards what follows, and is never held across a wait.
         self._lock = threading.Lock()
         self._changed = Bell()
-        self._frozen: deque[MemTable] = deque()
+        #: What is frozen and not yet published, oldest first; others may copy it.
+        self.frozen: deque[MemTable] = deque()
         self._failures = 0
         self._failures_in_a_row = 0
         self._last_error: LanceWalError | None = None
-        self._fenced: FencedError | None = None
         # An SSTable that is complete, but not published yet: while the manifest cannot be
         # written, every retry would leave another copy behind. Garbage collection keeps
         # directories of a generation that is still to come.
         self._written: SsTableEntry | None = None
-        self._worker = Worker(f"lancewal-flush-{manifests.shard_id}", self._step)
-
-    @property
-    def frozen(self) -> list[MemTable]:
-        """What is frozen and not yet published, oldest first."""
-        with self._lock:
-            return list(self._frozen)
-
-    @property
-    def frozen_bytes(self) -> int:
-        return sum([memtable.estimated_size for memtable in list(self._frozen)])
+        self._worker = Worker(f"lancewal-flush-{state.shard_id}", self._step)
 
     @property
     def last_error(self) -> LanceWalError | None:
@@ -176,13 +208,13 @@ class FlushQueue:
     def add(self, memtable: MemTable, *, start: bool = True) -> None:
         """Take a MemTable that gets no more rows; without ``start`` it waits for :meth:`start`."""
         with self._lock:
-            self._frozen.append(memtable)
+            self.frozen.append(memtable)
         if start:
             self._worker.kick()
 
     def start(self) -> None:
         """Flush what waits; ends the pause after a failure."""
-        if self._frozen:
+        if self.frozen:
             self._worker.kick()
 
     def drain(self, attempts: int = 1) -> None:
@@ -192,19 +224,19 @@ class FlushQueue:
         stay frozen and readable, and the flush is retried in the background.
         """
         with self._lock:
-            if not self._frozen:
+            if not self.frozen:
                 return
-            last = self._frozen[-1].generation
+            last = self.frozen[-1].generation
             failures = self._failures
             # Somebody waits: no long pauses, however long the trouble has lasted.
             self._failures_in_a_row = 0
 
         def drained() -> bool:
             with self._lock:
-                if not self._frozen or self._frozen[0].generation > last:
+                if not self.frozen or self.frozen[0].generation > last:
                     return True
-                if self._fenced is not None:
-                    raise fresh_copy(self._fenced)
+                if self._state.ended.fence is not None:
+                    raise fresh_copy(self._state.ended.fence)
                 if self._failures - failures >= attempts and self._last_error is not None:
                     raise fresh_copy(self._last_error)
                 if self._worker.stopping:
@@ -220,16 +252,15 @@ class FlushQueue:
         self._changed.ring()
 
     def _step(self) -> float | None:
-        while not self._worker.stopping and self._fenced is None:
+        while not self._worker.stopping and self._state.ended.fence is None:
             with self._lock:
-                if not self._frozen:
+                if not self.frozen:
                     return None
-                memtable = self._frozen[0]
+                memtable = self.frozen[0]
             try:
                 self._flush(memtable)
             except FencedError as error:
-                self._fenced = error
-                self._on_fenced(error)
+                self._log.fail(error, memory_ahead_of_log=self._log.pending_batches > 0)
                 self._failed(memtable, error)
                 return None
             except BaseException as error:
@@ -242,12 +273,14 @@ class FlushQueue:
             self._written = self._write_beside_log(memtable)
         self._publish(memtable, self._written)
         with self._lock:
-            self._frozen.popleft()
+            self.frozen.popleft()
             self._last_error = None
             self._failures_in_a_row = 0
         self._changed.ring()
         seconds = time.perf_counter() - started
-        self._stats.record_memtable_flush(seconds, memtable.row_count)
+        self._stats.add(
+            memtable_flush_count=1, memtable_flush_time=seconds, memtable_flush_rows=memtable.row_count
+        )
         logger.info(
             "flushed generation %d: %d rows in %.3f s",
             memtable.generation,
@@ -255,11 +288,11 @@ class FlushQueue:
             seconds,
             extra=self._context(memtable),
         )
-        self._on_progress()
+        self._state.note_change()
 
     def _write_beside_log(self, memtable: MemTable) -> SsTableEntry:
         """Write the SSTable while the last rows go to the WAL; publishing needs both."""
-        if self._log.failure is not None or self._log.durable_position >= memtable.end_position:
+        if self._state.ended.log_failure is not None or self._log.durable_position >= memtable.end_position:
             self._log.commit(memtable.end_position)
             return self._write_sstable(memtable)
         logged = in_thread(partial(self._log.commit, memtable.end_position), "lancewal-flush-log")
@@ -267,6 +300,18 @@ class FlushQueue:
             return self._write_sstable(memtable)
         finally:
             logged.result()
+
+    def _write_sstable(self, memtable: MemTable) -> SsTableEntry:
+        return write_sstable(
+            store=self._store,
+            shard_id=self._state.shard_id,
+            generation=memtable.generation,
+            schema=self._base.schema,
+            batches=memtable.batches,
+            storage_version=self._base.storage_version,
+            indexes=self._indexes,
+            in_memory_bytes=memtable.row_bytes,
+        )
 
     def _publish(self, memtable: MemTable, entry: SsTableEntry) -> None:
         def published(manifest: ShardManifest) -> ShardManifest:
@@ -276,12 +321,13 @@ class FlushQueue:
                     for each in manifest.sstables
                 ):
                     # A copy of this writer, which holds the same epoch, has flushed its own rows.
-                    raise FencedError(self._manifests.shard_id, self._epoch, self._epoch, "at a flush")
+                    epoch = self._state.epoch
+                    raise FencedError(self._state.shard_id, epoch, epoch, "at a flush")
                 # An earlier try got through, and its reply was lost.
                 return manifest
             if manifest.current_generation != memtable.generation:
                 raise StorageError(
-                    f"shard {self._manifests.shard_id} is at generation {manifest.current_generation}, "
+                    f"shard {self._state.shard_id} is at generation {manifest.current_generation}, "
                     f"generation {memtable.generation} cannot be published"
                 )
             return replace(
@@ -294,13 +340,13 @@ class FlushQueue:
                 ),
             )
 
-        self._log.check_alone()
-        self._manifests.commit_update(self._epoch, published)
+        self._appender.check_alone()
+        self._appender.manifests.commit_update(self._state.epoch, published)
 
     def _failed(self, memtable: MemTable, error: BaseException) -> float:
         if not isinstance(error, LanceWalError):
             error = StorageError(f"flush of generation {memtable.generation} failed: {error!r}")
-        self._stats.record_memtable_flush_failure()
+        self._stats.add(memtable_flush_failures=1)
         with self._lock:
             self._last_error = error
             self._failures += 1
@@ -314,13 +360,12 @@ class FlushQueue:
             error,
             extra=self._context(memtable),
         )
-        self._on_progress()
+        self._state.note_change()
         return pause
 
     def _context(self, memtable: MemTable) -> dict[str, object]:
         return {
-            "shard": str(self._manifests.shard_id),
-            "epoch": self._epoch,
+            **self._state.context,
             "generation": memtable.generation,
             "position": memtable.covered_wal_position,
         }

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import (
     TOMBSTONE,
@@ -39,7 +38,6 @@ from lancewal.format import (
 from lancewal.index import IndexSpec
 from lancewal.predicate import Predicate
 from lancewal.sstable import check_storable, needs_present_structs, present_values, refuse_null_structs
-from lancewal.storage import ObjectStore
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
@@ -515,16 +513,14 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
         _refuse_nested_nulls(values, child, index)
 
 
-# A writer that was opened before the table's columns changed, and rows that were written after.
-#
-# Such a writer may come to a shard in whose log another one has put rows with columns that it
-# does not know. Were they loaded as its own columns, their values would be gone. So it keeps
-# all rows with the newest columns, those that it takes itself included.
-
-
 @dataclass(frozen=True)
 class Adapter:
-    """Rows that were accepted with the columns of an older ``version``, as those of ``schema``."""
+    """Turns rows with the columns of an older table ``version`` into rows of ``schema``.
+
+    A writer that was opened before the table's columns changed may come to a shard in whose log
+    another one has put rows with columns that it does not know. Were they loaded as its own columns,
+    their values would be gone. So it keeps all rows with the newest columns, also those that it takes.
+    """
 
     schema: TableSchema
     version: int
@@ -537,16 +533,3 @@ class Adapter:
         gone = self.schema.replaced_since(self.version)
         names = {number: name for name, number in self.schema.field_ids.items() if number not in gone}
         return [replace(spec, column=names[spec.field_id]) for spec in specs if spec.field_id in names]
-
-
-def columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
-    """``base`` or, where the table has got other columns since, its newest version.
-
-    Call it once the shard is claimed: whoever wrote to it before then knew no newer columns.
-    """
-    if base.dataset.latest_version == base.version:
-        return base
-    newest = BaseTable.open(base.uri, base.storage_options, store=store)
-    newest = replace(newest, schema=newest.schema.without_blobs)
-    same = newest.schema.columns.equals(base.schema.columns, check_metadata=True)
-    return base if same and not newest.schema.replaced_since(base.version) else newest

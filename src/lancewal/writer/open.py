@@ -1,4 +1,4 @@
-"""Opening a shard writer: claim, fence, replay."""
+"""Opening a shard writer (claim, fence, replay), and the writers that are open in this process."""
 
 from __future__ import annotations
 
@@ -8,123 +8,96 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import ShardManifest, SsTableEntry, check_key_types, refuse_blob_values
+from lancewal.format import ShardManifest, check_key_types, refuse_blob_values
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
-from lancewal.memtable import MemTable
 from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer, has_unflushed_rows
-from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift, write_sstable
+from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
 from lancewal.storage import Clock, ObjectStore, boot_time, in_forked_child, layout
 from lancewal.writer.group_commit import CommitLog
-from lancewal.writer.intake import Adapter, Cast, Intake, columns_to_keep
-from lancewal.writer.modes import MemTableMode, WalOnlyMode
-from lancewal.writer.shard_writer import ShardWriter, WriteMode
-from lancewal.writer.state import WriterState
-from lancewal.writer.stats import WriteStats, WriteStatsSnapshot, added
+from lancewal.writer.intake import Adapter, Cast, Intake
+from lancewal.writer.modes import MemTableMode, WalOnlyMode, WriteMode
+from lancewal.writer.shard_writer import ShardWriter
+from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, added
 
 logger = logging.getLogger(__name__)
 
-# The shard writers of this process: readers here see live rows, and metrics what was written.
-
-
-_lock = threading.Lock()
-_writers: weakref.WeakValueDictionary[tuple[str, UUID], ShardWriter] = weakref.WeakValueDictionary()
-
+#: Entries fetched ahead of the one being replayed, on a remote store.
+REPLAY_READ_AHEAD = 16
 #: Writers that are gone keep their statistics until so many of them are added up.
 _FOLD_AFTER = 64
 
-
-@dataclass(frozen=True)
-class _Opened:
-    key: tuple[str, UUID]
-    writer: weakref.ref[ShardWriter]
-    stats: WriteStats
+_Key = tuple[str, UUID]
 
 
-_opened: list[_Opened] = []
-_of_the_gone: dict[tuple[str, UUID], WriteStatsSnapshot] = {}
+class WriterRegistry:
+    """The shard writers of this process, by table and shard: readers here see live rows, and metrics
+    what was written. It keeps no writer alive."""
+
+    def __init__(self) -> None:
+        self.start_empty()
+
+    def start_empty(self) -> None:
+        """Also in a forked child, which has no writers; a thread of its parent may have held the lock."""
+        self._lock = threading.Lock()
+        self._live: weakref.WeakValueDictionary[_Key, ShardWriter] = weakref.WeakValueDictionary()
+        self._opened: list[tuple[_Key, weakref.ref[ShardWriter], WriteStats]] = []
+        self._stats_of_gone: dict[_Key, WriteStatsSnapshot] = {}
+
+    def add(self, table_uri: str, writer: ShardWriter) -> None:
+        """Count ``writer``, and make it the live one of its shard unless a newer claim is there."""
+        key = (table_uri.rstrip("/"), writer.shard_id)
+        with self._lock:
+            present = self._live.get(key)
+            if writer.config.enable_memtable and (present is None or present.epoch < writer.epoch):
+                self._live[key] = writer
+            self._opened.append((key, weakref.ref(writer), writer.stats_handle))
+            if len(self._opened) > _FOLD_AFTER:
+                self._fold()
+
+    def live_writer(self, table_uri: str, shard_id: UUID) -> ShardWriter | None:
+        """The open MemTable-mode writer of a shard in this process, if there is one that can be read."""
+        with self._lock:
+            writer = self._live.get((table_uri.rstrip("/"), shard_id))
+        return writer if writer is not None and writer.readable else None
+
+    def open_writers(self) -> dict[tuple[str, UUID], ShardWriter]:
+        """By table and shard the writers that are open here, the newest of each shard."""
+        with self._lock:
+            found = [(key, writer()) for key, writer, _ in self._opened]
+        return {key: writer for key, writer in found if writer is not None and not writer.closed}
+
+    def written(self) -> dict[tuple[str, UUID], WriteStatsSnapshot]:
+        """By table and shard what all writers of this process did since it began; it only grows."""
+        with self._lock:
+            self._fold()
+            total = dict(self._stats_of_gone)
+            opened = list(self._opened)
+        for key, _, stats in opened:
+            total[key] = added(total.get(key), stats.snapshot())
+        return total
+
+    def _fold(self) -> None:
+        """Add up the statistics of writers that are gone. Requires the lock."""
+        left = []
+        for key, writer, stats in self._opened:
+            if writer() is None:
+                self._stats_of_gone[key] = added(self._stats_of_gone.get(key), stats.snapshot())
+            else:
+                left.append((key, writer, stats))
+        self._opened = left
 
 
-def _start_empty() -> None:
-    """A forked child has no writers; another thread may have held the lock when it was forked."""
-    global _lock, _writers
-    _lock = threading.Lock()
-    _writers = weakref.WeakValueDictionary()
-    _opened.clear()
-    _of_the_gone.clear()
-
-
-in_forked_child(_start_empty)
-
-
-def register_writer(table_uri: str, writer: ShardWriter) -> None:
-    """Make ``writer`` the live one of its shard; a newer claim replaces an older one."""
-    with _lock:
-        key = (_normal(table_uri), writer.shard_id)
-        present = _writers.get(key)
-        if present is None or present.epoch < writer.epoch:
-            _writers[key] = writer
-
-
-def count_writer(table_uri: str, writer: ShardWriter) -> None:
-    """Have :func:`written` count this writer, of either mode, also when it is gone."""
-    with _lock:
-        _opened.append(
-            _Opened((_normal(table_uri), writer.shard_id), weakref.ref(writer), writer.stats_handle)
-        )
-        if len(_opened) > _FOLD_AFTER:
-            _fold()
-
-
-def written() -> dict[tuple[str, UUID], WriteStatsSnapshot]:
-    """By table and shard what all writers of this process did since it began; it only grows."""
-    with _lock:
-        _fold()
-        total = dict(_of_the_gone)
-        live = list(_opened)
-    for each in live:
-        total[each.key] = added(total.get(each.key), each.stats.snapshot())
-    return total
-
-
-def open_writers() -> dict[tuple[str, UUID], ShardWriter]:
-    """By table and shard the writers that are open here, the newest of each shard."""
-    with _lock:
-        found = [(each.key, each.writer()) for each in _opened]
-    return {key: writer for key, writer in found if writer is not None and not writer.closed}
-
-
-def _fold() -> None:
-    """Add up the statistics of writers that are gone. Requires the lock."""
-    left = []
-    for each in _opened:
-        if each.writer() is None:
-            _of_the_gone[each.key] = added(_of_the_gone.get(each.key), each.stats.snapshot())
-        else:
-            left.append(each)
-    _opened[:] = left
-
-
-def live_writer(table_uri: str, shard_id: UUID) -> ShardWriter | None:
-    """The open MemTable-mode writer of a shard in this process, if there is one that can be read."""
-    with _lock:
-        writer = _writers.get((_normal(table_uri), shard_id))
-    if writer is None or not writer.readable:
-        return None
-    return writer
-
-
-def _normal(table_uri: str) -> str:
-    return table_uri.rstrip("/")
-
-
-#: Entries fetched ahead of the one being replayed, on a remote store.
-REPLAY_READ_AHEAD = 16
+_registry = WriterRegistry()
+in_forked_child(_registry.start_empty)
+live_writer = _registry.live_writer
+open_writers = _registry.open_writers
+written = _registry.written
 
 
 def open_shard_writer(
@@ -182,100 +155,46 @@ def open_shard_writer(
         manifest_scan_batch_size=config.manifest_scan_batch_size,
         clock=clock,
         check=lambda manifest: held_generation(base, store, manifest),
+        keep_metadata=True,
     )
-    appender.keep_metadata = True
-    appender.base_version = base.version
-    state = WriterState(shard, appender.epoch)
-    stats = WriteStats()
-    log = CommitLog(
-        appender,
-        stats,
-        config.max_wal_buffer_size,
-        on_failure=lambda error: state.fail(error, memory_ahead_of_log=True),
-    )
+    state, stats = WriterState(shard, appender.epoch), WriteStats()
     mode: WriteMode
     adapter: Adapter | None = None
     if config.enable_memtable:
         replay = _replay_of(config, store, appender)
-        kept = columns_to_keep(base, store) if len(replay.range) else base
+        kept = _columns_to_keep(base, store) if len(replay.range) else base
         if kept is not base:
             adapter = Adapter(kept.schema, base.version)
             indexes = adapter.indexes(indexes or ())
-            appender.base_version = kept.version
-        mode = _open_memtable_mode(kept, config, store, appender, log, state, stats, indexes or (), replay)
+        log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=kept.version)
+        mode = MemTableMode(config, kept, indexes or (), store, appender, log, state, stats)
+        try:
+            _run_replay(kept, store, replay, appender, mode, stats)
+            _lift_generations(kept, store, appender, mode)
+        except BaseException:
+            state.close()
+            mode.stop()
+            raise
     else:
-        mode = WalOnlyMode(config, log, state, stats)
-    writer = ShardWriter(
-        config,
-        intake,
-        appender,
-        log,
-        mode,
-        state,
-        stats,
-        adapter,
-    )
-    if config.enable_memtable:
-        register_writer(base.uri, writer)
-    count_writer(base.uri, writer)
+        log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=base.version)
+        mode = WalOnlyMode(log, state)
+    writer = ShardWriter(config, intake, appender, log, mode, state, stats, adapter)
+    _registry.add(base.uri, writer)
     logger.info("opened writer", extra=state.context)
     return writer
 
 
-def _open_memtable_mode(
-    base: BaseTable,
-    config: ShardWriterConfig,
-    store: ObjectStore,
-    appender: WalAppender,
-    log: CommitLog,
-    state: WriterState,
-    stats: WriteStats,
-    indexes: Sequence[IndexSpec],
-    replay: Replay,
-) -> MemTableMode:
-    def make_memtable(generation: int, first_position: int) -> MemTable:
-        return MemTable(
-            state.shard_id,
-            base.schema,
-            generation,
-            IndexStore(indexes, base.schema),
-            first_position,
-            index_on_insert=config.sync_indexed_write,
-        )
+def _columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
+    """``base`` or, where the table has got other columns since, its newest version.
 
-    def flush(memtable: MemTable) -> SsTableEntry:
-        return write_sstable(
-            store=store,
-            shard_id=state.shard_id,
-            generation=memtable.generation,
-            schema=base.schema,
-            batches=memtable.batches,
-            storage_version=base.storage_version,
-            indexes=indexes,
-            in_memory_bytes=memtable.row_bytes,
-        )
-
-    claimed = appender.claimed
-    mode = MemTableMode(
-        config,
-        appender.manifests,
-        log,
-        state,
-        stats,
-        make_memtable=make_memtable,
-        write_sstable=flush,
-        generation=claimed.current_generation if claimed else layout.FIRST_GENERATION,
-    )
-    try:
-        _run_replay(base, store, replay, appender, mode, stats)
-        marker = 0 if claimed is None else copied_marker(base, store, claimed)
-        if marker:
-            mode.renumber(lambda: lift(appender.manifests, state.epoch, marker).current_generation)
-    except BaseException:
-        state.close()
-        mode.stop()
-        raise
-    return mode
+    Call it once the shard is claimed: whoever wrote to it before then knew no newer columns.
+    """
+    if base.dataset.latest_version == base.version:
+        return base
+    newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    newest = replace(newest, schema=newest.schema.without_blobs)
+    same = newest.schema.columns.equals(base.schema.columns, check_metadata=True)
+    return base if same and not newest.schema.replaced_since(base.version) else newest
 
 
 def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppender) -> Replay:
@@ -312,7 +231,7 @@ def _run_replay(
         if mode.replay_needs_room() and replay.may_split_after(entry.position, mode.active_generation):
             mode.flush_replayed()
     mode.finish_replay()
-    stats.record_replay(time.perf_counter() - started, entries, rows)
+    stats.add(replay_time=time.perf_counter() - started, replayed_entries=entries, replayed_rows=rows)
     if entries:
         logger.info(
             "replayed %d entries with %d rows in %.3f s",
@@ -323,7 +242,13 @@ def _run_replay(
         )
 
 
-# Flushing the rows of one shard, whoever put them there.
+def _lift_generations(base: BaseTable, store: ObjectStore, appender: WalAppender, mode: MemTableMode) -> None:
+    """In a copied table, go on above the generations that the markers of the original cover."""
+    claimed = appender.claimed
+    marker = 0 if claimed is None else copied_marker(base, store, claimed)
+    if marker:
+        mode.flush_replayed()
+        mode.continue_at(lift(appender.manifests, appender.epoch, marker).current_generation)
 
 
 def drain_shard(

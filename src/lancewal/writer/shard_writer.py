@@ -12,38 +12,37 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
-from uuid import UUID
 
 import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import ClosedError, FencedError, LanceWalError
+from lancewal.errors import FencedError, LanceWalError
 from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked
-from lancewal.writer.group_commit import CommitLog
+from lancewal.writer.flush import WalFlushWorker
+from lancewal.writer.group_commit import CommitLog, Put, PutState
 from lancewal.writer.intake import Adapter, Intake, Rows, as_batches
-from lancewal.writer.state import Backpressure, WriterState
-from lancewal.writer.stats import StatsLogger, WriteStats, WriteStatsSnapshot
+from lancewal.writer.modes import InMemoryMemTables, MemTableStats, WriteMode
+from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
 
 logger = logging.getLogger(__name__)
 
-# What a writer hands out: write results, and looks at its state.
+#: Slices above this size may be copied, so threads that put them share a budget of memory.
+_LARGE_PUT_BYTES = 256 * 1024
 
 
+@dataclass(frozen=True, slots=True)
 class Durability:
     """Whether the rows of one put are in the WAL, and a way to make sure."""
 
-    __slots__ = ("_end_position", "_log")
-
-    def __init__(self, log: CommitLog, end_position: int) -> None:
-        self._log = log
-        self._end_position = end_position
+    _log: CommitLog
+    _end_position: int
 
     def done(self) -> bool:
         """Whether the rows are durable; does not wait."""
@@ -66,34 +65,6 @@ class WriteResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InMemoryMemTables:
-    """All rows of a shard that are in memory, newest generation last."""
-
-    active: MemTableView
-    frozen: list[MemTableView]
-
-
-@dataclass(frozen=True)
-class MemTableStats:
-    """The active MemTable, and how much waits frozen behind it."""
-
-    row_count: int
-    batch_count: int
-    estimated_size: int
-    index_bytes: int
-    generation: int
-    max_buffered_batch_position: int | None
-    max_flushed_batch_position: int | None
-    pending_wal_start_batch_position: int | None
-    pending_wal_end_batch_position: int | None
-    pending_wal_batch_count: int
-    pending_wal_row_count: int
-    pending_wal_estimated_bytes: int
-    frozen_count: int
-    frozen_bytes: int
-
-
-@dataclass(frozen=True)
 class WalStats:
     """Where the next WAL entry goes (best knowledge), and what is not in the WAL yet."""
 
@@ -102,37 +73,76 @@ class WalStats:
     pending_bytes: int
 
 
-#: Rows above this size are shaped in the caller's own thread: others, whose rows the same
-#: leader takes in, should not wait while a large slice is copied.
-_LARGE_PUT_BYTES = 256 * 1024
+class Memory(Protocol):
+    """What a writer holds that is not stored yet."""
+
+    @property
+    def unflushed_bytes(self) -> int: ...
+
+    def make_room(self) -> None:
+        """See that something is under way that lowers ``unflushed_bytes``."""
 
 
-class WriteMode(Protocol):
-    """Where accepted rows go besides the WAL: MemTables, or nowhere."""
+class Backpressure:
+    """Holds puts back while what is in memory, and what was let in, is at or above the limit.
 
-    lock: threading.Lock
-    backpressure: Backpressure
+    A put counts from the moment it is let in until its rows are in memory: many threads that come
+    at the same time would otherwise all find room. One that was interrupted does not count, because
+    it does not hold its ``present`` lock any more.
+    """
 
-    def insert(self, rows: Rows) -> range:
-        """Take the rows of one put, visible or to be so. Requires ``lock``."""
+    def __init__(
+        self, limit: int, log_interval: float, memory: Memory, state: WriterState, stats: WriteStats
+    ) -> None:
+        self._limit = limit
+        self._log_interval = log_interval
+        self._memory = memory
+        self._state = state
+        self._stats = stats
+        self._lock = threading.Lock()
+        #: Puts from their admission to their end; whoever is admitted removes itself.
+        self.let_in: dict[Put, None] = {}
 
-    def nudge(self) -> None:
-        """Rows were queued that nobody waits for: see that they reach the WAL in time."""
+    @property
+    def let_in_bytes(self) -> int:
+        """Bytes of the puts that were let in and are not in memory yet."""
+        if not self.let_in:
+            return 0
+        waiting = [put for put in list(self.let_in) if put.state is PutState.WAITING and put.present.locked()]
+        return sum([put.rows.num_bytes for put in waiting])
 
-    def seal_active(self) -> None:
-        """Freeze the active MemTable. Requires ``lock``."""
+    def admit(self, put: Put) -> None:
+        """Return once there is room. Never fails for lack of room alone, however long it takes.
 
-    def views(self) -> list[MemTableView]: ...
-    def memtables(self) -> InMemoryMemTables: ...
-    def memtable_stats(self) -> MemTableStats: ...
-    def has_rows(self) -> bool: ...
-    def wait_for_flush_drain(self) -> None: ...
+        Raises when the writer is closed, or has failed.
+        """
+        if self._lets_in(put):
+            return
+        started = time.monotonic()
+        try:
+            while True:
+                seen = self._state.changes
+                self._memory.make_room()
+                if self._lets_in(put):
+                    return
+                if not self._state.wait_for_change(seen, self._log_interval):
+                    logger.warning(
+                        "put has waited %.1f s for a flush: %d unflushed bytes, limit %d",
+                        time.monotonic() - started,
+                        self._memory.unflushed_bytes,
+                        self._limit,
+                        extra=self._state.context,
+                    )
+        finally:
+            self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
-    def finish(self) -> None:
-        """Flush everything; raises when something could not be."""
-
-    def stop(self) -> None:
-        """End background threads without flushing."""
+    def _lets_in(self, put: Put) -> bool:
+        self._state.check_usable()  # first: in a forked child the lock may be locked for good
+        with self._lock:
+            if self._memory.unflushed_bytes + self.let_in_bytes >= self._limit:
+                return False
+            self.let_in[put] = None
+            return True
 
 
 class ShardWriter:
@@ -154,28 +164,29 @@ class ShardWriter:
     ) -> None:
         """``adapter`` is needed where ``mode`` keeps rows with other columns than ``intake`` gives."""
         self.config = config
+        self.shard_id = state.shard_id
+        self.epoch = state.epoch
         self._adapter = adapter
         self._intake = intake
         self._appender = appender
         self._log = log
         self._mode = mode
-        self._backpressure = mode.backpressure
         self._state = state
         self._stats = stats
-        self._stats_logger = StatsLogger(stats, config.stats_log_interval, state.shard_id)
-        # Guards the order of inserts; held for microseconds, never across I/O.
-        self._lock = mode.lock
+        self._backpressure = Backpressure(
+            config.max_unflushed_memtable_bytes,
+            config.backpressure_log_interval.total_seconds(),
+            mode,
+            state,
+            stats,
+        )
+        self._wal_flusher = WalFlushWorker(config, log, state)
+        interval = config.stats_log_interval
+        self._log_stats_every = float("inf") if interval is None else interval.total_seconds()
+        self._log_stats_at = time.monotonic() + self._log_stats_every
         self._close_lock = threading.Lock()
         self._in_hand = Room(config.max_unflushed_memtable_bytes)
-        self._finalizer = weakref.finalize(self, _abandon, mode, str(state.shard_id))
-
-    @property
-    def shard_id(self) -> UUID:
-        return self._appender.shard_id
-
-    @property
-    def epoch(self) -> int:
-        return self._appender.epoch
+        self._finalizer = weakref.finalize(self, _abandon, mode, self._wal_flusher, state)
 
     @property
     def closed(self) -> bool:
@@ -184,7 +195,7 @@ class ShardWriter:
     @property
     def readable(self) -> bool:
         """Whether reads through this writer are served: open, and memory not ahead of the log."""
-        return self.config.enable_memtable and not self._state.closed and not self._state.poisoned
+        return self.config.enable_memtable and not self._state.closed and not self._state.ended.poisoned
 
     @property
     def schema(self) -> pa.Schema:
@@ -200,24 +211,22 @@ class ShardWriter:
         while they are in memory.
         """
         batches = as_batches(data)
-        num_bytes = sum([batch.get_total_buffer_size() for batch in batches])
         if (
-            self._adapter is not None
-            or num_bytes > _LARGE_PUT_BYTES
-            or not self._intake.fit_as_given(batches)
+            self._adapter is None
+            and self._intake.fit_as_given(batches)
+            and sum([batch.get_total_buffer_size() for batch in batches]) <= _LARGE_PUT_BYTES
         ):
-            check_process()
-            call = threading.Lock()
-            try:
-                with call:
-                    # Before the copies that are made here: each thread would have one in hand
-                    # while it waits for room in memory.
-                    self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
-                    return self.write_rows(self._intake.shaped(batches))
-            finally:
-                self._in_hand.leave(call)
-        num_rows = sum([batch.num_rows for batch in batches])
-        return self._write(lambda: self._intake.shaped(batches), num_rows, num_bytes)
+            return self.write_rows(self._intake.shaped(batches))
+        check_process()
+        call = threading.Lock()
+        try:
+            with call:
+                # Before the copies that are made here: each thread would have one in hand
+                # while it waits for room in memory.
+                self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
+                return self.write_rows(self._intake.shaped(batches))
+        finally:
+            self._in_hand.leave(call)
 
     def delete(self, keys: Any) -> WriteResult:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
@@ -225,35 +234,31 @@ class ShardWriter:
 
     def write_rows(self, rows: Rows) -> WriteResult:
         """Write what an :class:`Intake` of this writer's schema has accepted."""
+        started = time.perf_counter()
         if self._adapter is not None:
             rows = self._adapter.adapted(rows)
-        return self._write(lambda: rows, rows.num_rows, rows.num_bytes)
-
-    def _write(self, shape: Callable[[], Rows], num_rows: int, num_bytes: int) -> WriteResult:
-        """Write the rows that ``shape`` returns, which the leader of a group commit may call."""
-        started = time.perf_counter()
-        self._state.check_usable()
-        put = threading.Lock()
+        put = Put(rows=rows, into=self._mode)
         try:
-            with put:
-                self._backpressure.admit(put, num_bytes)
+            with put.present:
+                self._backpressure.admit(put)
                 if self.config.durable_write:
-                    positions = self._log.commit_put(lambda: self._insert(shape(), put))
+                    self._log.commit_put(put)
                 else:
-                    positions = self._insert(shape(), put)
-                    self._mode.nudge()
+                    self._mode.insert(put)
+                    self._wal_flusher.nudge()
         finally:
-            self._backpressure.settle(put)
-        self._stats.record_put(time.perf_counter() - started, num_rows)
-        self._stats_logger.maybe_log()
-        return WriteResult(positions, Durability(self._log, positions.stop))
+            self._backpressure.let_in.pop(put, None)
+        self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
+        if time.monotonic() >= self._log_stats_at:
+            self._log_stats()
+        return WriteResult(put.positions, Durability(self._log, put.end_position))
 
-    def _insert(self, rows: Rows, put: threading.Lock) -> range:
-        with self._lock:
-            self._state.check_usable()
-            positions = self._mode.insert(rows)
-            self._backpressure.settle(put)
-            return positions
+    def _log_stats(self) -> None:
+        """With the first put after every interval: an idle writer stays silent."""
+        self._log_stats_at = time.monotonic() + self._log_stats_every
+        snapshot = self._stats.snapshot()
+        snapshot.log_summary(f"shard {self.shard_id}")
+        snapshot.log_wal_breakdown(f"shard {self.shard_id}")
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
         """The newest rows that are in memory: active and frozen MemTables, deletes applied.
@@ -303,8 +308,7 @@ class ShardWriter:
         """Freeze the active MemTable and queue it for flush; nothing happens when it is empty."""
         self._state.check_usable()
         self.check_fenced()
-        with self._lock:
-            self._mode.seal_active()
+        self._mode.seal_active()
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""
@@ -336,10 +340,10 @@ class ShardWriter:
         with self._close_lock:
             if self._state.closed:
                 return
-            with self._lock:
+            with self._mode.lock:
                 self._state.close()
             try:
-                if self._state.failure is None:
+                if self._state.ended.failure is None:
                     try:
                         self._mode.finish()
                     finally:
@@ -348,8 +352,9 @@ class ShardWriter:
                 elif self._log.pending_batches or self._mode.has_rows():
                     raise self._state.latched()
             finally:
+                self._wal_flusher.stop(self._state.patience())
                 self._mode.stop()
-                self._log.fail(ClosedError(f"the writer of shard {self.shard_id} was closed"))
+                self._log.close()
                 self._finalizer.detach()
         logger.info("closed writer", extra=self._state.context)
 
@@ -368,9 +373,12 @@ class ShardWriter:
             logger.warning("close failed after an error: %s", close_error, extra=self._state.context)
 
 
-def _abandon(mode: WriteMode, shard_id: str) -> None:
+def _abandon(mode: WriteMode, wal_flusher: WalFlushWorker, state: WriterState) -> None:
     """The writer was dropped without close: end its threads. What it acknowledged is in the WAL."""
     if is_forked():
         return  # it is the parent's, and so are its threads
-    logger.warning("writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": shard_id})
+    logger.warning(
+        "writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": str(state.shard_id)}
+    )
+    wal_flusher.stop(state.patience())
     mode.stop()

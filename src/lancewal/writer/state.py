@@ -1,18 +1,17 @@
-"""Whether a writer may still write and be read: the latch that all its parts share."""
+"""What the parts of one writer share: the latch that ends it, and the counters of what it did."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import threading
-import time
-from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from lancewal.errors import ClosedError, LanceWalError
+from lancewal.errors import ClosedError, FencedError, LanceWalError
 from lancewal.storage import Bell, check_process
-from lancewal.writer.stats import WriteStats
 
 logger = logging.getLogger(__name__)
 
@@ -42,64 +41,86 @@ def without_frames(error: E) -> E:
     return error
 
 
+class Ended(NamedTuple):
+    """What of a writer has ended, and why. Replaced as a whole: an interrupt leaves all of it or nothing."""
+
+    #: Why no put is taken any more.
+    failure: LanceWalError | None = None
+    #: Why nothing is written to the log any more.
+    log_failure: LanceWalError | None = None
+    #: Why nothing is flushed any more.
+    fence: FencedError | None = None
+    #: Whether memory may hold rows that the log never got.
+    poisoned: bool = False
+
+
 class WriterState:
     """Open, closed, or ended by a terminal error; the first error stays.
 
-    Parts of a writer hold this instead of the writer itself, so that a writer that was
-    dropped without ``close`` can be collected while its threads still wind down.
+    The only latch of a writer: put, group commit, flush and backpressure all ask it. They hold
+    this instead of the writer itself, so that a writer that was dropped without ``close`` can be
+    collected while its threads still wind down.
     """
 
     def __init__(self, shard_id: UUID, epoch: int) -> None:
         self.shard_id = shard_id
         self.epoch = epoch
+        #: What log records of this writer carry.
+        self.context: dict[str, object] = {"shard": str(shard_id), "epoch": epoch}
         self.closed = False
-        self._failure: LanceWalError | None = None
-        self._poisoned = False
-        self._on_end: list[Callable[[], None]] = []
+        self.ended = Ended()
+        #: How often :meth:`note_change` was called.
+        self.changes = 0
+        self._lock = threading.Lock()
+        self._changed = Bell()
 
-    @property
-    def failure(self) -> LanceWalError | None:
-        return self._failure
+    def fail(self, error: LanceWalError, *, memory_ahead_of_log: bool, ends_log: bool) -> None:
+        """Latch ``error``: no put is taken any more.
 
-    @property
-    def poisoned(self) -> bool:
-        """Whether memory may hold rows that the log never got."""
-        return self._poisoned
-
-    @property
-    def context(self) -> dict[str, object]:
-        """What log records of this writer carry."""
-        return {"shard": str(self.shard_id), "epoch": self.epoch}
-
-    def when_ended(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when waiting makes no sense any more."""
-        self._on_end.append(wake)
-
-    def fail(self, error: LanceWalError, *, memory_ahead_of_log: bool) -> None:
-        """Latch ``error``. With ``memory_ahead_of_log`` reads end too: they would show lost rows."""
-        self._poisoned = self._poisoned or memory_ahead_of_log
-        self._failure = self._failure or error
-        self._wake_all()
+        With ``memory_ahead_of_log`` reads end too, because they would show lost rows. Without
+        ``ends_log`` rows that are queued already may still be written.
+        """
+        with self._lock:
+            was = self.ended
+            self.ended = Ended(
+                was.failure or error,
+                was.log_failure or (error if ends_log else None),
+                was.fence or (error if isinstance(error, FencedError) else None),
+                was.poisoned or memory_ahead_of_log,
+            )
+        self.note_change()
 
     def close(self) -> None:
+        """No put is taken any more; what is in memory may still be written."""
         self.closed = True
-        self._wake_all()
+        self.note_change()
+
+    def end_log(self) -> None:
+        """The writer is closed: nothing is written any more."""
+        with self._lock:
+            closed = ClosedError(f"the writer of shard {self.shard_id} was closed")
+            self.ended = self.ended._replace(log_failure=self.ended.log_failure or closed)
+        self.note_change()
 
     def check_usable(self) -> None:
         """Raise what a put must fail with, if any."""
         check_process()
-        if self._failure is not None:
+        if self.ended.failure is not None or self.closed:
             raise self.latched()
-        if self.closed:
-            raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
     def check_readable(self) -> None:
         """Raise when memory may hold rows that the log never got, or is not kept up any more."""
         check_process()
-        if self._poisoned:
+        if self.ended.poisoned:
             raise self.latched()
         if self.closed:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; read through Table.scan")
+
+    def latched(self) -> LanceWalError:
+        """The terminal error, to be raised."""
+        if self.ended.failure is None:
+            return ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
+        return fresh_copy(self.ended.failure)
 
     def patience(self) -> float | None:
         """How many seconds to wait for a background thread to end; ``None``: until it has ended.
@@ -112,95 +133,156 @@ class WriterState:
             return None
         return DROPPED_PATIENCE_SECONDS
 
-    def latched(self) -> LanceWalError:
-        """The terminal error, to be raised."""
-        if self._failure is None:
-            return ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
-        return fresh_copy(self._failure)
+    def note_change(self) -> None:
+        """Rows were stored or flushed, or the writer ended: puts that wait for room look again."""
+        self.changes += 1
+        self._changed.ring()
 
-    def _wake_all(self) -> None:
-        for wake in self._on_end:
-            wake()
-
-
-# Puts wait here while memory holds more than it may.
+    def wait_for_change(self, seen: int, timeout: float) -> bool:
+        """Return once there were more changes than the ``seen`` ones; ``False`` when time ran out."""
+        return self._changed.wait_for(lambda: self.changes != seen, timeout)
 
 
-class Backpressure:
-    """Holds callers back while what is in memory, and what was let in, is at or above the limit.
+@dataclass(frozen=True)
+class WriteStatsSnapshot:
+    """The counters at one moment; times are totals."""
 
-    ``unflushed`` tells what is in memory, ``relieve`` is called at every turn to make sure that
-    something will lower it (a flush that runs, or one that must be started); it raises when
-    nothing ever will.
+    put_count: int = 0
+    put_rows: int = 0
+    put_time: timedelta = timedelta(0)
+    wal_flush_count: int = 0
+    wal_flush_time: timedelta = timedelta(0)
+    wal_flush_bytes: int = 0
+    wal_flush_puts: int = 0
+    wal_io_time: timedelta = timedelta(0)
+    wal_io_count: int = 0
+    index_update_time: timedelta = timedelta(0)
+    index_update_count: int = 0
+    index_update_rows: int = 0
+    memtable_flush_count: int = 0
+    memtable_flush_time: timedelta = timedelta(0)
+    memtable_flush_rows: int = 0
+    memtable_flush_failures: int = 0
+    backpressure_count: int = 0
+    backpressure_wait: timedelta = timedelta(0)
+    replayed_entries: int = 0
+    replayed_rows: int = 0
+    replay_time: timedelta = timedelta(0)
 
-    A put counts from the moment it is let in: many threads that come at the same time would
-    otherwise all find room. Each holds a lock of its own, its ``put``, by ``with`` until it is over,
-    so that one that was interrupted does not count.
-    """
+    def avg_put_latency(self) -> timedelta | None:
+        return self.put_time / self.put_count if self.put_count else None
 
-    def __init__(
-        self,
-        limit: int,
-        log_interval: float,
-        stats: WriteStats,
-        *,
-        unflushed: Callable[[], int],
-        relieve: Callable[[], None],
-        context: dict[str, object],
-    ) -> None:
-        self._limit = limit
-        self._log_interval = log_interval
-        self._stats = stats
-        self._unflushed = unflushed
-        self._relieve = relieve
-        self._context = context
+    def put_throughput(self) -> float:
+        """Puts per second of time spent in puts."""
+        return _per_second(self.put_count, self.put_time)
+
+    def avg_wal_flush_latency(self) -> timedelta | None:
+        return self.wal_flush_time / self.wal_flush_count if self.wal_flush_count else None
+
+    def avg_wal_flush_bytes(self) -> int | None:
+        return self.wal_flush_bytes // self.wal_flush_count if self.wal_flush_count else None
+
+    def avg_group_size(self) -> float | None:
+        """Puts that shared one WAL entry, on average."""
+        return self.wal_flush_puts / self.wal_flush_count if self.wal_flush_count else None
+
+    def wal_throughput_bytes(self) -> float:
+        """WAL bytes per second of time spent flushing."""
+        return _per_second(self.wal_flush_bytes, self.wal_flush_time)
+
+    def avg_wal_io_latency(self) -> timedelta | None:
+        return self.wal_io_time / self.wal_io_count if self.wal_io_count else None
+
+    def avg_index_update_latency(self) -> timedelta | None:
+        return self.index_update_time / self.index_update_count if self.index_update_count else None
+
+    def avg_index_update_rows(self) -> int | None:
+        return self.index_update_rows // self.index_update_count if self.index_update_count else None
+
+    def avg_memtable_flush_latency(self) -> timedelta | None:
+        return self.memtable_flush_time / self.memtable_flush_count if self.memtable_flush_count else None
+
+    def avg_memtable_flush_rows(self) -> int | None:
+        return self.memtable_flush_rows // self.memtable_flush_count if self.memtable_flush_count else None
+
+    def log_summary(self, prefix: str) -> None:
+        """One line with the totals."""
+        logger.info(
+            "%s: %d puts (%.0f/s, avg %s), %d WAL flushes (%d bytes, avg %s), "
+            "%d MemTable flushes (%d rows, avg %s), backpressure %d times for %s",
+            prefix,
+            self.put_count,
+            self.put_throughput(),
+            self.avg_put_latency(),
+            self.wal_flush_count,
+            self.wal_flush_bytes,
+            self.avg_wal_flush_latency(),
+            self.memtable_flush_count,
+            self.memtable_flush_rows,
+            self.avg_memtable_flush_latency(),
+            self.backpressure_count,
+            self.backpressure_wait,
+            extra={"stats": self},
+        )
+
+    def log_wal_breakdown(self, prefix: str) -> None:
+        """One line that splits a WAL flush into storage and index time; silent before the first."""
+        if self.wal_flush_count:
+            logger.info(
+                "%s: WAL flush avg %s, of which I/O %s; index update avg %s over %d rows",
+                prefix,
+                self.avg_wal_flush_latency(),
+                self.avg_wal_io_latency(),
+                self.avg_index_update_latency(),
+                self.index_update_rows,
+                extra={"stats": self},
+            )
+
+
+class WriteStats:
+    """Thread-safe counters; :meth:`snapshot` is consistent. Seconds in, ``timedelta`` out."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._let_in: dict[threading.Lock, int] = {}
-        self._bell = Bell()
-        self._wakes = 0
+        self._values: dict[str, float] = {}
+        self.reset()
 
-    @property
-    def let_in_bytes(self) -> int:
-        """Bytes of the puts that were let in and are not in memory yet."""
-        if not self._let_in:
-            return 0
-        return sum([num_bytes for put, num_bytes in list(self._let_in.items()) if put.locked()])
-
-    def admit(self, put: threading.Lock, num_bytes: int) -> None:
-        """Return once there is room. Never fails for lack of room alone, however long it takes."""
-        if self._let_in_now(put, num_bytes):
-            return
-        started = time.monotonic()
-        try:
-            while True:
-                seen = self._wakes
-                self._relieve()
-                if self._let_in_now(put, num_bytes):
-                    return
-                # A wake since `seen` may be an error that relieve() came too early for.
-                if not self._bell.wait_for(lambda: self._wakes != seen, self._log_interval):  # noqa: B023
-                    logger.warning(
-                        "put has waited %.1f s for a flush: %d unflushed bytes, limit %d",
-                        time.monotonic() - started,
-                        self._unflushed(),
-                        self._limit,
-                        extra=self._context,
-                    )
-        finally:
-            self._stats.record_backpressure(time.monotonic() - started)
-
-    def settle(self, put: threading.Lock) -> None:
-        """The rows of the put are in memory, or will never be."""
-        self._let_in.pop(put, None)
-
-    def wake(self) -> None:
-        """Something changed (a flush ended, an error was latched, the writer closes): look again."""
-        self._wakes += 1
-        self._bell.ring()
-
-    def _let_in_now(self, put: threading.Lock, num_bytes: int) -> bool:
+    def reset(self) -> None:
+        """Back to zero."""
         with self._lock:
-            if self._unflushed() + self.let_in_bytes >= self._limit:
-                return False
-            self._let_in[put] = num_bytes
-            return True
+            self._values = dict.fromkeys((field.name for field in fields(WriteStatsSnapshot)), 0)
+
+    def snapshot(self) -> WriteStatsSnapshot:
+        with self._lock:
+            values = dict(self._values)
+        return WriteStatsSnapshot(
+            **{  # type: ignore[arg-type]
+                name: timedelta(seconds=value) if name.endswith(("_time", "_wait")) else int(value)
+                for name, value in values.items()
+            }
+        )
+
+    def add(self, **amounts: float) -> None:
+        """Raise the counters named as the fields of a snapshot; times in seconds."""
+        with self._lock:
+            values = self._values
+            for name, amount in amounts.items():
+                values[name] += amount
+
+
+def added(one: WriteStatsSnapshot | None, other: WriteStatsSnapshot) -> WriteStatsSnapshot:
+    """Two snapshots as one.
+
+    >>> added(WriteStatsSnapshot(put_count=2), WriteStatsSnapshot(put_count=3)).put_count
+    5
+    """
+    if one is None:
+        return other
+    return WriteStatsSnapshot(
+        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
+    )
+
+
+def _per_second(amount: float, time: timedelta) -> float:
+    seconds = time.total_seconds()
+    return amount / seconds if seconds > 0 else 0.0

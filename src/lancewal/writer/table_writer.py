@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -21,7 +21,7 @@ from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows, as_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
-from lancewal.writer.stats import WriteStatsSnapshot
+from lancewal.writer.state import WriteStatsSnapshot, added
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class TableWriter:
         else:
             batches = [batch for batch in as_batches(data) if batch.num_rows]
             if batches:
-                self._write("put", partial(self._intake.upserts, batches), _bytes_of(batches), progress)
-        return progress.result()
+                self._write("put", batches, progress)
+        return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def delete(self, keys: Any) -> TableWriteResult:
         """Delete rows by key: one, several (a list, set, array or Series), or a table with the key columns.
@@ -140,8 +140,8 @@ class TableWriter:
                 "delete through the shard that has the row, with table.shard_writer(shard_id).delete(keys)"
             )
         progress = _Progress()
-        self._write("delete", lambda: rows, rows.num_bytes, progress)
-        return progress.result()
+        self._write("delete", rows.batches, progress, accepted=rows)
+        return TableWriteResult(rows.num_rows, MappingProxyType(progress.results))
 
     def flush(self) -> None:
         """Flush the MemTables of all shards that rows went to, and wait until they are published."""
@@ -163,14 +163,7 @@ class TableWriter:
 
     def stats(self) -> WriteStatsSnapshot:
         """The counters of all shard writers, added up."""
-        snapshots = [writer.stats() for writer in self.shard_writers.values()]
-        zero = WriteStatsSnapshot()
-        return WriteStatsSnapshot(
-            **{
-                each.name: sum((getattr(s, each.name) for s in snapshots), getattr(zero, each.name))
-                for each in fields(zero)
-            }
-        )
+        return reduce(added, [writer.stats() for writer in self.shard_writers.values()], WriteStatsSnapshot())
 
     def close(self) -> None:
         """Wait for writes under way, close every shard's writer, and end all threads.
@@ -211,34 +204,36 @@ class TableWriter:
     def _put_streamed(self, batch: pa.RecordBatch, progress: _Progress) -> None:
         if not batch.num_rows:
             return
+        try:
+            self._write("put", [batch], progress)
+        except InvalidInputError as error:
+            before = sum(progress.rows.values())
+            raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
 
-        def shaped() -> Rows:
-            try:
-                return self._intake.upserts(batch)
-            except InvalidInputError as error:
-                before = progress.num_rows
-                raise InvalidInputError(
-                    f"{error} (of the stream, {before} rows before it are written)"
-                ) from None
-
-        self._write("put", shaped, batch.nbytes, progress)
-
-    def _write(self, doing: str, shape: Callable[[], Rows], num_bytes: int, progress: _Progress) -> None:
-        """Shape rows of about ``num_bytes``, split them by shard, and write them."""
+    def _write(
+        self,
+        doing: str,
+        batches: Sequence[pa.RecordBatch],
+        progress: _Progress,
+        *,
+        accepted: Rows | None = None,
+    ) -> None:
+        """Shape ``batches`` unless they are ``accepted`` already, split them by shard, and write them."""
         call = threading.Lock()
         try:
             with call:
                 # Before the rows are shaped and split, which copies them: each thread would
                 # have its copy in hand while it waits for room in a shard.
-                self._enter(call, num_bytes)
-                parts = self._split(shape())
+                self._enter(call, sum([batch.nbytes for batch in batches]))
+                parts = self._split(accepted or self._intake.shaped(batches))
                 calls = {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
                 done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
         finally:
             self._under_way.leave(call)
         for shard, part in parts:
             if shard.shard_id in done:
-                progress.add(shard.shard_id, part.num_rows, done[shard.shard_id])
+                progress.rows[shard.shard_id] = progress.rows.get(shard.shard_id, 0) + part.num_rows
+                progress.results[shard.shard_id] = done[shard.shard_id]
         if failed:
             raise PartialWriteError(doing, failed, progress.rows) from next(iter(failed.values()))
 
@@ -323,21 +318,6 @@ class _Progress:
 
     rows: dict[UUID, int] = field(default_factory=dict)
     results: dict[UUID, WriteResult] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.rows.values())
-
-    def add(self, shard: UUID, rows: int, result: WriteResult) -> None:
-        self.rows[shard] = self.rows.get(shard, 0) + rows
-        self.results[shard] = result
-
-    def result(self) -> TableWriteResult:
-        return TableWriteResult(self.num_rows, MappingProxyType(self.results))
-
-
-def _bytes_of(batches: Iterable[pa.RecordBatch]) -> int:
-    return sum([batch.nbytes for batch in batches])
 
 
 def is_stream(data: Any) -> bool:
