@@ -716,14 +716,14 @@ def test_threads_that_wait_for_room_each_held_a_copy_of_their_rows(table: Table)
     writer = table.writer(max_memtable_size=limit, max_unflushed_memtable_bytes=limit)
     writer.put(rows(0, 64))
     room = writer._under_way
-    split = writer._split
+    route = writer._router.route
     together: list[int] = []
 
-    def counted(shaped: Any) -> Any:
+    def counted(batch: pa.RecordBatch) -> Any:
         together.append(room.taken)
-        return split(shaped)
+        return route(batch)
 
-    writer._split = counted  # type: ignore[method-assign]
+    writer._router.route = counted  # type: ignore[method-assign]
     with store.faults.pause("put_if_absent", where="/wal/") as pause:
         before = pa.total_allocated_bytes()
         puts = [threading.Thread(target=writer.put, args=(batch,), daemon=True) for _ in range(threads)]

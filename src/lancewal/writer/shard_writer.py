@@ -137,9 +137,11 @@ class Backpressure:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
     def _lets_in(self, put: Put) -> bool:
-        self._state.check_usable()  # first: in a forked child the lock may be locked for good
+        check_process()  # first: in a forked child the lock may be locked for good
         with self._lock:
-            if self._memory.unflushed_bytes + self.let_in_bytes >= self._limit:
+            let_in = self.let_in_bytes
+            self._state.check_usable()
+            if self._memory.unflushed_bytes + let_in >= self._limit:
                 return False
             self.let_in[put] = None
             return True

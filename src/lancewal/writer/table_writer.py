@@ -225,26 +225,23 @@ class TableWriter:
                 # Before the rows are shaped and split, which copies them: each thread would
                 # have its copy in hand while it waits for room in a shard.
                 self._enter(call, sum([batch.nbytes for batch in batches]))
-                parts = self._split(accepted or self._intake.shaped(batches))
-                calls = {shard.shard_id: partial(self._write_shard, shard, part) for shard, part in parts}
+                split: dict[Shard, list[pa.RecordBatch]] = {}
+                for batch in (accepted or self._intake.shaped(batches)).batches:
+                    for shard, part in self._router.route(batch):
+                        split.setdefault(shard, []).append(part)
+                parts = {shard: Rows.of(its_batches) for shard, its_batches in split.items()}
+                calls = {
+                    shard.shard_id: partial(self._write_shard, shard, rows) for shard, rows in parts.items()
+                }
                 done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
         finally:
             self._under_way.leave(call)
-        for shard, part in parts:
+        for shard, rows in parts.items():
             if shard.shard_id in done:
-                progress.rows[shard.shard_id] = progress.rows.get(shard.shard_id, 0) + part.num_rows
+                progress.rows[shard.shard_id] = progress.rows.get(shard.shard_id, 0) + rows.num_rows
                 progress.results[shard.shard_id] = done[shard.shard_id]
         if failed:
             raise PartialWriteError(doing, failed, progress.rows) from next(iter(failed.values()))
-
-    def _split(self, rows: Rows) -> list[tuple[Shard, Rows]]:
-        parts: dict[Shard, list[pa.RecordBatch]] = {}
-        for batch in rows.batches:
-            for shard, part in self._router.route(batch):
-                parts.setdefault(shard, []).append(part)
-        if len(parts) == 1:
-            return [(next(iter(parts)), rows)]
-        return [(shard, Rows.of(batches)) for shard, batches in parts.items()]
 
     def _must_wait(self, shards: Iterable[UUID]) -> bool:
         """Whether writing takes storage round trips: for a claim, or for durability."""
