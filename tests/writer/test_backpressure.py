@@ -159,3 +159,5 @@ def test_a_put_counts_from_its_admission_until_its_rows_are_in_memory_or_its_thr
     assert pressure.let_in_bytes == 20
     interrupted.present.release()
     assert pressure.let_in_bytes == 0
+    pressure.admit(put_under_way())
+    assert interrupted not in pressure.let_in, "its rows stayed in memory"

@@ -139,6 +139,8 @@ class Backpressure:
     def _lets_in(self, put: Put) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
         with self._lock:
+            for gone in [each for each in list(self.let_in) if not each.present.locked()]:
+                self.let_in.pop(gone, None)  # interrupted, or about to do it itself
             let_in = self.let_in_bytes
             self._state.check_usable()
             if self._memory.unflushed_bytes + let_in >= self._limit:
