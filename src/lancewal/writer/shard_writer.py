@@ -105,11 +105,14 @@ class Backpressure:
 
     @property
     def let_in_bytes(self) -> int:
-        """Bytes of the puts that were let in and are not in memory yet."""
-        if not self.let_in:
-            return 0
-        waiting = [put for put in list(self.let_in) if put.state is PutState.WAITING and put.present.locked()]
-        return sum([put.rows.num_bytes for put in waiting])
+        """Bytes of the puts that were let in and are not in memory yet; forgets those that are gone."""
+        num_bytes = 0
+        for put in list(self.let_in):
+            if not put.present.locked():
+                self.let_in.pop(put, None)  # interrupted, or about to do it itself
+            elif put.state is PutState.WAITING:
+                num_bytes += put.rows.num_bytes
+        return num_bytes
 
     def admit(self, put: Put) -> None:
         """Return once there is room. Never fails for lack of room alone, however long it takes.
@@ -139,8 +142,6 @@ class Backpressure:
     def _lets_in(self, put: Put) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
         with self._lock:
-            for gone in [each for each in list(self.let_in) if not each.present.locked()]:
-                self.let_in.pop(gone, None)  # interrupted, or about to do it itself
             let_in = self.let_in_bytes
             self._state.check_usable()
             if self._memory.unflushed_bytes + let_in >= self._limit:
