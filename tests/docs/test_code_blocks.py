@@ -23,7 +23,7 @@ from tests.docs.beside import WriterBeside
 from tests.docs.blocks import ROOT, Runner, blocks, run_page, run_page_alone, runs
 from tests.tables import KEYED, rows
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Languages that nothing runs.
 _SHOWN = {"text", "mermaid"}
 
