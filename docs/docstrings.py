@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-try:
-    from griffe import Extension
-except ImportError:  # only who builds the pages has it
-    Extension = object
+from griffe import Extension
 
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`(~?)([^`]+)`")
 _CODE = re.compile(r"^\.\. code-block:: (\w+)\n\n((?:    .*\n|\n)+)", re.MULTILINE)

@@ -181,7 +181,7 @@ def _strongly_connected(targets: dict[str, set[str]]) -> list[list[str]]:
             elif target in stack:
                 low[node] = min(low[node], order[target])
         if low[node] == order[node]:
-            group = []
+            group: list[str] = []
             while not group or group[-1] != node:
                 group.append(stack.pop())
             groups.append(sorted(group))

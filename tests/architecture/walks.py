@@ -28,7 +28,7 @@ an old one, so that two can be compared:
     PYTHONPATH=../before/src python tests/architecture/walks.py --json > before.json
     python tests/architecture/walks.py --compare before.json after.json
 
-Names of walks choose among them; ``-v`` prints the files in the order of the walk, ``-vv`` the functions.
+Names of walks choose among them; ``-v`` prints the files in both orders, ``-vv`` the functions.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class Trace:
     """Who called whom, and from where; the same for every run, whatever order threads took."""
 
     enter_leaves: bool
-    #: What nothing of the package called, in the order of the calls.
+    #: The thread that runs the operation.
+    thread: int = field(default_factory=threading.get_ident)
+    #: What nothing of the package called in that thread, in the order of the calls.
     roots: dict[CodeType, None] = field(default_factory=dict)
     #: For each function those that it called, each with the place in the caller's bytecode.
     calls: dict[CodeType, dict[CodeType, int]] = field(default_factory=dict)
@@ -128,11 +130,13 @@ class Trace:
         if not self._is_entered(code):
             return
         caller = self._caller(frame)
-        if caller is None:
+        if caller is not None:
+            called = self.calls.setdefault(caller[0], {})
+            called[code] = min(caller[1], called.get(code, caller[1]))
+        elif threading.get_ident() == self.thread:
             self.roots.setdefault(code)
-            return
-        called = self.calls.setdefault(caller[0], {})
-        called[code] = min(caller[1], called.get(code, caller[1]))
+        else:
+            self.calls.setdefault(code, {})
 
     def _is_entered(self, code: CodeType) -> bool:
         file = code.co_filename.removeprefix(f"{ROOT}/")
@@ -455,7 +459,8 @@ def main() -> None:
         walk = follow(name, enter_leaves=given.all)
         print(f"{name:16}" + "".join(f" {walk.figures[each]:9}" for each in _COLUMNS))
         if given.verbose == 1:
-            print("    " + " > ".join(path_of(walk.steps)))
+            print("    depth first:  " + " > ".join(path_of(walk.steps)))
+            print("    file by file: " + " > ".join(path_of(walk.staying)))
         elif given.verbose:
             print("\n".join(f"    {step.file}:{step.line} {step.name}" for step in walk.steps))
 
