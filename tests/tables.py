@@ -11,6 +11,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
+import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.storage import ObjectStore
@@ -42,6 +43,14 @@ def new_table(
     dataset = lance.write_dataset(data, str(where), schema=schema, storage_options=storage_options)
     dataset.initialize_mem_wal(**(mem_wal or {"unsharded": True}))
     return BaseTable.open(str(where), storage_options)
+
+
+def wal_table(where: Path | str, schema: pa.Schema = KEYED, **how: Any) -> lancewal.Table:
+    """An empty table as users make one; ``how`` is for ``initialize``, without any it has one shard."""
+    lance.write_dataset(schema.empty_table(), str(where))
+    if not how.keys() & {"bucket", "identity", "unsharded"}:
+        how["unsharded"] = True
+    return lancewal.initialize(str(where), **{"writer_defaults": fast(), **how})
 
 
 def fast(**settings: Any) -> ShardWriterConfig:

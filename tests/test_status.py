@@ -14,19 +14,9 @@ import lancewal
 from lancewal import status as status_module
 from lancewal.status import Lag, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
-from tests.tables import APPEND_ONLY, KEYED, rows
+from tests.tables import APPEND_ONLY, fast, rows, wal_table
 
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), **{"unsharded": True, "writer_defaults": DEFAULTS, **options})
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "t")
+pytestmark = pytest.mark.sharding(unsharded=True)
 
 
 def test_a_fresh_table_waits_for_nothing(table: lancewal.Table) -> None:
@@ -82,7 +72,7 @@ def test_ages_are_those_of_the_oldest(table: lancewal.Table) -> None:
 
 
 def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
         for number in range(40):
             writer.put(rows(number, 1))
@@ -107,11 +97,11 @@ def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_sharding_in_words(tmp_path: Path, options: dict[str, Any], text: str) -> None:
-    assert new_table(tmp_path / "t", **options).status().sharding == text
+    assert wal_table(tmp_path / "t", **options).status().sharding == text
 
 
 def test_buckets_come_in_their_order(tmp_path: Path) -> None:
-    status = new_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
+    status = wal_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
     assert [shard.values["bucket"] for shard in status.shards] == list(range(12))
 
 
@@ -120,7 +110,7 @@ def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
     dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 30)]), uri)
     dataset.create_scalar_index("id", "BTREE")
     dataset.create_scalar_index("name", "INVERTED")
-    table = lancewal.initialize(uri, unsharded=True, writer_defaults=DEFAULTS)
+    table = lancewal.initialize(uri, unsharded=True, writer_defaults=fast())
     with table.writer() as writer:
         writer.put(rows(30, 5))
     table.compact()
@@ -133,7 +123,7 @@ def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
 
 
 def test_append_only_tables_have_a_status_too(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY)
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(0, 3, schema=APPEND_ONLY))
     status = table.status()

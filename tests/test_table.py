@@ -23,24 +23,12 @@ from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from tests.faults import FaultyStore
 from tests.servers import S3Server
-from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows
-
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), **{"writer_defaults": DEFAULTS, **options})
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return new_table(tmp_path / "t", bucket=("id", 4))
+from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
 
 
 @pytest.fixture
 def manual(tmp_path: Path) -> Table:
-    return new_table(tmp_path / "m")
+    return wal_table(tmp_path / "m", unsharded=False)
 
 
 def the_shard(table: Table) -> lancewal.ShardInfo:
@@ -98,7 +86,7 @@ def test_public_names_exist() -> None:
 
 def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
     stored = {"max_memtable_rows": "7", "durable_write": "false", "fsync": "false"}
-    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
     with table.writer() as writer:
         writer.put(rows(0, 8))
         (shard_writer,) = writer.shard_writers.values()
@@ -111,7 +99,7 @@ def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
 
 def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) -> None:
     stored = {"max_memtable_rows": "7", "max_memtable_batches": "9", "fsync": "false"}
-    table = new_table(tmp_path / "t", writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults=stored)
     with table.shard_writer(uuid4(), max_memtable_rows=8) as writer:
         config = writer.config
     assert (config.max_memtable_rows, config.max_memtable_batches, config.fsync) == (8, 9, False)
@@ -119,7 +107,7 @@ def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) 
 
 
 def test_whole_configuration_replaces_the_stored_defaults(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", writer_defaults={"max_memtable_rows": "7"})
+    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults={"max_memtable_rows": "7"})
     # Not a whole number of milliseconds: must not be rounded on the way.
     mine = fast(max_memtable_batches=5, async_index_interval=timedelta(microseconds=1500))
     with table.shard_writer(uuid4(), mine, max_memtable_rows=6) as writer:
@@ -173,7 +161,7 @@ def test_shards_of_a_table_that_lance_wrote(tmp_path: Path) -> None:
 
 
 def test_shard_for_creates_the_shard_of_a_value(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", identity="id")
+    table = wal_table(tmp_path / "t", identity="id")
     shard_id = table.shard_for(7)
     assert shard_id == table.router().shard_of(7) == table.shard_for(7)
     assert the_shard(table).values == {"bucket": 7}
@@ -223,7 +211,7 @@ def names(table: Table, **scan: Any) -> dict[int, str]:
 def test_reads_see_every_level_and_the_newest_version(tmp_path: Path) -> None:
     base_rows = pa.Table.from_batches([rows(0, 6, prefix="base")])
     lance.write_dataset(base_rows, str(tmp_path / "t"))
-    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults=DEFAULTS)
+    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults=fast())
     with table.writer() as writer:
         writer.put(rows(2, 6, prefix="flushed"))
         writer.flush()
@@ -327,7 +315,7 @@ def test_composite_keys_are_looked_up(tmp_path: Path) -> None:
             pa.field("name", pa.string()),
         ]
     )
-    table = new_table(tmp_path / "t", schema, identity="tenant")
+    table = wal_table(tmp_path / "t", schema, identity="tenant")
     with table.writer() as writer:
         writer.put(pa.table({"tenant": ["a", "b"], "id": [1, 1], "name": ["x", "y"]}))
         writer.delete(pa.table({"tenant": ["b"], "id": [1]}))
@@ -340,11 +328,11 @@ def test_composite_keys_are_looked_up(tmp_path: Path) -> None:
 
 def test_lookup_without_a_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no primary key"):
-        new_table(tmp_path / "t", APPEND_ONLY).lookup(1)
+        wal_table(tmp_path / "t", APPEND_ONLY).lookup(1)
 
 
 def test_append_only_table_reads_every_row_once(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
+    table = wal_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
     with table.writer() as writer:
         assert writer.put(rows(0, 10, schema=APPEND_ONLY)).num_rows == 10
         writer.flush()
@@ -423,7 +411,7 @@ def test_flush_fences_the_writer_of_another_process(manual: Table) -> None:
 
 def test_flush_of_wal_only_table_with_a_small_queue(tmp_path: Path) -> None:
     stored = {"enable_memtable": "false", "max_unflushed_memtable_bytes": "1000", "fsync": "false"}
-    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
     with table.writer() as writer:
         writer.put(rows(0, 40))
     table.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -15,7 +15,7 @@ from lancewal.base import appended_generations
 from lancewal.base.lance import next_fragment_id
 from lancewal.base.markers import effective_markers, tag, tags
 from lancewal.base.table import BaseTable
-from lancewal.maintenance import execute_shard, finish_compaction, optimize_base, plan_compaction, points
+from lancewal.maintenance import execute_shard, finish_compaction, optimize_base, plan_compaction
 from lancewal.maintenance.commits import mark_pending, remove_tags
 from lancewal.maintenance.points import APPEND_POINTS
 from tests.maintenance.support import Site, named
@@ -46,22 +46,6 @@ def site(tmp_path: Path) -> Site:
 
 
 EXPECTED = sorted([*named(range(5), "name"), *named(range(3, 7), "name"), *named([100, 101, 100], "name")])
-
-
-@pytest.fixture
-def at_point() -> Iterator[AtPoint]:
-    """Run something once, when a point is reached for the first time."""
-
-    def install(point: str, action: Callable[[], object]) -> None:
-        def hook(reached: str) -> None:
-            if reached == point:
-                points.on_reached(None)
-                action()
-
-        points.on_reached(hook)
-
-    yield install
-    points.on_reached(None)
 
 
 def stop() -> None:

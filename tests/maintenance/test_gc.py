@@ -37,18 +37,11 @@ from tests.maintenance.support import (
     named,
     positions,
     stage,
-    three_generations,
     versions,
 )
 from tests.tables import APPEND_ONLY, abandon, fast, rows
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Three flushed generations, of which nothing is compacted."""
-    return three_generations(tmp_path / "table")
 
 
 class TestCompactedGenerations:

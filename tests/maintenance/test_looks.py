@@ -30,7 +30,6 @@ from tests.maintenance.support import (
     named,
     positions,
     stage,
-    three_generations,
     versions,
 )
 from tests.tables import abandon, fast, rows
@@ -192,12 +191,6 @@ def test_a_record_stays_small() -> None:
 def test_this_machines_clock_is_the_same_for_all_its_processes() -> None:
     assert host_clock().name == host_clock.__wrapped__().name
     assert host_clock().read is boot_time
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Three flushed generations, of which nothing is compacted."""
-    return three_generations(tmp_path / "table")
 
 
 class TestClocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from lancewal.base.markers import TAGGED_COLUMNS, tag
 from lancewal.base.table import BaseTable
 from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
-from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction, points
+from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction
 from lancewal.maintenance.commits import commit_marker, remove_tags
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
@@ -24,22 +24,6 @@ from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 READ = "merge: rows are read"
-
-
-@pytest.fixture
-def at_point() -> Iterator[Callable[[str, Callable[[], object]], None]]:
-    """Run something once, when a point is reached for the first time."""
-
-    def install(point: str, action: Callable[[], object]) -> None:
-        def hook(reached: str) -> None:
-            if reached == point:
-                points.on_reached(None)
-                action()
-
-        points.on_reached(hook)
-
-    yield install
-    points.on_reached(None)
 
 
 AtPoint = Callable[[str, Callable[[], object]], None]

@@ -18,14 +18,7 @@ from lancewal.reader import TableReader
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named
-from tests.tables import APPEND_ONLY, KEYED, abandon, rows
-
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **sharding: Any) -> Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(where, writer_defaults=DEFAULTS, **(sharding or {"unsharded": True}))
+from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
 
 
 def readers(table: Table) -> list[TableReader]:
@@ -50,7 +43,7 @@ def test_a_key_in_two_shards_that_name_a_spec_but_no_value_came_twice(tmp_path: 
 
 
 def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", bucket=("id", 3))
+    table = wal_table(tmp_path / "t", bucket=("id", 3))
     with table.writer() as writer:
         writer.put(rows(0, 12))
         writer.flush()
@@ -62,7 +55,7 @@ def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Pat
 
 
 def test_a_flush_failed_because_of_a_writer_here_that_had_been_superseded(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     stale = table.writer()
     stale.put(rows(0, 2))
     # A log-only writer is never read through, so the stale one is still the one known here.
@@ -119,7 +112,7 @@ def dies_at() -> Iterator[Any]:
 def test_rows_came_twice_while_they_were_appended_but_not_marked_yet(
     tmp_path: Path, dies_at: Any, point: str
 ) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY)
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(0, 3, schema=APPEND_ONLY))
         writer.flush()
@@ -144,7 +137,7 @@ def replace_column(table: Table, old: str, new: str) -> None:
 
 
 def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("first", pa.string()))
     lance.dataset(table.uri).alter_columns({"path": "first", "name": "draft"})
 
@@ -170,7 +163,7 @@ def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(
 
 def table_with_drafts_in_its_log(tmp_path: Path) -> Table:
     """Its writer died before it flushed two rows with a column ``draft``."""
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     dying = table.writer()
     dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
@@ -210,7 +203,7 @@ def values(table: Table, column: str) -> dict[int, Any]:
 def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
     tmp_path: Path, new: str, has_memtable: bool
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     writer = table.writer(enable_memtable=has_memtable)
     old = pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]})
@@ -244,7 +237,7 @@ def test_replay_gave_a_column_the_values_of_one_that_had_its_name(tmp_path: Path
 def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_the_log(
     tmp_path: Path, change: str
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     # Opened now, but it comes to the shard only with its first row.
     stale = table.writer()
@@ -274,7 +267,7 @@ def test_a_stale_writer_failed_on_the_index_of_a_column_that_was_replaced(tmp_pa
     lance.write_dataset(pa.table({"id": [7], "name": ["base"], "tag": ["t"]}, _tagged()), str(tmp_path / "t"))
     lance.dataset(str(tmp_path / "t")).create_scalar_index("tag", "BTREE")
     lance.dataset(str(tmp_path / "t")).create_scalar_index("name", "BTREE")
-    table = lancewal.initialize(tmp_path / "t", writer_defaults=DEFAULTS, unsharded=True)
+    table = lancewal.initialize(tmp_path / "t", writer_defaults=fast(), unsharded=True)
     stale = table.writer()
     lance.dataset(table.uri).drop_columns(["tag"])
     lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
@@ -295,7 +288,7 @@ def test_a_stale_writer_failed_on_the_index_of_a_column_that_was_replaced(tmp_pa
 def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_values(
     tmp_path: Path, schema: pa.Schema, new: str
 ) -> None:
-    table = new_table(tmp_path / "t", schema)
+    table = wal_table(tmp_path / "t", schema)
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     with table.writer() as writer:
         writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
@@ -319,7 +312,7 @@ def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_valu
 def test_a_replaced_column_was_taken_for_the_old_one_once_old_versions_were_cleaned_up(
     tmp_path: Path,
 ) -> None:
-    table = new_table(tmp_path / "t", bucket=("id", 2))
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     writer = table.writer()
     writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
@@ -340,7 +333,7 @@ def _tagged() -> pa.Schema:
 
 
 def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.writer() as writer:
         writer.put(rows(0, 2))
         lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
@@ -355,7 +348,7 @@ def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp
 def test_old_versions_are_read_once_however_often_a_renamed_column_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.writer() as writer:
         writer.put(rows(0, 2))
         lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})

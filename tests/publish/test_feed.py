@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import lance
@@ -24,20 +23,11 @@ from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter, discover_manifests
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer.intake import Intake
-from tests.tables import APPEND_ONLY, KEYED, fast, rows
+from tests.tables import APPEND_ONLY, KEYED, fast, rows, wal_table
+
+pytestmark = pytest.mark.sharding(unsharded=True)
 
 RUN = "c0ffee"
-
-
-def new_table(path: Path, schema: pa.Schema = KEYED, buckets: int | None = None) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(path))
-    how: dict[str, Any] = {"unsharded": True} if buckets is None else {"bucket": ("id", buckets)}
-    return lancewal.initialize(str(path), writer_defaults=fast(), **how)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "table")
 
 
 @pytest.fixture
@@ -82,7 +72,7 @@ def test_upserts_and_deletes_come_in_the_order_in_which_they_were_written(table:
 
 
 def test_rows_of_a_table_without_a_key_are_inserts(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", APPEND_ONLY)
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(1, 1, schema=APPEND_ONLY))
     assert all_changes(table.uri) == [(1, "name_1", "insert")]
@@ -235,7 +225,7 @@ def test_a_pointer_published_and_pruned_before_its_confirmation_is_not_dropped(
 
 
 def test_limits_are_shared_fairly_by_shards(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", buckets=3)
+    table = wal_table(tmp_path / "table", bucket=("id", 3))
     with table.writer(enable_memtable=False) as writer:
         for start in range(0, 200, 20):
             writer.put(rows(start, 20))

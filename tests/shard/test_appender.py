@@ -42,16 +42,6 @@ WAL = f"{layout.wal_dir(SHARD)}/"
 LISTED = layout.wal_dir(SHARD)
 
 
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def successor(store: ObjectStore, *rows: int) -> WalAppender:
     """A writer that takes the shard over and writes one entry per row."""
     appender = WalAppender.open(store, SHARD)

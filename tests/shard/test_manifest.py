@@ -52,11 +52,6 @@ def newest(store: ObjectStore) -> ShardManifest:
     return ShardManifestStore(store, SHARD).require_latest()
 
 
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
-
-
 # ---------------------------------------------------------------- reading the newest
 
 
@@ -428,11 +423,6 @@ def test_two_that_initialise_at_once_agree(faulty: FaultyStore) -> None:
 
 
 # ---------------------------------------------------------------- after garbage collection
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def collected_meanwhile(store: ObjectStore, clock: ManualClock) -> Callable[[], None]:

@@ -46,16 +46,6 @@ def damage(store: ObjectStore, position: int, change: Callable[[bytes], bytes]) 
     store.put(path, change(store.get(path)))
 
 
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 # ---------------------------------------------------------------- single entries
 
 

@@ -49,17 +49,6 @@ def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lancewal.writer.flush, "FIRST_RETRY_SECONDS", 0.001)
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t")
-
-
-@pytest.fixture
-def append_only(tmp_path: Path) -> BaseTable:
-    """Without a key a row that was loaded twice is seen twice."""
-    return new_table(tmp_path / "a", APPEND_ONLY)
-
-
 def appended(number: int, count: int = 2) -> pa.RecordBatch:
     return rows(number * 100, count, schema=APPEND_ONLY)
 

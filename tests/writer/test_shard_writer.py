@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from datetime import timedelta
-from pathlib import Path
 
 import lance
 import pyarrow as pa
@@ -25,16 +24,6 @@ from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, ids, new_table, open_writer, rows
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t")
-
-
-@pytest.fixture
-def append_only(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "a", APPEND_ONLY)
 
 
 def store_of(base: BaseTable) -> FaultyStore:

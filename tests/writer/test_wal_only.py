@@ -16,14 +16,9 @@ from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
-from tests.tables import fast, ids, new_table, open_writer, rows
+from tests.tables import fast, ids, open_writer, rows
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t")
 
 
 def wal_only(base: BaseTable, shard: uuid.UUID | None = None, **settings: object) -> ShardWriter:
