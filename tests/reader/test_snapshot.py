@@ -26,7 +26,7 @@ from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.log import WatchedTip
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import Cache, ObjectStore, layout
 from tests.reader.support import TableUnderTest, everywhere, named, names
 from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, abandon, rows
@@ -179,7 +179,7 @@ def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pyt
         assert sorted(read) == sorted(set(read))
         assert table.other.lookup([99]).table["name"].to_pylist() == ["4"]
         assert len(read) == len(set(read))
-        monkeypatch.setattr(tail, "CACHE", tail.LogCache(0))
+        monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache(0)))
         fresh = TableReader(table.store, live_writers=False)
         assert names(fresh.scan().to_table()) == names(fresh.scan().to_table())
         assert len(read) > len(set(read))

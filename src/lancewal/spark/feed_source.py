@@ -33,7 +33,6 @@ from lancewal.shard import ShardManifestStore
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
-from lancewal.spark.snapshot import base_of
 from lancewal.storage import ObjectStore, layout
 
 _SNAPSHOT = "snapshot"
@@ -89,7 +88,7 @@ class _FeedRows:
             yield from self.feed().read(partition.shard_id, partition.start, partition.end)
         elif isinstance(partition, SnapshotPartition):
             columns = [name for name in self._schema.fieldNames() if name not in FEED_COLUMNS]
-            keyed = base_of(partition.merged.state, self._options.storage).schema.primary_key
+            keyed = partition.merged.state.base(self._options.storage).base.schema.primary_key
             kind = pa.scalar(UPSERT if keyed else INSERT)
             for batch in partition.merged.read(partition.part, columns):
                 yield _as_changes(batch, kind)
