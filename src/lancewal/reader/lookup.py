@@ -15,7 +15,7 @@ from lancewal.reader.state import Snapshot
 from lancewal.sstable import KeyProbe
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-# They are handed out, again and again.
+# All results share them, so nobody may write to them.
 _FOUND.flags.writeable = _NOT_FOUND.flags.writeable = False
 
 

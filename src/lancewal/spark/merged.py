@@ -24,9 +24,6 @@ from lancewal.spark.options import Options
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
-# Spark's filters as predicates in Lance's SQL, where both mean the same.
-
-
 _COMPARISONS: dict[type[ds.Filter], str] = {
     ds.EqualTo: "=",
     ds.GreaterThan: ">",
@@ -44,7 +41,7 @@ _MAX_VALUES = 1_000
 
 
 def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[list[str], list[ds.Filter]]:
-    """The filters that the table can evaluate, as SQL, and those that are left to Spark."""
+    """The filters that the table can evaluate, as Lance's SQL, and those that are left to Spark."""
     pushed: list[str] = []
     left: list[ds.Filter] = []
     for each in filters:
