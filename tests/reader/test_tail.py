@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, tail
 from lancewal.reader.memory_source import StreamedSource
 from lancewal.reader.search import checked_nearest, nearest
-from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
 from lancewal.storage import Cache, layout
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import APPEND_ONLY, KEY, KEYED
@@ -236,6 +237,43 @@ def test_an_entry_that_was_collected_before_its_rows_were_fetched(
 
         monkeypatch.setattr(StreamedSource, "_marked", flush_and_collect)
         assert reader.lookup([1]).table["name"].to_pylist() == ["a"]
+
+
+def test_two_threads_that_extended_one_tail_took_each_others_rows_for_their_own(
+    tmp_path: Path, no_room: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They shared what grows with the rows, but had cut the new rows into different batches."""
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    with table.writer() as writer:
+        for number in range(4):
+            writer.put(named({number: "row"}))
+        manifest = ShardManifestStore(table.store, table.shard).require_latest()
+        shared = tail.ShardTail(table.store, table.shard)
+        known = shared.load(manifest, 3, schema)
+        shared.sources(known, manifest, schema)
+        shorter = shared.load(manifest, 4, schema)
+        shared._kept = known
+        longer = shared.load(manifest, 5, schema)
+        found: dict[str, int] = {}
+
+        def extend(name: str, entries: tail.TailEntries) -> None:
+            (source,) = shared.sources(entries, manifest, schema)
+            found[name] = len(source.keys())
+
+        other = threading.Thread(target=extend, args=("longer", longer))
+        batches = tail._batches
+
+        def interrupted(*arguments: Any) -> Any:
+            if other.ident is None:
+                other.start()
+                other.join(0.5)
+            return batches(*arguments)
+
+        monkeypatch.setattr(tail, "_batches", interrupted)
+        extend("shorter", shorter)
+        other.join()
+        assert found == {"shorter": 3, "longer": 4}
 
 
 SEARCHED = pa.schema(
