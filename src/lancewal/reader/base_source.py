@@ -28,6 +28,7 @@ from lancewal.reader.source import (
     Rows,
     TextLevel,
     WordsQuery,
+    sql_of,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
 from lancewal.sstable import KeyProbe, refusing
@@ -156,20 +157,22 @@ class BaseSource:
         limit = None if request.limit is None else request.limit + len(superseded)
         by_address = isinstance(superseded, np.ndarray)
         scanned = kept = 0
-        for batch in self._scan(read, request.sql, limit, with_row_address=by_address):
+        for batch in self._scan(read, sql_of(request.predicate), limit, with_row_address=by_address):
             dead = self._dead_rows(batch, superseded)
             scanned, kept = scanned + batch.num_rows, kept + batch.num_rows - len(dead)
             yield from without_rows(batch.select(list(request.columns)), dead)
         if request.limit is not None and scanned == limit and kept < request.limit:
             # Nobody enforces keys: the base had one of them more than once.
-            for batch in self._scan(read, request.sql, None, with_row_address=by_address, offset=scanned):
+            for batch in self._scan(
+                read, sql_of(request.predicate), None, with_row_address=by_address, offset=scanned
+            ):
                 dead = self._dead_rows(batch, superseded)
                 yield from without_rows(batch.select(list(request.columns)), dead)
 
     def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
         if self._is_empty_for(predicate):
             return 0
-        sql = None if predicate is None else predicate.sql
+        sql = sql_of(predicate)
         superseded = self._superseded(newer)
         if sql is None and isinstance(superseded, np.ndarray):
             return row_count(self._dataset) - len(superseded)
@@ -220,7 +223,7 @@ class BaseSource:
             return [ReadLevel(query, self, lambda predicate: self._read_words(query, predicate, newer))]
         column, names = query.column, self._key_names
         level = LanceLevel(
-            query, self, self.indexes, self._dataset, column, names, newer, "_rowid", query.sql
+            query, self, self.indexes, self._dataset, column, names, newer, "_rowid", sql_of(query.predicate)
         )
         return [level]
 
@@ -310,8 +313,10 @@ class BaseSource:
             live = ~newer.contains(made.keys)
         matching = live
         if query.predicate is not None:
-            with lance_errors("read the base table"), refusing(query.sql):
-                found = self._dataset.scanner(columns=[], filter=query.sql, with_row_id=True).to_table()
+            with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
+                found = self._dataset.scanner(
+                    columns=[], filter=sql_of(query.predicate), with_row_id=True
+                ).to_table()
             matching = live & np.isin(made.rows, _row_ids(found))
         return IndexedLevel(query, self, made.index, made.index.rows, live, matching, made.rows)
 
@@ -326,7 +331,7 @@ class BaseSource:
     def _read_words(
         self, query: WordsQuery, predicate: Predicate | None, newer: NewerKeys
     ) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
-        sql = None if predicate is None else predicate.sql
+        sql = sql_of(predicate)
         columns = list(dict.fromkeys([query.column, *self._key_names]))
         with lance_errors("read the base table"), refusing(sql):
             scanner = self._dataset.scanner(

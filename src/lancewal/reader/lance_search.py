@@ -33,6 +33,7 @@ from lancewal.reader.source import (
     Rows,
     Source,
     WordsQuery,
+    sql_of,
 )
 from lancewal.reader.words import query_terms
 from lancewal.sstable import refusing
@@ -86,13 +87,13 @@ class LanceIndexes:
             # Not ``nprobes``: that is a limit too, and with a filter or a large ``k`` the nearest
             # partitions may hold fewer rows than were asked for.
             nearest |= {"minimum_nprobes": query.nprobes, "refine_factor": query.refine_factor}
-        with lance_errors("search for vectors"), refusing(query.sql):
+        with lance_errors("search for vectors"), refusing(sql_of(query.predicate)):
             found = (
                 self._dataset()
                 .scanner(
                     columns=[*columns, DISTANCE],
                     nearest=nearest,
-                    filter=query.sql,
+                    filter=sql_of(query.predicate),
                     prefilter=True,
                     disable_scoring_autoprojection=True,
                     **options,
@@ -224,7 +225,7 @@ class LanceLevel:
         return Hits.filled_up(self.source, self._fetch, self.query.k, rows, len(self.newer))
 
     def _fetch(self, k: int) -> Candidates:
-        with lance_errors("search for words"), refusing(self.query.sql):
+        with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):
             found = self.dataset.scanner(
                 columns=[*self.keys, SCORE],
                 full_text_query=self._lance_query(),

@@ -18,6 +18,8 @@ _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 # All results share them, so nobody may write to them.
 _FOUND.flags.writeable = _NOT_FOUND.flags.writeable = False
 
+_Part = tuple[pa.Table, Rows]
+
 
 @dataclass(frozen=True)
 class LookupResult:
@@ -25,14 +27,6 @@ class LookupResult:
 
     table: pa.Table
     found: Mask
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Rows of one level, and the numbers of the keys that they are for."""
-
-    rows: pa.Table
-    keys: Rows
 
 
 def lookup(
@@ -62,9 +56,9 @@ def lookup_shown(
     parts = _find(snapshot, distinct, names, row_source)
     if not parts:
         return LookupResult(no_rows(shown), np.zeros(len(number_of), np.bool_))
-    rows = pa.concat_tables([pa.Table.from_arrays(part.rows.columns, schema=shown) for part in parts])
+    rows = pa.concat_tables([pa.Table.from_arrays(rows.columns, schema=shown) for rows, _ in parts])
     row_of_key = np.full(len(distinct), ABSENT, np.int64)
-    row_of_key[np.concatenate([part.keys for part in parts])] = np.arange(rows.num_rows)
+    row_of_key[np.concatenate([numbers for _, numbers in parts])] = np.arange(rows.num_rows)
     wanted = row_of_key[number_of]
     found = wanted != ABSENT
     order = wanted[found]
@@ -103,6 +97,7 @@ def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
 
 
 def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source: bool) -> list[_Part]:
+    """The rows of the keys, level by level, with the numbers of the keys that they are for."""
     parts: list[_Part] = []
     unknown = np.ones(len(keys), np.bool_)
     locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
@@ -117,7 +112,7 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
         asked[known] = unknown[known] = False
         if len(found.numbers):
             rows = labelled(found.rows, source) if row_source else found.rows
-            parts.append(_Part(rows, numbers[found.numbers]))
+            parts.append((rows, numbers[found.numbers]))
 
     for shard, group in snapshot.groups:
         here = None if locator is None else locator.keys_in(shard)

@@ -117,9 +117,10 @@ class Request:
     predicate: Predicate | None = None
     limit: int | None = None
 
-    @property
-    def sql(self) -> str | None:
-        return None if self.predicate is None else self.predicate.sql
+
+def sql_of(predicate: Predicate | None) -> str | None:
+    """A filter as Lance takes it."""
+    return None if predicate is None else predicate.sql
 
 
 class Found(NamedTuple):
@@ -164,10 +165,6 @@ class NearestQuery:
     nprobes: int
     refine_factor: int
 
-    @property
-    def sql(self) -> str | None:
-        return None if self.predicate is None else self.predicate.sql
-
 
 @dataclass(frozen=True)
 class WordsQuery:
@@ -181,10 +178,6 @@ class WordsQuery:
     operator: str = "or"
     phrase: bool = False
     predicate: Predicate | None = None
-
-    @property
-    def sql(self) -> str | None:
-        return None if self.predicate is None else self.predicate.sql
 
 
 class TextLevel(Protocol):

@@ -24,6 +24,7 @@ from lancewal.reader.source import (
     Rows,
     TextLevel,
     WordsQuery,
+    sql_of,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, is_large
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
@@ -131,7 +132,7 @@ class SsTableSource:
         large = is_large(row_count(dataset)) and self._takes_filter(query.predicate)
         if large and self._indexes.text_params(name) == query.params:
             keys = [self._stored_name(key) or key for key in self._schema.primary_key]
-            sql = query.sql
+            sql = sql_of(query.predicate)
             if name in keys:
                 # The only column that a deleted row still has.
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"

@@ -110,15 +110,12 @@ class TableState:
             lambda _: _BASE_BYTES,
         )
 
-    def open(
-        self, storage_options: Mapping[str, str], shards: Sequence[ShardPlace] | None = None
-    ) -> Snapshot:
-        """The levels of this state, of all shards or some of them; nothing is read of rows in SSTables."""
+    def open(self, storage_options: Mapping[str, str], shards: Sequence[ShardPlace]) -> Snapshot:
+        """The levels of some shards of this state; of SSTables nothing is read yet."""
         base = self.base(storage_options)
         store = ObjectStore.from_uri(self.uri, storage_options)
-        places = self.shards if shards is None else shards
         try:
-            opened = [ShardReader(store, place.shard_id).open(place, base.base) for place in places]
+            opened = [ShardReader(store, place.shard_id).open(place, base.base) for place in shards]
         except SnapshotMovedError as error:
             raise StorageError(
                 f"the query's state of the table at {self.uri} is no longer there ({error}); run the query "

@@ -7,6 +7,7 @@ of the whole table. So are the rows of a base without an index, which are read p
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.index import CorpusStatistics, FullTextIndex, FullTextParams, QueryTerm, Tokenizer
 from lancewal.predicate import Predicate
 from lancewal.reader.source import Candidates, Hits, Mask, Rows, Source, WordsQuery
-from lancewal.storage import Bell, Cache, Shelf, process_cache
+from lancewal.storage import Cache, Shelf, process_cache
 
 #: A level of so few rows is indexed in memory once: its own statistics would say little.
 MAX_INDEXED_ROWS = 10_000
@@ -128,16 +129,11 @@ class FixedIndex:
 
 
 class _Making:
-    """An index that a thread makes, which holds the lock by ``with``: where that is free, it was given up."""
+    """An index that one thread makes while others wait for the lock; it lives as long as one of them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.made: FixedIndex | None = None
-        self.given_up = False
-
-    @property
-    def over(self) -> bool:
-        return self.made is not None or self.given_up or not self.lock.locked()
 
 
 class FixedIndexes:
@@ -146,35 +142,20 @@ class FixedIndexes:
     def __init__(self, cache: Cache = process_cache) -> None:
         self._lock = threading.Lock()
         self._made: Shelf[Hashable, FixedIndex] = Shelf(cache)
-        self._making: dict[Hashable, _Making] = {}
-        self._changed = Bell()
+        self._making: weakref.WeakValueDictionary[Hashable, _Making] = weakref.WeakValueDictionary()
 
     def get(self, key: Hashable, make: Callable[[], FixedIndex]) -> FixedIndex:
-        while True:
-            mine = _Making()
-            with mine.lock:
-                with self._lock:
-                    if (made := self._made.get(key)) is not None:
-                        return made
-                    other = self._making.get(key)
-                    if other is None or other.over:
-                        other = self._making[key] = mine
-                if other is mine:
-                    return self._make(key, mine, make)
-            self._changed.wait_for(lambda: other.over)  # noqa: B023
-            if other.made is not None:
-                return other.made
-            # Who was to make it failed: now it is our turn.
-
-    def _make(self, key: Hashable, mine: _Making, make: Callable[[], FixedIndex]) -> FixedIndex:
-        try:
-            made = mine.made = make()
-            self._made.put(key, made, made.memory_bytes)
-            return made
-        finally:
-            mine.given_up = mine.made is None
-            self._making.pop(key, None)
-            self._changed.ring()
+        with self._lock:
+            made = self._made.get(key)
+            if made is not None:
+                return made
+            making = self._making.setdefault(key, _Making())
+        with making.lock:
+            # Where the one before failed, it is our turn.
+            if making.made is None:
+                making.made = make()
+                self._made.put(key, making.made, making.made.memory_bytes)
+            return making.made
 
 
 FIXED = FixedIndexes()
