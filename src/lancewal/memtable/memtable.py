@@ -159,15 +159,9 @@ class MemTableView:
         self.generation = generation
         self.batches = batches
         self.rows = rows
+        self.schema = rows.schema
+        self.indexes = rows.indexes
         self.row_count = rows.starts_of(batches)[len(batches)]
-
-    @property
-    def schema(self) -> TableSchema:
-        return self.rows.schema
-
-    @property
-    def indexes(self) -> IndexStore:
-        return self.rows.indexes
 
     @cached_property
     def stored(self) -> pa.Table:

@@ -71,7 +71,7 @@ def _one(
     snapshot: Snapshot, key: KeyProbe, columns: Sequence[str], shown: pa.Schema, row_source: bool
 ) -> LookupResult:
     """The way of a single key, which is asked for so often that it goes without bookkeeping."""
-    for source in snapshot.lookup_order:
+    for source in snapshot.newest_levels_first():
         found = source.look_up(key, columns)
         if len(found.numbers):
             # A key that is twice in the base, which Lance does not rule out, is answered once.

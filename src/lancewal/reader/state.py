@@ -55,6 +55,7 @@ from lancewal.writer import live_writer
 
 logger = logging.getLogger(__name__)
 
+S = TypeVar("S")
 T = TypeVar("T")
 WantsShard = Callable[[ShardIdentity], bool]
 
@@ -185,10 +186,13 @@ class Snapshot:
             for group in self.pruner.key_groups(list(filled))
         ]
 
-    @cached_property
-    def lookup_order(self) -> list[Source]:
+    def newest_levels_first(self) -> list[Source]:
         """Every level, in an order in which the first one that has a key has its newest version."""
-        return [*(source for _, group in self.groups for source in group), self.base_source]
+        levels: list[Source] = []
+        for _, group in self.groups:
+            levels += group
+        levels.append(self.base_source)
+        return levels
 
     def levels(self) -> Iterator[tuple[Source, NewerKeys]]:
         """Every level, newest first, the base last, with the keys that are newer than it."""
@@ -206,7 +210,7 @@ class Snapshot:
     @cached_property
     def newer_than_base(self) -> NewerKeys:
         """The keys of all levels above the base; without a primary key no row replaces another."""
-        return NewerKeys(self.lookup_order[:-1] if self.schema.primary_key else ())
+        return NewerKeys(self.newest_levels_first()[:-1] if self.schema.primary_key else ())
 
 
 def _in_order(shards: Sequence[ShardSnapshot]) -> list[Source]:
@@ -282,17 +286,21 @@ class ShardReader:
     def open(self, place: ShardPlace, base: BaseTable) -> ShardSnapshot:
         """Steps 4 and 5, and the levels as sources."""
         manifest, held = place.manifest, self.held(place, base)
-        memory = [MemorySource(view, base.schema) for view in place.views]
-        if len(place.wal_range):
-            tail = self._tail.load(manifest, place.wal_end, base.schema)
-            check_rows_in_log(base, self._store, self._shard_id, tail.written_for)
-            memory += self._tail.sources(tail, manifest, base.schema)
+        memory = [MemorySource(view, base.schema) for view in place.views] or self._logged(place, base)
         sources: list[Source] = [
             source
             for source in reversed(memory)
             if source.row_count and source.generation >= manifest.current_generation
         ]
         return ShardSnapshot(manifest, (*sources, *self._flushed(manifest, held, base)), bool(place.views))
+
+    def _logged(self, place: ShardPlace, base: BaseTable) -> list[MemorySource]:
+        """The rows of the WAL as levels, oldest first."""
+        if not place.wal_range:
+            return []
+        tail = self._tail.load(place.manifest, place.wal_end, base.schema)
+        check_rows_in_log(base, self._store, self._shard_id, tail.written_for)
+        return self._tail.sources(tail, place.manifest, base.schema)
 
     def _flushed(self, manifest: ShardManifest, held: int, base: BaseTable) -> list[SsTableSource]:
         """The SSTables above what the base holds, newest first."""
@@ -368,18 +376,14 @@ class StateReader:
         )
         # Only now is a shard that was read for the first time known well enough to be left out.
         wanted = [each for each in places if _is_wanted(each[0], wants, pruned)]
-
-        def opened(each: tuple[ShardReader, ShardPlace]) -> ShardSnapshot:
-            return each[0].open(each[1], base.base)
-
-        shards = tuple(ordered_map(opened, wanted, self._workers(len(wanted))))
-        return Snapshot(base, shards, tuple(sorted(pruned)), not self._store.is_local)
+        shards = self._all_of(lambda each: each[0].open(each[1], base.base), wanted)
+        return Snapshot(base, tuple(shards), tuple(sorted(pruned)), not self._store.is_local)
 
     def _read_places(
         self, shards: Sequence[ShardReader]
     ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource]:
         """Steps 1 to 3, in their order."""
-        read = ordered_map(lambda shard: shard.read(), shards, self._workers(len(shards)))
+        read = self._all_of(ShardReader.read, shards)
         places = [(shard, place) for shard, place in zip(shards, read, strict=True) if place is not None]
         return places, self._newest_base()
 
@@ -396,8 +400,11 @@ class StateReader:
         self._shards = found
         return list(found.values())
 
-    def _workers(self, num_shards: int) -> int:
-        return 1 if self._store.is_local else min(_REMOTE_READERS, num_shards)
+    def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
+        """``call`` for every shard, at once where each waits for the network."""
+        if self._store.is_local:
+            return [call(shard) for shard in shards]
+        return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
 
     def _known_base(self) -> BaseSource:
         """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
