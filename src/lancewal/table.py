@@ -36,7 +36,7 @@ from lancewal.maintenance import (
     verify,
 )
 from lancewal.maintenance import history as activity
-from lancewal.reader import LookupResult, Scan, TableReader, full_text_search, vector_search
+from lancewal.reader import LookupResult, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -404,8 +404,7 @@ class Table(TableMaintenance):
         ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
         under cosine neither are zero vectors, and a zero query finds nothing.
         """
-        return vector_search(
-            self._reader,
+        return self._reader.vector_search(
             column,
             query,
             k,
@@ -434,8 +433,7 @@ class Table(TableMaintenance):
         column's index takes them (stemming, stop words); a query of stop words alone finds
         nothing. A column without an index is read row by row.
         """
-        return full_text_search(
-            self._reader,
+        return self._reader.full_text_search(
             column,
             query,
             k,

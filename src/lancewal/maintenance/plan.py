@@ -21,7 +21,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, DifferentHistoryError, InvalidInputError
 from lancewal.format import KeySet, ShardManifest, SsTableEntry, TableSchema
-from lancewal.reader import KeyedSsTable, ShardIdentity, ShardPruner, SsTableSource, newest_first
+from lancewal.reader import ShardIdentity, ShardPruner, SsTableSource, newest_first
 from lancewal.shard import discover_manifests
 from lancewal.sstable import SsTable, copied_marker, held_generation
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -50,7 +50,7 @@ def flushed_keys(store: ObjectStore, schema: TableSchema, manifest: ShardManifes
 
     def read(number: int) -> KeySet:
         table = SsTable.open(store, manifest.shard_id, entries[number])
-        return SsTableSource(KeyedSsTable(table), schema).keys()
+        return SsTableSource(table, schema).keys()
 
     return KeySet.union(ordered_map(read, range(len(entries)), 1 if store.is_local else _KEY_READERS))
 

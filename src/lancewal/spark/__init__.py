@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
     from lancewal.spark.low_latency import stream, write
-    from lancewal.spark.reading import changes
     from lancewal.spark.routing import route
     from lancewal.spark.spark_session import session
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
-    "changes": "reading",
+    "changes": "feed_source",
     "compact": "jobs",
     "flush": "jobs",
     "gc": "jobs",

@@ -21,7 +21,7 @@ from lancewal.sstable.lineage import (
     unknown_entries,
 )
 from lancewal.sstable.notes import SsTableNotes
-from lancewal.sstable.reader import ROW_OFFSET, SsTable, forget_sstable, keep_sstables
+from lancewal.sstable.reader import ROW_OFFSET, SsTable, forget_sstable, keep_sstables, refusing
 from lancewal.sstable.writer import rebuild_sidecars, write_sstable
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "present_values",
     "rebuild_sidecars",
     "refuse_null_structs",
+    "refusing",
     "take_over",
     "unknown_entries",
     "without_dead_values",

@@ -32,16 +32,15 @@ from lancewal.format import (
     SsTableEntry,
     TableSchema,
     has_dictionary,
-    hashable,
     key_values,
     numbers,
     one_array,
     without_null_words_in,
 )
+from lancewal.predicate import Predicate
 from lancewal.sstable.columns import Alignment
 from lancewal.sstable.key_index import ABSENT, KeyIndex, KeyOrder, KeyProbe, Mask, Rows, damaged_index
 from lancewal.sstable.notes import SsTableNotes, file_checksum
-from lancewal.sstable.predicate import matches, referenced_columns
 from lancewal.storage import ObjectStore, layout
 
 logger = logging.getLogger(__name__)
@@ -363,47 +362,48 @@ class SsTable:
         schema: TableSchema,
         columns: Sequence[str],
         *,
-        filter: str | None = None,
+        filter: Predicate | None = None,
         with_offsets: bool = False,
         with_tombstone: bool = False,
         batch_size: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
 
-        ``filter`` is SQL in Lance's dialect over the columns of ``schema``.
-        ``with_offsets`` adds ``_rowoffset``. ``with_tombstone`` adds ``_tombstone``, and
-        with it the deleted keys, which are left out otherwise; a deleted key's other
-        columns are null, and the filter sees them so.
+        ``filter`` is over the columns of ``schema``. ``with_offsets`` adds ``_rowoffset``.
+        ``with_tombstone`` adds ``_tombstone``, and with it the deleted keys, which are left out otherwise;
+        a deleted key's other columns are null, and the filter sees them so.
         """
         alignment = self._alignment(schema)
         chosen = alignment.select(columns)
-        later = self._cannot_push(schema, alignment, filter)
+        later = _not_pushed(alignment, filter)
         read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
-        with lance_errors(f"read {self.uri}"), _refusing(filter):
+        sql = None if filter is None or later else filter.sql
+        with lance_errors(f"read {self.uri}"), refusing(sql):
             scanner = self.dataset.scanner(
                 columns=read,
-                filter=None if later else filter,
+                filter=sql,
                 with_row_address=with_offsets or not read,
                 batch_size=batch_size,
                 scan_in_order=True,
             )
-        return self._scan(scanner, chosen, filter, later, with_offsets, with_tombstone)
+        return self._scan(scanner, chosen, sql, filter, later, with_offsets, with_tombstone)
 
     def _scan(
         self,
         scanner: lance.LanceScanner,
         chosen: Sequence[ColumnSource],
-        predicate: str | None,
+        sql: str | None,
+        predicate: Predicate | None,
         later: Sequence[ColumnSource],
         with_offsets: bool,
         with_tombstone: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """``later`` are the predicate's columns when Lance could not evaluate it itself."""
-        for stored in self._batches(scanner, predicate):
+        """``later`` are the predicate's columns when Lance could not evaluate it itself, as ``sql``."""
+        for stored in self._batches(scanner, sql):
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
             if predicate is not None and later:
-                kept &= matches(_aligned(stored, later), predicate)
+                kept &= predicate.mask(_aligned(stored, later))
             rows = _aligned(stored, chosen)
             if with_offsets:
                 offsets = numbers(stored.column(_ROW_ADDRESS)).astype(np.int64)
@@ -487,17 +487,8 @@ class SsTable:
         except ColumnMismatchError as error:
             raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
 
-    def _cannot_push(
-        self, schema: TableSchema, alignment: Alignment, predicate: str | None
-    ) -> list[ColumnSource]:
-        """The columns of a predicate that Lance would not find here under their names; else none."""
-        if predicate is None or alignment.is_exact:
-            return []
-        used = alignment.select(sorted(referenced_columns(hashable(schema.without_blobs.plain), predicate)))
-        return [] if all(source.is_same for source in used) else used
-
-    def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"), _refusing(predicate):
+    def _batches(self, scanner: lance.LanceScanner, sql: str | None) -> Iterator[pa.RecordBatch]:
+        with lance_errors(f"read {self.uri}"), refusing(sql):
             batches = scanner.to_batches()
             yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
 
@@ -540,13 +531,23 @@ class SsTable:
 
 
 @contextmanager
-def _refusing(predicate: str | None) -> Iterator[None]:
+def refusing(sql: str | None) -> Iterator[None]:
+    """Turns Lance's refusal of a filter, at planning or on some row's value, into ours."""
     try:
         yield
     except ValueError as error:
-        if predicate is None:
+        about_rows = isinstance(error, pa.ArrowException)
+        if sql is None or (about_rows and "filter expression" not in str(error)):
             raise
-        raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
+        raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
+
+
+def _not_pushed(alignment: Alignment, predicate: Predicate | None) -> list[ColumnSource]:
+    """The columns of a predicate that Lance would not find here under their names; else none."""
+    if predicate is None or alignment.is_exact:
+        return []
+    used = alignment.select(sorted(predicate.columns))
+    return [] if all(source.is_same for source in used) else used
 
 
 def _sources(chosen: Sequence[ColumnSource]) -> list[str]:
