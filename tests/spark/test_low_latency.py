@@ -40,7 +40,7 @@ ROUTABLE = [
 def entries(table: lancewal.Table) -> dict[UUID, list[Any]]:
     store = ObjectStore.from_uri(table.uri)
     return {
-        m.shard_id: [e for e in WalTailer(store, m.shard_id, update_cursor=False) if not e.sentinel]
+        m.shard_id: [e for e in WalTailer(store, m.shard_id) if not e.sentinel]
         for m in discover_manifests(store)
     }
 

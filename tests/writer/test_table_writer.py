@@ -68,7 +68,7 @@ def logged(table: Table) -> dict[UUID, list[dict[str, Any]]]:
     store = ObjectStore.from_uri(table.uri)
     found = {}
     for manifest in discover_manifests(store):
-        entries = WalTailer(store, manifest.shard_id, update_cursor=False)
+        entries = WalTailer(store, manifest.shard_id)
         shard_rows = [row for entry in entries for batch in entry.batches for row in batch.to_pylist()]
         if shard_rows:
             found[manifest.shard_id] = shard_rows

@@ -430,7 +430,7 @@ def _first(infos: Sequence[ObjectInfo]) -> datetime | None:
 
 def _pointed(shard: ShardContext) -> set[str]:
     """The SSTables that retained WAL entries point to."""
-    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+    tailer = WalTailer(shard.store, shard.shard_id)
     positions = [p for p in shard.wal_infos if p not in shard.deleted_positions]
     workers = 1 if shard.store.is_local else _REMOTE_READERS
     pointed: set[str] = set()

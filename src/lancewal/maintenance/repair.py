@@ -167,7 +167,7 @@ def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     shard_id = finding.shard_id
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     for gap in missing_positions(retained_positions(store, shard_id), first_unsettled(manifest)):
         if len(gap) > _MAX_LOST_ENTRIES:
             raise LookupError(
@@ -211,7 +211,7 @@ def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None
     dropped = {entry.path for entry in unknown}
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
-    tailer = WalTailer(store, finding.shard_id, update_cursor=False)
+    tailer = WalTailer(store, finding.shard_id)
     for entry in tailer.entries(first_unsettled(claimed), end):
         if not entry.sentinel and not is_entry_from_before(newest, store, entry, earlier):
             break

@@ -29,7 +29,14 @@ from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, WalEntry, refuse_added, shown
 from lancewal.publish.pointers import Fate, Pointer, fate_of
 from lancewal.reader import ShardPlace, TableState
-from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, discover_shards, first_readable
+from lancewal.shard import (
+    ShardManifestStore,
+    WalTailer,
+    WatchedTip,
+    discover_shards,
+    first_readable,
+    is_flushed,
+)
 from lancewal.sstable import SsTable, without_dead_values
 from lancewal.storage import ObjectStore, layout, ordered_map
 
@@ -101,10 +108,9 @@ class ChangeFeed:
         """Behind the last entry of a shard that can be read: the tip, or a pointer that is open."""
         manifest = ShardManifestStore(self._store, shard_id).read_latest()
         tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
-        covered = manifest.replay_after_wal_entry_position if manifest else 0
-        if tip - 1 <= covered:
+        if tip == layout.FIRST_WAL_POSITION or is_flushed(manifest, tip - 1):
             return tip
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
         header = tailer.read_header(tip - 1)
         if header is None or not header.sentinel:
             return tip
@@ -150,7 +156,7 @@ class ChangeFeed:
 
     def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The changes of one shard from position ``start`` up to ``end`` (exclusive)."""
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
         for entry in tailer.entries(start, end):
             pointer = Pointer.of(entry)
             batches = self._logged(entry) if pointer is None else self._published(entry, pointer)
@@ -253,7 +259,7 @@ class ChangeFeed:
         listed: dict[str, int] = {}
         if len(positions) > _FEW_ENTRIES:
             listed = {info.path: info.size for info in self._store.list(layout.wal_dir(shard_id))}
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
 
         def size(position: int) -> int:
             path = layout.wal_entry(shard_id, position)
@@ -309,7 +315,7 @@ def ending_before_pointers(store: ObjectStore, state: TableState) -> TableState:
 
 
 def _before_pointer(store: ObjectStore, place: ShardPlace) -> ShardPlace:
-    tailer = WalTailer(store, place.shard_id, update_cursor=False)
+    tailer = WalTailer(store, place.shard_id)
     positions = place.wal_range
     for position, header in zip(positions, tailer.headers(positions.start, positions.stop), strict=True):
         entry = tailer.read_entry(position) if header is None or header.sentinel else None

@@ -41,7 +41,7 @@ from uuid import UUID
 from lancewal.errors import WalCorruptError
 from lancewal.format import WalEntry
 from lancewal.publish.transactions import TRANSACTION_TAG, has_mark
-from lancewal.shard import ShardManifestStore, WalTailer
+from lancewal.shard import ShardManifestStore, WalTailer, is_flushed
 from lancewal.storage import ObjectStore, layout
 
 _POINTER_TAG = "pointer"
@@ -100,13 +100,12 @@ def confirms(entry: WalEntry | None, pointer: Pointer) -> bool:
 
 def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, pointer: Pointer) -> Fate:
     """What became of the pointer at ``position``, which was written under ``epoch``."""
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     if confirms(tailer.read_entry(position + 1), pointer):
         return Fate.PUBLISHED
     manifest = ShardManifestStore(store, shard_id).require_latest()
     if manifest.writer_epoch == epoch:
-        reached = manifest.replay_after_wal_entry_position >= position
-        return Fate.PUBLISHED if reached else Fate.OPEN
+        return Fate.PUBLISHED if is_flushed(manifest, position) else Fate.OPEN
     # The mark is asked for after the manifest, and the later log after the mark: a mark is
     # written before SSTables leave the manifest, and removed after a late confirmation.
     published = _lists(pointer.sstables, [entry.path for entry in manifest.sstables])

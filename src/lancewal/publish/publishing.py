@@ -64,6 +64,7 @@ from lancewal.shard import (
     discover_manifests,
     find_tip,
     first_unsettled,
+    is_flushed,
 )
 from lancewal.storage import ObjectStore, Room, layout, ordered_map
 from lancewal.writer import open_shard_writer
@@ -355,7 +356,7 @@ def _publish_shard(
 
 def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position: int) -> ShardManifest:
     """``manifest`` with the SSTables as its newest generations; the pointer's ``position`` is covered."""
-    if manifest.replay_after_wal_entry_position >= position:
+    if is_flushed(manifest, position):
         # Under one epoch only this commit moves the cursor there: it got through before.
         return manifest
     first = manifest.current_generation

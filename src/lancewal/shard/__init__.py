@@ -8,6 +8,7 @@ from lancewal.shard.log import (
     find_tip,
     first_readable,
     first_unsettled,
+    is_flushed,
     missing_positions,
     retained_positions,
 )
@@ -28,7 +29,7 @@ from lancewal.shard.routing import (
     is_retired,
     read_manifests,
 )
-from lancewal.shard.tail import WalTailer, has_unflushed_rows
+from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
 
 __all__ = [
     "BUCKET",
@@ -51,9 +52,11 @@ __all__ = [
     "established_tip",
     "find_tip",
     "first_readable",
+    "first_unflushed",
     "first_unsettled",
     "has_unflushed_rows",
     "identity_result_type",
+    "is_flushed",
     "is_retired",
     "missing_positions",
     "read_manifests",

@@ -64,6 +64,20 @@ def first_unsettled(manifest: ShardManifest | None) -> int:
     return max(manifest.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
 
 
+def is_flushed(manifest: ShardManifest | None, position: int, generation: int | None = None) -> bool:
+    """Whether SSTables hold the rows of the WAL entry at ``position``. The one rule for it.
+
+    The replay cursor covers the entry, or the MemTable that its rows went to was flushed: a flush lists
+    the SSTable and raises the current generation in one commit. An entry without a generation
+    (of WAL-only mode, or a sentinel) waits for the cursor.
+    """
+    if manifest is None:
+        return False
+    if position <= manifest.replay_after_wal_entry_position:
+        return True
+    return generation is not None and generation < manifest.current_generation
+
+
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
     """The first free position at or above the replay cursor, by listing.
 
@@ -76,8 +90,8 @@ def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest 
 def find_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
     """The first free position at or above the replay cursor, unless a hole is taken for it.
 
-    For figures, and where nothing but time is lost by a tip that is too low. The cursor hint is
-    tried first; from there the search gallops and then halves, so a tail of n entries costs
+    For figures, and where nothing but time is lost by a tip that is too low. The manifest's hint
+    is tried first; from there the search gallops and then halves, so a tail of n entries costs
     about 2·log2(n) HEAD requests however stale the hint is.
     """
     taken = _taken(store, shard_id)

@@ -283,7 +283,6 @@ def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppen
         store,
         appender.shard_id,
         read_ahead=REPLAY_READ_AHEAD,
-        update_cursor=False,
         manifest_scan_batch_size=config.manifest_scan_batch_size,
     )
     return Replay(appender, tailer)
