@@ -44,8 +44,7 @@ from lancewal.writer import (
     Cast,
     ShardWriter,
     TableWriter,
-    drain_config,
-    drain_shard,
+    flush_shard,
     is_key_sequence,
     is_tabular,
     open_shard_writer,
@@ -454,13 +453,13 @@ class Table(TableMaintenance):
         rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
         base = self._reader.base()
-        config = drain_config(_resolve(config, base.details, overrides))
+        config = _resolve(config, base.details, overrides)
         store = self._writer_store(config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                drain_shard(base, manifest, store, config)
+                flush_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 

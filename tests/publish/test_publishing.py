@@ -27,6 +27,7 @@ from lancewal.shard import WalTailer
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter, discover_manifests
 from lancewal.storage import ObjectStore, layout
+from lancewal.writer import drain_shard
 from lancewal.writer.intake import Intake
 from tests.faults import Call, Faults, FaultyStore
 from tests.tables import APPEND_ONLY, KEYED, fast, rows
@@ -270,7 +271,7 @@ def remove_proofs(store: ObjectStore) -> None:
     """What a flush, a compaction, pruning and garbage collection do to a shard, without its rows."""
     base = base_of(store)
     for manifest in discover_manifests(store):
-        publish.drain(base, store, manifest.shard_id)
+        drain_shard(base, store, manifest.shard_id)
         manifests = ShardManifestStore(store, manifest.shard_id)
         current = manifests.require_latest()
         positions = range(1, current.replay_after_wal_entry_position + 1)
@@ -292,7 +293,7 @@ def claim(store: ObjectStore, rival_row: int) -> None:
 def flush(store: ObjectStore, rival_row: int) -> None:
     base = base_of(store)
     for manifest in discover_manifests(store):
-        publish.drain(base, store, manifest.shard_id)
+        drain_shard(base, store, manifest.shard_id)
 
 
 def put(store: ObjectStore, rival_row: int) -> None:

@@ -16,7 +16,6 @@ from lancewal.publish.publishing import (
     ShardWrite,
     append_transaction,
     begin_append,
-    drain,
     finish_append,
     publish,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "Unsettled",
     "append_transaction",
     "begin_append",
-    "drain",
     "ending_before_pointers",
     "feed_schema",
     "finish_append",

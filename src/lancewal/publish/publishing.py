@@ -40,10 +40,8 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
@@ -51,7 +49,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import MB, ShardWriterConfig
 from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.pointers import Pointer, confirmation_tags
@@ -63,63 +60,17 @@ from lancewal.shard import (
     WalAppender,
     discover_manifests,
     find_tip,
-    first_unsettled,
     is_flushed,
 )
-from lancewal.storage import ObjectStore, Room, layout, ordered_map
-from lancewal.writer import open_shard_writer
+from lancewal.storage import ObjectStore, ordered_map
+from lancewal.writer import DrainBudget, drain_shard
 
 logger = logging.getLogger(__name__)
 
-# How many shards are flushed at a time: as many as their logs leave room for.
-#
-# Whoever publishes flushes the logs of its shards, and that may be the driver of a cluster, whose
-# memory must not depend on what its cluster writes.
-
-
-#: Logs that are flushed at a time, but for a single one that is larger.
-ROOM_BYTES = 16 << 20
-#: Longer logs are not measured: they get the room for themselves.
-_FEW_ENTRIES = 16
-
-
-class DrainRoom:
-    """Lets threads in one by one while their logs together are larger than the room."""
-
-    def __init__(self, store: ObjectStore, room_bytes: int = ROOM_BYTES) -> None:
-        self._store = store
-        self._room_bytes = room_bytes
-        self._room = Room(room_bytes)
-
-    @contextmanager
-    def for_log_of(self, shard_id: UUID) -> Iterator[None]:
-        drain = threading.Lock()
-        try:
-            with drain:
-                self._room.enter(drain, unflushed_bytes(self._store, shard_id, self._room_bytes))
-                yield
-        finally:
-            self._room.leave(drain)
-
-
-def unflushed_bytes(store: ObjectStore, shard_id: UUID, many: int) -> int:
-    """The size of the entries that no SSTable covers; ``many`` when there are more than a few."""
-    manifest = ShardManifestStore(store, shard_id).read_latest()
-    if manifest is None:
-        return 0
-    positions = range(first_unsettled(manifest), find_tip(store, shard_id, manifest))
-    if len(positions) > _FEW_ENTRIES:
-        return many
-    found = (store.head(layout.wal_entry(shard_id, position)) for position in positions)
-    return sum(info.size for info in found if info is not None)
-
-
 T = TypeVar("T")
 
-#: Shards that are published at a time. What they hold of their logs is bounded by ``DrainRoom``, and
-#: ``_DRAIN_BYTES`` of each, or one entry.
+#: Shards that are published at a time. ``DrainBudget`` bounds what they hold of their logs.
 _CONCURRENT_SHARDS = 4
-_DRAIN_BYTES = 64 * MB
 #: Claims in a row that may be lost to others before the caller hears of it.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -159,12 +110,12 @@ def publish(
     if by_shard:
         log.start(run)
     failed: dict[UUID, Exception] = {}
-    room = DrainRoom(store)
+    budget = DrainBudget(store)
 
     def one(item: tuple[Shard, list[Staged]]) -> ShardWrite | None:
         shard, found = item
         try:
-            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, room)
+            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, budget)
         except Exception as error:
             # Whatever it is, the other shards are finished before the caller hears of it.
             failed[shard.shard_id] = error
@@ -256,20 +207,6 @@ def finish_append(store: ObjectStore, transaction: Transaction, written: Sequenc
     log.finish(floors)
 
 
-def drain(base: BaseTable, store: ObjectStore, shard_id: UUID) -> tuple[int, int]:
-    """Claim a shard and move the rows of its WAL to SSTables; the epoch, and how many rows there were."""
-    config = ShardWriterConfig.from_defaults(
-        base.details.writer_config_defaults,
-        enable_memtable=True,
-        stats_log_interval=None,
-        max_memtable_size=_DRAIN_BYTES,
-        max_unflushed_memtable_bytes=2 * _DRAIN_BYTES,
-    )
-    writer = open_shard_writer(base, shard_id, config, store=store)
-    writer.finish()
-    return writer.epoch, writer.stats().replayed_rows
-
-
 @dataclass(frozen=True)
 class _Earlier:
     """An earlier run's write of the same transaction; ``run_id`` where a confirmation may be missing."""
@@ -322,7 +259,7 @@ def _publish_shard(
     entries: Sequence[SsTableEntry],
     log: TransactionLog,
     run: Run,
-    room: DrainRoom,
+    budget: DrainBudget,
 ) -> ShardWrite:
     rows = sum(entry.physical_rows or 0 for entry in entries)
     pointer = Pointer(
@@ -334,8 +271,8 @@ def _publish_shard(
     shard.create(store)
 
     def once() -> ShardWrite:
-        with room.for_log_of(shard.shard_id):
-            epoch, _ = drain(base, store, shard.shard_id)
+        with budget.for_log_of(shard.shard_id):
+            epoch = drain_shard(base, store, shard.shard_id).epoch
         manifests = ShardManifestStore(store, shard.shard_id)
         claimed = manifests.require_latest()
         if claimed.writer_epoch != epoch:
