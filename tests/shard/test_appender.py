@@ -14,6 +14,7 @@ from lancewal.errors import (
     CorruptManifestError,
     FencedError,
     InvalidInputError,
+    OutcomeUnknownError,
     SealedShardError,
     StorageError,
 )
@@ -368,7 +369,7 @@ def test_an_append_beside_the_check_for_copies_is_no_copy(faulty: FaultyStore) -
     assert first.append([batch(2)]).position == 3
 
 
-@pytest.mark.parametrize("error", [StorageError("timeout"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OutcomeUnknownError("timeout"), KeyboardInterrupt()])
 def test_an_entry_that_was_given_up_is_still_our_own(faulty: FaultyStore, error: BaseException) -> None:
     """It was stored, but nobody said so; the next append has other rows."""
     first = successor(faulty, 0)
@@ -501,17 +502,40 @@ def test_an_append_whose_outcome_is_unknown_can_be_repeated_with_the_same_bytes(
     appender = successor(faulty, 1)
     data = appender.encode([batch(2)])
     faulty.faults.fail("put_if_absent", after=True, where=WAL)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError):
         appender.append_encoded(data)
     assert appender.append_encoded(data) == 2
     assert values(tailer_of(faulty)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "lost", [OutcomeUnknownError("timeout"), KeyboardInterrupt()], ids=["reply", "caller"]
+)
+@pytest.mark.parametrize("kind", ["put_if_absent", "list"], ids=["put", "search for the tip"])
+def test_a_refusal_does_not_deny_an_entry_that_was_sent_before(
+    faulty: FaultyStore, lost: BaseException, kind: str
+) -> None:
+    appender = successor(faulty, 1)
+    data = appender.encode([batch(2)])
+    faulty.faults.fail("put_if_absent", after=True, error=lost, where=WAL)
+    with pytest.raises(type(lost)):
+        appender.append_encoded(data)
+    if kind == "list":
+        appender._next = None
+    faulty.faults.fail(kind, where="/wal")
+    with pytest.raises(OutcomeUnknownError, match="may be written already: injected"):
+        appender.append_encoded(data)
+    assert values(tailer_of(faulty.inner)) == [1, 2]
+    faulty.faults.fail("put_if_absent", nth=1, where="/wal")
+    with pytest.raises(StorageError, match="injected"):
+        appender.append([batch(3)])
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_failed_append_leaves_no_gap(faulty: FaultyStore, after: bool) -> None:
     appender = successor(faulty, 1)
     faulty.faults.fail("put_if_absent", after=after, where=WAL)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError if after else StorageError):
         appender.append([batch(2)])
     assert appender.append([batch(3)]).position == (3 if after else 2)
     assert values(tailer_of(faulty)) == ([1, 2, 3] if after else [1, 3])
@@ -614,7 +638,7 @@ def test_a_check_that_could_not_be_made_is_made_again(faulty: FaultyStore, clock
     data = appender.encode([batch(2)])
     clock.stall()
     faulty.faults.fail("head", where="manifest")
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError, match="may be written already"):
         appender.append_encoded(data)
     successor(faulty.inner)
     with pytest.raises(FencedError):

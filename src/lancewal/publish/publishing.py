@@ -41,7 +41,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
@@ -49,7 +50,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.pointers import Pointer, confirmation_tags
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
@@ -128,7 +136,8 @@ def publish(
     if is_anonymous:
         log.forget()
     else:
-        log.finish()
+        with _rows_are_written():
+            log.finish()
     return written
 
 
@@ -204,7 +213,17 @@ def finish_append(store: ObjectStore, transaction: Transaction, written: Sequenc
     for write in written:
         if write.position is not None:
             floors[write.shard_id] = max(write.position + 1, floors.get(write.shard_id, 0))
-    log.finish(floors)
+    with _rows_are_written():
+        log.finish(floors)
+
+
+@contextmanager
+def _rows_are_written() -> Iterator[None]:
+    """The rows of a transaction are there, but what says so may not be: no failure may deny the rows."""
+    try:
+        yield
+    except StorageError as error:
+        raise OutcomeUnknownError(f"rows are written, but not recorded as such: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -281,11 +300,13 @@ def _publish_shard(
         earlier = _earlier_write(store, log, claimed, find_tip(store, shard.shard_id, claimed))
         if earlier is not None:
             if earlier.run_id is not None:
-                appender.append_pointer(confirmation_tags(earlier.run_id))
+                with _rows_are_written():
+                    appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
-        appender.append_pointer(confirmation_tags(run.run_id))
+        with _rows_are_written():
+            appender.append_pointer(confirmation_tags(run.run_id))
         return ShardWrite(shard.shard_id, rows, False, position)
 
     return _claiming(once)

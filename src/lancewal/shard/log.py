@@ -25,7 +25,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError, WalCorruptError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    StorageError,
+    WalCorruptError,
+)
 from lancewal.format import ShardManifest, decode_header, encode_entry, encode_sentinel, entry_schema
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.storage import (
@@ -277,6 +284,8 @@ class WalAppender:
         self._next: int | None = None
         # The entry that is being created; it stays here where nobody knows whether it was.
         self._trying: memoryview | None = None
+        # Whether it may be in the log: then no later failure of the same entry says that it is not.
+        self._may_be_there = False
         # Of entries that were given up without knowing: they may be in the log, and are ours.
         self._given_up: set[bytes] = set()
         # Whether all before the hint is known: then what comes after it was written meanwhile.
@@ -425,23 +434,40 @@ class WalAppender:
                 raise self._double_error()
             if self._trying is not None and self._trying is not data:
                 self._given_up.add(_fingerprint(self._trying))
+                self._may_be_there = False
             self._trying = data
-            for conflict in range(1, MAX_CONFLICTS + 1):
-                position = self._next if self._next is not None else self._discover()
-                self._next = position
-                started = self._clock()
-                if not self._put(position, data):
-                    self.check_fenced()
-                    self._refuse_double(position)
-                    self._next = position + 1 if conflict % REFRESH_EVERY else None
-                elif not self._counts(position):
-                    self._next = None
-                else:
-                    self._confirmed_at = started
-                    self._next = self._hint = position + 1
-                    self._knows_tail = True
-                    self._trying = None
-                    return position
+            try:
+                return self._place(data)
+            except StorageError as error:
+                if self._may_be_there:
+                    raise OutcomeUnknownError(f"the WAL entry may be written already: {error}") from error
+                raise
+            except BaseException:  # an interrupt too
+                self._may_be_there = True
+                raise
+
+    def _place(self, data: memoryview) -> int:
+        """Requires the lock. The position at which ``data`` was created."""
+        for conflict in range(1, MAX_CONFLICTS + 1):
+            position = self._next if self._next is not None else self._discover()
+            self._next = position
+            started = self._clock()
+            if not self._put(position, data):
+                self.check_fenced()
+                self._refuse_double(position)
+                self._next = position + 1 if conflict % REFRESH_EVERY else None
+                continue
+            self._may_be_there = True
+            if not self._counts(position):
+                self._may_be_there = False
+                self._next = None
+                continue
+            self._confirmed_at = started
+            self._next = self._hint = position + 1
+            self._knows_tail = True
+            self._trying = None
+            self._may_be_there = False
+            return position
         raise ConflictError(
             f"shard {self._shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
             f"epoch {self._epoch} still holds"
@@ -467,7 +493,7 @@ class WalAppender:
     def _put(self, position: int, data: memoryview) -> bool:
         try:
             outcome = self._store.put_if_absent(layout.wal_entry(self._shard_id, position), data)
-        except StorageError:
+        except (StorageError, OutcomeUnknownError):
             # A store that refuses a fenced writer's call should not hide the fence.
             try:
                 self.check_fenced()

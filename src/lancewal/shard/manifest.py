@@ -26,6 +26,7 @@ from lancewal.errors import (
     FencedError,
     InvalidInputError,
     LanceWalError,
+    OutcomeUnknownError,
     SealedShardError,
     StorageError,
 )
@@ -262,7 +263,13 @@ class ShardManifestStore:
         if self._clock() - started > RECHECK_AFTER.total_seconds():
             # The slot may have been emptied by garbage collection while this process
             # stood still. Whoever has a newer version may or may not have built on ours.
-            newest = self._listed_version()
+            try:
+                newest = self._listed_version()
+            except StorageError as error:
+                raise OutcomeUnknownError(
+                    f"shard {self._shard_id}: manifest version {manifest.version} was written, but nobody "
+                    f"could look whether it counts: {error}"
+                ) from error
             if newest is not None and newest > manifest.version:
                 self._seen = None
                 return False
