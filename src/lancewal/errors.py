@@ -58,7 +58,7 @@ def _rebuild_fenced(shard_id: UUID, local: int, stored: int, text: str) -> Fence
 
 
 class SealedShardError(LanceWalError):
-    """The shard's status is SEALED: it refuses writers until it is unsealed."""
+    """The shard's status is SEALED: it refuses writers until ``table.unseal_shard(shard_id)``."""
 
 
 class SplitShardError(LanceWalError):

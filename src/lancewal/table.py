@@ -15,7 +15,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardManifest, check_columns
+from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -44,6 +44,7 @@ from lancewal.writer import (
     Cast,
     ShardWriter,
     TableWriter,
+    drain_shard,
     flush_shard,
     is_key_sequence,
     is_tabular,
@@ -281,6 +282,42 @@ class Table(TableMaintenance):
         shard = uuid4() if shard_id is None else layout.parse_shard_id(shard_id)
         ShardManifestStore(self._store, shard).initialize_shard()
         return shard
+
+    def seal_shard(self, shard_id: UUID | str) -> None:
+        """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
+
+        Its rows are flushed first, for a sealed shard cannot be claimed any more: **a writer that is open on
+        it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
+        writer claims the shard meanwhile; one that is sealed already is left as it is.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        manifest = manifests.require_latest()
+        if manifest.status is ShardStatus.SEALED:
+            return
+        base = self._reader.base()
+        # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
+        flush_shard(base, manifest, self._store)
+        manifests.seal(drain_shard(base, self._store, manifests.shard_id).epoch)
+
+    def unseal_shard(self, shard_id: UUID | str) -> None:
+        """Let a sealed shard take writers again; one that is not sealed is left as it is.
+
+        Refused where another shard takes the rows of the same sharding value, as after
+        :meth:`repair` of two shards for one value: no row would have a shard of its own any more.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        sealed = manifests.require_latest()
+        base = self._reader.base()
+        if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
+            active = [m for m in discover_manifests(self._store) if m.status is ShardStatus.ACTIVE]
+            for group in ShardRouter.for_table(base.details, base.schema).groups([*active, sealed]):
+                if sealed in group:
+                    others = ", ".join(str(m.shard_id) for m in group if m is not sealed)
+                    raise InvalidInputError(
+                        f"shard {sealed.shard_id} stays sealed: {others} takes the rows of the same sharding "
+                        "value, and a row must not have two shards"
+                    )
+        manifests.unseal()
 
     def writer(
         self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any

@@ -247,7 +247,10 @@ class ShardManifestStore:
 
     def _refuse_claim(self, current: ShardManifest, spec_id: int) -> None:
         if current.status is ShardStatus.SEALED:
-            raise SealedShardError(f"shard {self._shard_id} is sealed and takes no writer; unseal it first")
+            raise SealedShardError(
+                f"shard {self._shard_id} is sealed and takes no writer until somebody calls "
+                f"table.unseal_shard('{self._shard_id}')"
+            )
         if current.shard_spec_id != spec_id:
             raise InvalidInputError(
                 f"shard {self._shard_id} belongs to sharding spec {current.shard_spec_id}, "
