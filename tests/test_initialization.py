@@ -18,8 +18,8 @@ import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, NotInitializedError, OutcomeUnknownError, StorageError
+from lancewal.shard.discovery import discover_shards
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_shards
 from lancewal.storage import ObjectStore, layout
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEY, KEYED, rows

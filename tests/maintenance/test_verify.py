@@ -31,8 +31,9 @@ from lancewal.maintenance import (
 from lancewal.maintenance.commits import commit_marker
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard import WalAppender
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table

@@ -32,8 +32,9 @@ from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_sta
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.reader import TableReader
 from lancewal.shard import WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import drain_shard
 from lancewal.writer.intake import Intake

@@ -18,8 +18,8 @@ import pytest
 import lancewal
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.spark import JobFailedError, compact, flush, gc, jobs
 from lancewal.spark.jobs import JobReader, Unit
 from lancewal.storage import ObjectStore, layout

@@ -18,7 +18,7 @@ from lancewal.format.bucket import bucket_of
 from lancewal.publish.publishing import begin_append
 from lancewal.publish.transactions import Transaction
 from lancewal.shard import WalTailer
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import route, stream, write
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.low_latency import WalSink, encode_transaction

@@ -10,7 +10,7 @@ import lance
 import pytest
 
 import lancewal
-from lancewal.shard.routing import discover_shards
+from lancewal.shard.discovery import discover_shards
 from lancewal.storage import ObjectStore
 from lancewal.writer.drain import DrainBudget, unflushed_bytes
 from tests.tables import KEYED, fast, rows

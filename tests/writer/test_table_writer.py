@@ -28,8 +28,8 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.shard import WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter, is_stream

@@ -22,7 +22,7 @@ from lancewal.maintenance.commits import sync_file_system
 from lancewal.maintenance.looks import Extent, Looks, held, unseen
 from lancewal.maintenance.needs import Needs
 from lancewal.maintenance.retention import Collected, GcReport, Kept, Resource, Retention
-from lancewal.publish import STAGED_DELETION_AGE, Pointer, Unsettled, is_staged
+from lancewal.publish import STAGED_DELETION_AGE, SsTablePointer, Unsettled, is_staged
 from lancewal.shard import ShardManifestStore, WalTailer, discover_shards, read_manifests
 from lancewal.sstable import copy_of, forget_sstable, held_generation
 from lancewal.storage import HostClock, ObjectInfo, ObjectStore, host_clock, layout, ordered_map
@@ -436,7 +436,7 @@ def _pointed(shard: ShardContext) -> set[str]:
     pointed: set[str] = set()
     for position, header in zip(positions, ordered_map(tailer.read_header, positions, workers), strict=True):
         entry = tailer.read_entry(position) if header is not None and header.sentinel else None
-        pointer = None if entry is None else Pointer.of(entry)
+        pointer = None if entry is None else SsTablePointer.of(entry)
         if pointer is not None:
             pointed |= set(pointer.sstables)
     return pointed

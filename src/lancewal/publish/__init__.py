@@ -11,7 +11,6 @@ from lancewal.publish.feed import (
     ending_before_pointers,
     feed_schema,
 )
-from lancewal.publish.pointers import Pointer
 from lancewal.publish.publishing import (
     ShardWrite,
     append_transaction,
@@ -19,6 +18,7 @@ from lancewal.publish.publishing import (
     finish_append,
     publish,
 )
+from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.publish.transactions import TRANSACTIONS_DIR, Transaction, TransactionLog, Unsettled
 
@@ -32,9 +32,9 @@ __all__ = [
     "TRANSACTIONS_DIR",
     "UPSERT",
     "ChangeFeed",
-    "Pointer",
     "Positions",
     "ShardWrite",
+    "SsTablePointer",
     "Staged",
     "Stager",
     "Transaction",

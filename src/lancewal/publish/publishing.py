@@ -59,7 +59,7 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.format import ShardManifest, SsTableEntry
-from lancewal.publish.pointers import Pointer, confirmation_tags
+from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
 from lancewal.publish.transactions import History, Run, Transaction, TransactionLog, find_entry
 from lancewal.shard import (
@@ -281,7 +281,7 @@ def _publish_shard(
     budget: DrainBudget,
 ) -> ShardWrite:
     rows = sum(entry.physical_rows or 0 for entry in entries)
-    pointer = Pointer(
+    pointer = SsTablePointer(
         run.run_id,
         tuple(entry.path for entry in entries),
         sum(entry.in_memory_bytes or 0 for entry in entries),

@@ -1,5 +1,6 @@
 """One shard on storage: its manifest, its log, and which rows belong to it."""
 
+from lancewal.shard.discovery import discover_manifests, discover_shards, is_retired, read_manifests
 from lancewal.shard.log import (
     AppendResult,
     WalAppender,
@@ -23,11 +24,7 @@ from lancewal.shard.routing import (
     ShardRouter,
     check_shard_column,
     decoded_values,
-    discover_manifests,
-    discover_shards,
     identity_result_type,
-    is_retired,
-    read_manifests,
 )
 from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
 

@@ -74,15 +74,13 @@ def first_unsettled(manifest: ShardManifest | None) -> int:
 def is_flushed(manifest: ShardManifest | None, position: int, generation: int | None = None) -> bool:
     """Whether SSTables hold the rows of the WAL entry at ``position``. The one rule for it.
 
-    The replay cursor covers the entry, or the MemTable that its rows went to was flushed: a flush lists
-    the SSTable and raises the current generation in one commit. An entry without a generation
-    (of WAL-only mode, or a sentinel) waits for the cursor.
+    The replay cursor covers the entry, or its MemTable was flushed, which raises the current generation.
+    An entry without a generation (of WAL-only mode, or a sentinel) waits for the cursor.
     """
     if manifest is None:
         return False
-    if position <= manifest.replay_after_wal_entry_position:
-        return True
-    return generation is not None and generation < manifest.current_generation
+    is_covered = position <= manifest.replay_after_wal_entry_position
+    return is_covered or (generation is not None and generation < manifest.current_generation)
 
 
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:

@@ -59,7 +59,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Pointer:
+class SsTablePointer:
     """The SSTables that a run publishes at one position; ``num_bytes`` is their size in memory."""
 
     run_id: str
@@ -72,7 +72,7 @@ class Pointer:
         return {_POINTER_TAG: json.dumps(content), TRANSACTION_TAG: self.transaction}
 
     @classmethod
-    def of(cls, entry: WalEntry) -> Pointer | None:
+    def of(cls, entry: WalEntry) -> SsTablePointer | None:
         """The pointer that ``entry`` is, if it is one."""
         text = entry.tags.get(_POINTER_TAG) if entry.sentinel else None
         if text is None:
@@ -94,11 +94,11 @@ def confirmation_tags(run_id: str) -> dict[str, str]:
     return {_CONFIRMATION_TAG: run_id}
 
 
-def confirms(entry: WalEntry | None, pointer: Pointer) -> bool:
+def confirms(entry: WalEntry | None, pointer: SsTablePointer) -> bool:
     return entry is not None and entry.sentinel and entry.tags.get(_CONFIRMATION_TAG) == pointer.run_id
 
 
-def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, pointer: Pointer) -> Fate:
+def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, pointer: SsTablePointer) -> Fate:
     """What became of the pointer at ``position``, which was written under ``epoch``."""
     tailer = WalTailer(store, shard_id)
     if confirms(tailer.read_entry(position + 1), pointer):
@@ -111,7 +111,7 @@ def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, point
     published = _lists(pointer.sstables, [entry.path for entry in manifest.sstables])
     published = published or has_mark(store, pointer.transaction, shard_id, pointer.run_id)
     for entry in _sentinels(tailer, position + 1, tailer.next_position()):
-        later = Pointer.of(entry)
+        later = SsTablePointer.of(entry)
         if later is not None and later.run_id == pointer.run_id:
             return Fate.DROPPED
         published = published or confirms(entry, pointer)
