@@ -334,7 +334,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
             shard.create(store)
@@ -369,7 +369,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)
         return open_shard_writer(base, shard, config, store=store, cast=cast)
@@ -491,7 +491,7 @@ class Table(TableMaintenance):
         """
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
@@ -522,10 +522,8 @@ class Table(TableMaintenance):
             return not several and len(self.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
-    def _writer_store(self, config: ShardWriterConfig) -> ObjectStore:
-        if self._share_store:
-            return self._store
-        return ObjectStore.from_uri(self.uri, self._store.storage_options, fsync=config.fsync)
+    def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
+        return self._store if self._share_store else base.writer_store(fsync=config.fsync)
 
 
 def open_table(

@@ -169,7 +169,7 @@ def open_shard_writer(
             strict=False,
         )
     IndexStore(indexes or (), base.schema)  # refuses what cannot be maintained
-    store = store or ObjectStore.from_uri(base.uri, base.storage_options, fsync=config.fsync)
+    store = store or base.writer_store(fsync=config.fsync)
     if spec_id is None:
         known = ShardManifestStore(store, shard, config.manifest_scan_batch_size).read_latest()
         spec_id = known.shard_spec_id if known else 0
