@@ -31,7 +31,7 @@ from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.reader import TableReader
-from lancewal.shard import WalTailer
+from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter
@@ -324,6 +324,29 @@ def test_published_rows_are_not_denied_when_their_confirmation_fails(store: Obje
     faulty = FaultyStore(store)
     # The pointer comes through, and so does the manifest that lists the SSTable.
     faulty.faults.fail("put_if_absent", nth=2, where="/wal/")
+    with pytest.raises(PartialWriteError) as caught:
+        published(faulty, one, Transaction("app", 0))
+    (error,) = caught.value.failed.values()
+    assert isinstance(error, OutcomeUnknownError)
+    assert content(store) == expected((0, 1))
+    assert [each.skipped for each in published(store, one, Transaction("app", 0))] == [True]
+    assert content(store) == fed(store) == expected((0, 1))
+
+
+def test_published_rows_are_not_denied_when_the_shard_is_lost_before_their_confirmation(
+    store: ObjectStore,
+) -> None:
+    base = base_of(store)
+    one = batch_of(base, 0, 1)
+    faulty = FaultyStore(store)
+
+    def lose_the_shard() -> None:
+        claim(store, 0)
+        for manifest in discover_manifests(store):
+            WalAppender.open(store, manifest.shard_id, manifest.shard_spec_id)
+        faulty.faults.fail("put_if_absent", times=None, where="/manifest/")
+
+    faulty.faults.before("put_if_absent", lose_the_shard, nth=2, where="/wal/")
     with pytest.raises(PartialWriteError) as caught:
         published(faulty, one, Transaction("app", 0))
     (error,) = caught.value.failed.values()

@@ -334,13 +334,20 @@ def _claiming(attempt: Callable[[], T]) -> T:
     A loser may be the live one of two, or a zombie: either finds out what is written after
     its next claim. So trying again is right for both, and the pauses let one of them through.
     """
-    for number in range(1, _CLAIM_ATTEMPTS):
+    for number in range(1, _CLAIM_ATTEMPTS + 1):
         try:
             return attempt()
         except FencedError as error:
+            if number == _CLAIM_ATTEMPTS:
+                raise
             logger.info("taken over while writing, attempt %d: %s", number, error)
             time.sleep(random.uniform(0, min(0.05 * 2**number, _LONGEST_PAUSE_SECONDS)))
-    return attempt()
+        except StorageError as error:
+            if number == 1:
+                raise
+            # The attempt before may have written, and then been taken over.
+            raise OutcomeUnknownError(f"an earlier attempt may have taken effect: {error}") from error
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _refuse_old(staged: Sequence[Staged]) -> None:
