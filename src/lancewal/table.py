@@ -30,12 +30,12 @@ from lancewal.maintenance import (
     back_up,
     collect_garbage,
     compact,
+    history,
     plan_compaction,
     repair,
     restore_backup,
     verify,
 )
-from lancewal.maintenance import history as activity
 from lancewal.reader import LookupResult, Scan, TableReader, full_text_search, vector_search
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
@@ -80,7 +80,7 @@ class TableMaintenance:
         :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
         up to date, ``compact_files`` joins its small files.
         """
-        with activity.compaction(self._store.uri) as record:
+        with history.compaction(self._store.uri) as record:
             return record(
                 compact(
                     self._reader.base(),
@@ -109,7 +109,7 @@ class TableMaintenance:
         ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
         an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
         """
-        with activity.collection(self._store.uri) as record:
+        with history.collection(self._store.uri) as record:
             return record(
                 collect_garbage(
                     self._reader.base(),

@@ -126,7 +126,6 @@ class ShardRouter:
 
     def __init__(self, spec: ShardingSpec, field: ShardingField, source: pa.Field | None) -> None:
         self.spec_id = spec.spec_id
-        self._spec = spec
         self._field = field
         self._source = source
         self._value_type = result_type_to_arrow(field.result_type)
@@ -167,20 +166,15 @@ class ShardRouter:
 
     @classmethod
     def of_table(cls, base: BaseTable, store: ObjectStore) -> ShardRouter:
-        """The router for writing: it also knows which shards the table has, by one listing."""
-        router = cls.for_table(base.details, base.schema)
-        return router.adopting(PresentShards(base, store))
+        """The router for writing: each value goes to the shard that is there for it, whatever its id.
 
-    def adopting(self, present: PresentShards) -> ShardRouter:
-        """The same router, but each value goes to the shard that is there for it, whatever its id.
-
-        Shards that somebody named by hand are known by the values in their manifests; in an
-        unsharded table every shard is for the one value.
+        Which shards there are is known by one listing. Shards that somebody named by hand are known by
+        the values in their manifests; in an unsharded table every shard is for the one value.
         """
-        router = ShardRouter(self._spec, self._field, self._source)
-        router._present = present
-        for manifest in present.manifests(sorted(self._unnamed(present.ids))):
-            stored = self._value_held(manifest)
+        router = cls.for_table(base.details, base.schema)
+        router._present = present = PresentShards(base, store)
+        for manifest in present.manifests(sorted(router._unnamed(present.ids))):
+            stored = router._value_held(manifest)
             if stored is not None:
                 router._strangers.setdefault(stored, []).append(manifest.shard_id)
         return router
