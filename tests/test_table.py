@@ -16,7 +16,13 @@ import pytest
 
 import lancewal
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import FencedError, InvalidInputError, NotInitializedError, PartialWriteError
+from lancewal.errors import (
+    FencedError,
+    InvalidInputError,
+    NotInitializedError,
+    PartialWriteError,
+    SealedShardError,
+)
 from lancewal.format.shard_manifest import ShardStatus
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
@@ -143,11 +149,95 @@ def test_shards_tell_their_state(table: Table) -> None:
     assert (info.wal_tip, info.tail_length) == (3, 0)
 
 
-def test_sealed_shard_says_so(manual: Table) -> None:
-    manifests = ShardManifestStore(ObjectStore.from_uri(manual.uri), manual.create_shard())
-    epoch, _ = manifests.claim_epoch()
-    manifests.seal(epoch)
+def test_a_sealed_shard_keeps_its_rows_and_takes_no_writer_until_it_is_unsealed(manual: Table) -> None:
+    shard_id = manual.create_shard()
+    writer = manual.shard_writer(shard_id, durable_write=False)
+    writer.put(rows(0, 3))
+    manual.seal_shard(shard_id)
     assert the_shard(manual).status is ShardStatus.SEALED
+    writer.put(rows(3, 1))
+    with pytest.raises(FencedError):
+        writer.close()
+    with pytest.raises(SealedShardError, match=r"unseal_shard\('"):
+        manual.shard_writer(shard_id)
+    manual.flush()
+    manual.compact()
+    assert manual.count_rows() == 3
+    manual.seal_shard(shard_id)
+    for _ in range(2):
+        manual.unseal_shard(str(shard_id))
+    assert the_shard(manual).status is ShardStatus.ACTIVE
+    with manual.shard_writer(shard_id) as again:
+        again.put(rows(3, 1))
+    assert manual.count_rows() == 4
+
+
+def test_rows_in_the_log_of_a_shard_that_is_sealed_can_be_compacted(manual: Table) -> None:
+    shard_id = manual.create_shard()
+    with manual.shard_writer(shard_id, enable_memtable=False) as writer:
+        writer.put(rows(0, 3))
+    manual.seal_shard(shard_id)
+    assert manual.compact().rows_in == 3
+    assert lance.dataset(manual.uri).count_rows() == 3
+
+
+def test_a_shard_that_is_taken_over_meanwhile_is_not_sealed(
+    manual: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_id = manual.create_shard()
+    real = ShardManifestStore.seal
+
+    def late(self: ShardManifestStore, epoch: int) -> object:
+        manual.shard_writer(shard_id).close()
+        return real(self, epoch)
+
+    monkeypatch.setattr(ShardManifestStore, "seal", late)
+    with pytest.raises(FencedError):
+        manual.seal_shard(shard_id)
+    assert the_shard(manual).status is ShardStatus.ACTIVE
+
+
+def test_a_shard_that_is_not_there_is_neither_sealed_nor_unsealed(manual: Table) -> None:
+    for change in (manual.seal_shard, manual.unseal_shard):
+        with pytest.raises(InvalidInputError, match="no manifest"):
+            change(uuid4())
+        with pytest.raises(InvalidInputError):
+            change("no id")
+
+
+def test_unsealing_does_not_give_a_value_two_shards(table: Table) -> None:
+    router = table.router()
+    store = ObjectStore.from_uri(table.uri)
+    taken = router.shard_for(1)
+    taken.create(store)
+    (rival,) = taken.rivals
+    manifests = ShardManifestStore(store, rival)
+    manifests.initialize_shard(taken.spec_id, taken.field_entries)
+    table.seal_shard(rival)
+    with pytest.raises(InvalidInputError, match=f"stays sealed: {taken.shard_id}"):
+        table.unseal_shard(rival)
+    table.seal_shard(taken.shard_id)
+    table.unseal_shard(rival)
+    assert [i.shard_id for i in table.shards() if i.status is ShardStatus.SEALED] == [taken.shard_id]
+
+
+def test_lance_respects_a_shard_that_was_sealed_beside_its_writer(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    dataset.initialize_mem_wal(unsharded=True)
+    table = lancewal.open(dataset)
+    shard_id = uuid4()
+    theirs = dataset.mem_wal_writer(str(shard_id), durable_write=True)
+    theirs.put(rows(0, 2))
+    table.seal_shard(shard_id)
+    with pytest.raises(OSError, match=r"(?i)fenced|epoch"):
+        theirs.put(rows(2, 1))
+    with pytest.raises(OSError, match="sealed"):
+        dataset.mem_wal_writer(str(shard_id))
+    assert table.count_rows() == 2
+    table.unseal_shard(shard_id)
+    with dataset.mem_wal_writer(str(shard_id), durable_write=True) as again:
+        again.put(rows(2, 1))
+    assert table.count_rows() == 3
 
 
 def test_shards_of_a_table_that_lance_wrote(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ from lance.dataset import Index
 
 from lancewal.base import BaseTable, lance_errors, table_schema
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
+from lancewal.errors import (
+    InvalidInputError,
+    LanceWalError,
+    NotInitializedError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     MemWalDetails,
@@ -291,14 +297,16 @@ def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
     )
     operation = lance.LanceOperation.CreateIndex(new_indices=[index], removed_indices=[])
     try:
-        with lance_errors(f"initialise the table at {dataset.uri}"):
+        with lance_errors(f"initialise the table at {dataset.uri}", commits=True):
             lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
         cause = error.__cause__
         if isinstance(cause, CommitConflictError):
             logger.debug("initialisation lost a race: %s", cause)
             return False
-        raise StorageError(
+        if isinstance(error, StorageError):
+            raise
+        raise OutcomeUnknownError(
             f"initialising the table at {dataset.uri} failed, and may have taken effect nevertheless "
             f"(lancewal.open tells): {cause}"
         ) from cause

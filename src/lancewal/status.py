@@ -12,7 +12,7 @@ from uuid import UUID
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
 from lancewal.format import MEM_WAL_INDEX_NAME, MemWalDetails, ShardManifest, ShardStatus
-from lancewal.shard import WalTailer, decoded_values, discover_manifests, find_tip, first_unsettled
+from lancewal.shard import decoded_values, discover_manifests, find_tip, first_unflushed, first_unsettled
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
 
@@ -223,22 +223,10 @@ def _tail(store: ObjectStore, manifest: ShardManifest) -> _Tail:
     shard_id = manifest.shard_id
     tip = find_tip(store, shard_id, manifest)
     last = store.head(layout.wal_entry(shard_id, tip - 1)) if tip > layout.FIRST_WAL_POSITION else None
-    start = _first_with_rows(store, manifest, tip)
+    # Sentinels before the first rows wait for nothing.
+    start = first_unflushed(store, manifest, tip)
     lag = Lag() if start is None else _measured(store, shard_id, range(start, tip))
     return _Tail(tip, last.modified if last else None, lag)
-
-
-def _first_with_rows(store: ObjectStore, manifest: ShardManifest, tip: int) -> int | None:
-    """Where the rows begin that no SSTable has. Sentinels before them wait for nothing."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    for position in range(first_unsettled(manifest), tip):
-        header = tailer.read_header(position)
-        if header is None:
-            return None
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
-            return position
-    return None
 
 
 def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:

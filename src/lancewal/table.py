@@ -15,7 +15,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardManifest, check_columns
+from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -30,12 +30,12 @@ from lancewal.maintenance import (
     back_up,
     collect_garbage,
     compact,
+    history,
     plan_compaction,
     repair,
     restore_backup,
     verify,
 )
-from lancewal.maintenance import history as activity
 from lancewal.reader import LookupResult, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
@@ -44,8 +44,8 @@ from lancewal.writer import (
     Cast,
     ShardWriter,
     TableWriter,
-    drain_config,
     drain_shard,
+    flush_shard,
     is_key_sequence,
     is_tabular,
     open_shard_writer,
@@ -80,7 +80,7 @@ class TableMaintenance:
         :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
         up to date, ``compact_files`` joins its small files.
         """
-        with activity.compaction(self._store.uri) as record:
+        with history.compaction(self._store.uri) as record:
             return record(
                 compact(
                     self._reader.base(),
@@ -109,7 +109,7 @@ class TableMaintenance:
         ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
         an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
         """
-        with activity.collection(self._store.uri) as record:
+        with history.collection(self._store.uri) as record:
             return record(
                 collect_garbage(
                     self._reader.base(),
@@ -283,6 +283,42 @@ class Table(TableMaintenance):
         ShardManifestStore(self._store, shard).initialize_shard()
         return shard
 
+    def seal_shard(self, shard_id: UUID | str) -> None:
+        """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
+
+        Its rows are flushed first, for a sealed shard cannot be claimed any more: **a writer that is open on
+        it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
+        writer claims the shard meanwhile; one that is sealed already is left as it is.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        manifest = manifests.require_latest()
+        if manifest.status is ShardStatus.SEALED:
+            return
+        base = self._reader.base()
+        # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
+        flush_shard(base, manifest, self._store)
+        manifests.seal(drain_shard(base, self._store, manifests.shard_id).epoch)
+
+    def unseal_shard(self, shard_id: UUID | str) -> None:
+        """Let a sealed shard take writers again; one that is not sealed is left as it is.
+
+        Refused where another shard takes the rows of the same sharding value, as after
+        :meth:`repair` of two shards for one value: no row would have a shard of its own any more.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        sealed = manifests.require_latest()
+        base = self._reader.base()
+        if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
+            active = [m for m in discover_manifests(self._store) if m.status is ShardStatus.ACTIVE]
+            for group in ShardRouter.for_table(base.details, base.schema).groups([*active, sealed]):
+                if sealed in group:
+                    others = ", ".join(str(m.shard_id) for m in group if m is not sealed)
+                    raise InvalidInputError(
+                        f"shard {sealed.shard_id} stays sealed: {others} takes the rows of the same sharding "
+                        "value, and a row must not have two shards"
+                    )
+        manifests.unseal()
+
     def writer(
         self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
     ) -> TableWriter:
@@ -298,7 +334,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
             shard.create(store)
@@ -333,7 +369,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)
         return open_shard_writer(base, shard, config, store=store, cast=cast)
@@ -452,13 +488,13 @@ class Table(TableMaintenance):
         rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
         base = self._reader.base()
-        config = drain_config(_resolve(config, base.details, overrides))
-        store = self._writer_store(config)
+        config = _resolve(config, base.details, overrides)
+        store = self._writer_store(base, config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                drain_shard(base, manifest, store, config)
+                flush_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 
@@ -484,10 +520,8 @@ class Table(TableMaintenance):
             return not several and len(self.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
-    def _writer_store(self, config: ShardWriterConfig) -> ObjectStore:
-        if self._share_store:
-            return self._store
-        return ObjectStore.from_uri(self.uri, self._store.storage_options, fsync=config.fsync)
+    def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
+        return self._store if self._share_store else base.writer_store(fsync=config.fsync)
 
 
 def open_table(

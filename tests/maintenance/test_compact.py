@@ -17,10 +17,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lance.dataset import MergeInsertBuilder
 
 from lancewal.base.markers import fence_id, is_fence
 from lancewal.base.table import BaseTable
-from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
+from lancewal.errors import (
+    CorruptManifestError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
 from lancewal.maintenance import (
     CompactionPlan,
     Progress,
@@ -34,7 +41,7 @@ from lancewal.reader.table_reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from tests.maintenance.support import Site, named
-from tests.tables import KEY, KEYED, new_table, open_writer, rows
+from tests.tables import APPEND_ONLY, KEY, KEYED, new_table, open_writer, rows
 
 
 @pytest.fixture
@@ -629,3 +636,52 @@ def test_shards_that_say_nothing_but_share_no_key_are_compacted_side_by_side(tmp
     assert [[part.shard_id for part in unit] for unit in plan.units if len(unit) == 1] == [[table.shards[1]]]
     (sharing,) = [unit for unit in plan.units if len(unit) > 1]
     assert {part.together for part in sharing} == {(table.shards[0], table.shards[2])}
+
+
+def without_an_answer(patch: pytest.MonkeyPatch, schema: pa.Schema, *, takes_effect: bool) -> None:
+    owner, name = (MergeInsertBuilder, "execute") if schema is KEYED else (lance.LanceDataset, "commit")
+    real = getattr(owner, name)
+
+    def lost(*args: Any, **kwargs: Any) -> Any:
+        if takes_effect:
+            real(*args, **kwargs)
+        raise OSError("LanceError(IO): connection reset by peer (os error 104)")
+
+    patch.setattr(owner, name, lost)
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+@pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["keyed", "append only"])
+def test_a_commit_without_an_answer_is_neither_denied_nor_done_twice(
+    tmp_path: Path, schema: pa.Schema, takes_effect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "table", schema)
+    site.flush(rows(0, 5, schema=schema))
+    with monkeypatch.context() as patch:
+        without_an_answer(patch, schema, takes_effect=takes_effect)
+        if takes_effect and schema is KEYED:
+            site.compact()  # finds its own marker
+        else:
+            with pytest.raises(PartialWriteError) as caught:
+                site.compact()
+            assert [type(error) for error in caught.value.failed.values()] == [OutcomeUnknownError]
+    assert site.plain() == (named(range(5), "name") if takes_effect else [])
+    site.compact()
+    assert site.plain() == site.merged() == named(range(5), "name")
+
+
+def test_a_commit_that_the_system_refused_did_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "table")
+    site.flush(rows(0, 5))
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("LanceError(IO): No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MergeInsertBuilder, "execute", refused)
+        with pytest.raises(PartialWriteError) as caught:
+            site.compact()
+    assert [type(error) for error in caught.value.failed.values()] == [StorageError]
+    assert site.plain() == []

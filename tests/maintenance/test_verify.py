@@ -31,12 +31,13 @@ from lancewal.maintenance import (
 from lancewal.maintenance.commits import commit_marker
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard import WalAppender
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
-from lancewal.writer.open import drain_shard
+from lancewal.writer import flush_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
 from tests.shard.support import contents
@@ -482,4 +483,4 @@ def renamed(batch: pa.RecordBatch, prefix: str) -> pa.RecordBatch:
 
 def flush_all(base: BaseTable, store: ObjectStore) -> None:
     for manifest in discover_manifests(store):
-        drain_shard(base, manifest, store, ShardWriterConfig())
+        flush_shard(base, manifest, store, ShardWriterConfig())

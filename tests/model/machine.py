@@ -30,8 +30,8 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import Resource, compact, points
 from lancewal.reader import TableReader
 from lancewal.reader import base_source as base_overlap
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
 from tests.maintenance.support import collect_later

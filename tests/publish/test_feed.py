@@ -15,12 +15,13 @@ from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.publish import publishing as publish
 from lancewal.publish.feed import ChangeFeed, feed_schema
-from lancewal.publish.pointers import Fate, Pointer, confirmation_tags, fate_of
+from lancewal.publish.sstable_pointers import Fate, SsTablePointer, confirmation_tags, fate_of
 from lancewal.publish.staging import Staged, Stager
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer.intake import Intake
 from tests.tables import APPEND_ONLY, KEYED, fast, rows, wal_table
@@ -155,9 +156,9 @@ def test_positions_that_were_collected_are_an_error_and_no_gap(
 
 def pointer_by_hand(
     store: ObjectStore, shard: UUID, names: tuple[str, ...]
-) -> tuple[WalAppender, Pointer, int]:
+) -> tuple[WalAppender, SsTablePointer, int]:
     appender = WalAppender.open(store, shard, ShardManifestStore(store, shard).require_latest().shard_spec_id)
-    pointer = Pointer(RUN, names, 100, Transaction("app", 0).tags["transaction"])
+    pointer = SsTablePointer(RUN, names, 100, Transaction("app", 0).tags["transaction"])
     return appender, pointer, appender.append_pointer(pointer.tags())
 
 

@@ -451,7 +451,7 @@ def log_readers(table: TableUnderTest, manifest: ShardManifest) -> list[Callable
     """Everything that reads a log to its end, for the first time; the last three never end, or claim."""
     reader = TableReader(table.store, live_writers=False)
     feed = ChangeFeed.open(table.uri)
-    tailer = WalTailer(table.store, table.shard, update_cursor=False)
+    tailer = WalTailer(table.store, table.shard)
     return [
         lambda: reader.scan().to_table(),
         lambda: reader.scan().count_rows(),

@@ -18,7 +18,7 @@ from lancewal.format.bucket import bucket_of
 from lancewal.publish.publishing import begin_append
 from lancewal.publish.transactions import Transaction
 from lancewal.shard import WalTailer
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import route, stream, write
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.low_latency import WalSink, encode_transaction
@@ -40,7 +40,7 @@ ROUTABLE = [
 def entries(table: lancewal.Table) -> dict[UUID, list[Any]]:
     store = ObjectStore.from_uri(table.uri)
     return {
-        m.shard_id: [e for e in WalTailer(store, m.shard_id, update_cursor=False) if not e.sentinel]
+        m.shard_id: [e for e in WalTailer(store, m.shard_id) if not e.sentinel]
         for m in discover_manifests(store)
     }
 

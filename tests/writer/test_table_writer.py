@@ -28,8 +28,8 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.shard import WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter, is_stream
@@ -57,7 +57,7 @@ def logged(table: Table) -> dict[UUID, list[dict[str, Any]]]:
     store = ObjectStore.from_uri(table.uri)
     found = {}
     for manifest in discover_manifests(store):
-        entries = WalTailer(store, manifest.shard_id, update_cursor=False)
+        entries = WalTailer(store, manifest.shard_id)
         shard_rows = [row for entry in entries for batch in entry.batches for row in batch.to_pylist()]
         if shard_rows:
             found[manifest.shard_id] = shard_rows

@@ -27,7 +27,7 @@ def wal_only(base: BaseTable, shard: uuid.UUID | None = None, **settings: object
 
 
 def entries(base: BaseTable, shard: uuid.UUID) -> list[list[int]]:
-    tailer = WalTailer(ObjectStore.from_uri(base.uri), shard, update_cursor=False)
+    tailer = WalTailer(ObjectStore.from_uri(base.uri), shard)
     return [[i for b in e.batches for i in b.column("id").to_pylist()] for e in tailer if not e.sentinel]
 
 

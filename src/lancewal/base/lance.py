@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from lance.lance import LanceSchema
 
-from lancewal.errors import LanceWalError, StorageError
+from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.storage import is_panic, scrub_error
 
 # pylance's errors as ours: every call of pylance that may fail stands in :func:`lance_errors`.
@@ -31,9 +32,17 @@ _FAILURES = (
 )
 
 
+#: Not permitted, permission denied, no space, read-only, quota: the system did not do it.
+_REFUSED = re.compile(r"os error (1|13|28|30|122)\b")
+_UNKNOWN = "cannot {}: {}; it may have taken effect nevertheless"
+
+
 @contextmanager
-def lance_errors(action: str) -> Iterator[None]:
+def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
     """Turns what pylance raises into StorageError; ``action`` says what could not be done.
+
+    Of a call that ``commits``, a failure of storage may have come after the commit, with its reply lost, and
+    so may a panic: that is OutcomeUnknownError, unless the system refused something.
 
     So does it with a panic in Lance's native code, which is no ``Exception``. Credentials that
     pylance's texts quote are taken out of the error and all that led to it.
@@ -45,12 +54,17 @@ def lance_errors(action: str) -> Iterator[None]:
         raise
     except _FAILURES as error:
         scrub_error(error)
+        if commits and isinstance(error, OSError) and not _REFUSED.search(str(error)):
+            raise OutcomeUnknownError(_UNKNOWN.format(action, error)) from error
         raise StorageError(f"cannot {action}: {error}") from error
     except BaseException as error:
         if not is_panic(error):
             raise
         scrub_error(error)
-        raise StorageError(f"cannot {action}: Lance failed internally: {error}") from error
+        text = f"Lance failed internally: {error}"
+        if commits:
+            raise OutcomeUnknownError(_UNKNOWN.format(action, text)) from error
+        raise StorageError(f"cannot {action}: {text}") from error
 
 
 def row_count(dataset: lance.LanceDataset) -> int:

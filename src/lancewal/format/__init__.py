@@ -32,7 +32,7 @@ from lancewal.format.json_columns import encode_json
 from lancewal.format.key_set import KeySet
 from lancewal.format.keys import check_key_types, key_columns, key_values
 from lancewal.format.protos import MemWalIndexDetailsMessage
-from lancewal.format.records import decode_record, encode_record
+from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
     TOMBSTONE,
@@ -134,6 +134,7 @@ __all__ = [
     "parse_manifest_version",
     "read_base_manifest",
     "readable_columns",
+    "reading_record",
     "refuse_added",
     "refuse_blob_values",
     "result_type_to_arrow",

@@ -18,7 +18,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format import check_columns
 from lancewal.ingest.files import SourceFile
@@ -297,7 +296,7 @@ class Ingestion:
         files that were taken before; ``drop_unknown`` leaves out columns that the table lacks.
         ``taken`` is called with each file that is in the table, and its rows of this run. ``parts``
         is another way to bring files in, ``store`` is for tests that need a faulty one."""
-        self._store = store or _store(uri, storage_options)
+        self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
         self._source = source
         self._again = again
         self._parts = parts or LocalParts(self._store, drop_unknown=drop_unknown, progress=progress)
@@ -396,10 +395,3 @@ class Ingestion:
         if part.last:
             self.report.files += 1
             self._taken(file, part.start + rows)
-
-
-def _store(uri: str, storage_options: Mapping[str, str] | None) -> ObjectStore:
-    """The table's storage, which syncs to disk as the table's own settings say."""
-    uri, options = locate(uri, storage_options)
-    defaults = BaseTable.open(uri, options).details.writer_config_defaults
-    return ObjectStore.from_uri(uri, options, fsync=ShardWriterConfig.from_defaults(defaults).fsync)

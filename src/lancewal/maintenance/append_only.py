@@ -119,7 +119,7 @@ class AppendOnlyCompaction:
         """Step 2."""
         batches = all_rows(self._store, self._plan.shard_id, entries, base.schema)
         reader = pa.RecordBatchReader.from_batches(base.schema.plain, batches)
-        with commit_errors(f"write the rows of shard {self._plan.shard_id}"):
+        with commit_errors(f"write the rows of shard {self._plan.shard_id}", commits=False):
             fragments = write_fragments(
                 reader,
                 base.dataset,

@@ -321,7 +321,7 @@ def check_wal(shard: ShardCheck) -> None:
     _check_gaps(shard, positions, covered)
     # What SSTables hold is needed by followers only: read where everything is.
     wanted = [p for p in positions if shard.deep or p > covered]
-    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+    tailer = WalTailer(shard.store, shard.shard_id)
 
     def read(position: int) -> WalEntry | WalCorruptError | None:
         try:

@@ -25,7 +25,7 @@ from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
 from lancewal.base import BaseTable, lance_errors, tags
-from lancewal.errors import ConflictError, LanceWalError, StorageError
+from lancewal.errors import ConflictError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import no_rows
 from lancewal.maintenance import points
 from lancewal.storage import ObjectStore
@@ -84,12 +84,15 @@ class JoinTooLargeError(LanceWalError):
 
 
 @contextmanager
-def commit_errors(action: str) -> Iterator[None]:
-    """Turns what pylance raises in a commit into the classes of this module, or StorageError."""
+def commit_errors(action: str, *, commits: bool = True) -> Iterator[None]:
+    """Turns what pylance raises in a commit into the classes of this module, or ours.
+
+    ``commits=False`` is for a step before the commit. After an unknown outcome it is safe to compact again.
+    """
     try:
-        with lance_errors(action):
+        with lance_errors(action, commits=commits):
             yield
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
         cause = error.__cause__
         text = str(cause)
         if _STALE in text:

@@ -22,7 +22,7 @@ from lancewal.maintenance.commits import sync_file_system
 from lancewal.maintenance.looks import Extent, Looks, held, unseen
 from lancewal.maintenance.needs import Needs
 from lancewal.maintenance.retention import Collected, GcReport, Kept, Resource, Retention
-from lancewal.publish import STAGED_DELETION_AGE, Pointer, Unsettled, is_staged
+from lancewal.publish import STAGED_DELETION_AGE, SsTablePointer, Unsettled, is_staged
 from lancewal.shard import ShardManifestStore, WalTailer, discover_shards, read_manifests
 from lancewal.sstable import copy_of, forget_sstable, held_generation
 from lancewal.storage import HostClock, ObjectInfo, ObjectStore, host_clock, layout, ordered_map
@@ -430,13 +430,13 @@ def _first(infos: Sequence[ObjectInfo]) -> datetime | None:
 
 def _pointed(shard: ShardContext) -> set[str]:
     """The SSTables that retained WAL entries point to."""
-    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+    tailer = WalTailer(shard.store, shard.shard_id)
     positions = [p for p in shard.wal_infos if p not in shard.deleted_positions]
     workers = 1 if shard.store.is_local else _REMOTE_READERS
     pointed: set[str] = set()
     for position, header in zip(positions, ordered_map(tailer.read_header, positions, workers), strict=True):
         entry = tailer.read_entry(position) if header is not None and header.sentinel else None
-        pointer = None if entry is None else Pointer.of(entry)
+        pointer = None if entry is None else SsTablePointer.of(entry)
         if pointer is not None:
             pointed |= set(pointer.sstables)
     return pointed

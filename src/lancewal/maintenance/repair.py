@@ -10,14 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import ShardManifest, encode_sentinel
 from lancewal.maintenance.commits import commit_marker, mark_pending, open_base, remove_tags, until_won
 from lancewal.maintenance.compact import compact
 from lancewal.maintenance.findings import Finding, Kind
 from lancewal.maintenance.verify import verify
-from lancewal.publish import drain
 from lancewal.shard import (
     ShardManifestStore,
     WalAppender,
@@ -36,7 +34,7 @@ from lancewal.sstable import (
     unknown_entries,
 )
 from lancewal.storage import ObjectStore, layout
-from lancewal.writer import drain_config, open_shard_writer
+from lancewal.writer import drain_shard
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +153,7 @@ def _finish_append(base: BaseTable, store: ObjectStore, finding: Finding) -> Non
 def _retire(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     """Bring all rows of a shard into the base table, and let it take no more."""
     assert finding.shard_id is not None
-    epoch, _ = drain(base, store, finding.shard_id)
+    epoch = drain_shard(base, store, finding.shard_id).epoch
     # With all shards that share its keys, in their order.
     compact(base, store, [finding.shard_id])
     # Refused when somebody has taken the shard over since it was drained.
@@ -167,7 +165,7 @@ def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     shard_id = finding.shard_id
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     for gap in missing_positions(retained_positions(store, shard_id), first_unsettled(manifest)):
         if len(gap) > _MAX_LOST_ENTRIES:
             raise LookupError(
@@ -185,8 +183,7 @@ def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
 def _lift(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
     """By a writer that flushes what is in the log and numbers all generations anew."""
     assert finding.shard_id is not None
-    stored = ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
-    open_shard_writer(base, finding.shard_id, drain_config(stored), store=store).finish()
+    drain_shard(base, store, finding.shard_id)
 
 
 def _keep_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
@@ -211,7 +208,7 @@ def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None
     dropped = {entry.path for entry in unknown}
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
-    tailer = WalTailer(store, finding.shard_id, update_cursor=False)
+    tailer = WalTailer(store, finding.shard_id)
     for entry in tailer.entries(first_unsettled(claimed), end):
         if not entry.sentinel and not is_entry_from_before(newest, store, entry, earlier):
             break

@@ -71,7 +71,7 @@ def check_lineage(shard: ShardCheck) -> None:
 
 
 def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
-    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+    tailer = WalTailer(shard.store, shard.shard_id)
     position = first_unsettled(shard.manifest)
     try:
         while (entry := tailer.read_entry(position)) is not None:

@@ -23,7 +23,7 @@ from lancewal.format import TOMBSTONE, ShardManifest, TableSchema, WalEntry
 from lancewal.index import IndexStore
 from lancewal.memtable import MemTableView, RowsSoFar
 from lancewal.reader.memory_source import MemorySource, Part, StreamedSource
-from lancewal.shard import WalTailer, WatchedTip, first_unsettled
+from lancewal.shard import WalTailer, WatchedTip, first_unsettled, is_flushed
 from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
 
 #: A tail that nobody read for so long makes room for others.
@@ -167,7 +167,7 @@ class ShardTail:
 
     def __init__(self, store: ObjectStore, shard_id: UUID) -> None:
         self._shard_id = shard_id
-        self._tailer = WalTailer(store, shard_id, update_cursor=False)
+        self._tailer = WalTailer(store, shard_id)
         self._tip = WatchedTip(store, shard_id)
         self._is_remote = not store.is_local
         self.last_read = time.monotonic()
@@ -191,13 +191,17 @@ class ShardTail:
         # Another thread may have kept what a newer manifest leaves uncovered, which is less.
         if not kept.start <= start <= kept.end or not kept.is_for(schema):
             kept = TailEntries((), start, start)
-        entries = [entry for entry in kept.entries if entry.position >= start and _is_open(entry, manifest)]
+        entries = [
+            entry
+            for entry in kept.entries
+            if entry.position >= start and not is_flushed(manifest, entry.position, entry.generation)
+        ]
         if not kept.is_whole:
             entries = self._with_room(entries)
         run = _KeyRun()
         try:
             for stored in self._tailer.entries(kept.end, end):
-                if not stored.sentinel and _is_open(stored, manifest):
+                if not stored.sentinel and not is_flushed(manifest, stored.position, stored.generation):
                     if run.rows >= _RUN_ROWS:
                         run = _KeyRun()
                     entries.append(_kept_of(stored, schema, run))
@@ -286,11 +290,6 @@ def _kept_of(stored: WalEntry, schema: TableSchema, run: _KeyRun) -> TailEntry:
     if lease is not None:
         return replace(entry, lease=lease)
     return replace(entry, decoded=None, run=run, place=run.add(_key_batches(stored, schema)))
-
-
-def _is_open(entry: WalEntry | TailEntry, manifest: ShardManifest) -> bool:
-    """Whether no SSTable holds the entry's rows; an entry without a generation is always open."""
-    return entry.generation is None or entry.generation >= manifest.current_generation
 
 
 def _aligned(entry: WalEntry, schema: TableSchema) -> list[pa.RecordBatch]:

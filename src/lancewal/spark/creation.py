@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from lancewal.base import BaseTable, lance_errors, table_schema
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, NotInitializedError, OutcomeUnknownError, StorageError
 from lancewal.format import PRIMARY_KEY_KEY, MemWalDetails, TableSchema
 from lancewal.initialization import check_new_table, initialize
 from lancewal.shard import BUCKET, IDENTITY, ShardRouter
@@ -87,9 +87,9 @@ def _create(options: Options, columns: pa.Schema) -> None:
     check_new_table(columns, **_sharding(options))
     uri = ObjectStore.from_uri(options.uri, options.storage).uri
     try:
-        with lance_errors(f"make a table at {options.uri}"):
+        with lance_errors(f"make a table at {options.uri}", commits=True):
             lance.write_dataset(columns.empty_table(), uri, storage_options=options.storage or None)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
         if "already exists" not in str(error.__cause__):
             raise
         logger.info("another writer created the table at %s first", options.uri)

@@ -32,11 +32,11 @@ from lancewal.maintenance import (
     finish_compaction,
     plan_compaction,
 )
-from lancewal.publish import drain
-from lancewal.shard import discover_manifests, has_unflushed_rows
+from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.spark_session import session
+from lancewal.writer import flush_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,13 +115,8 @@ def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
 
 
 def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    shard_id = UUID(arguments["shard_id"])
-    manifest = next(m for m in discover_manifests(table.store) if m.shard_id == shard_id)
-    if not has_unflushed_rows(manifest, table.store):
-        # Claiming it would fence its writer for nothing.
-        return {"rows": 0}
-    _, rows = drain(table.base, table.store, shard_id)
-    return {"rows": rows}
+    manifest = ShardManifestStore(table.store, UUID(arguments["shard_id"])).require_latest()
+    return {"rows": flush_shard(table.base, manifest, table.store)}
 
 
 def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:

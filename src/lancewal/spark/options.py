@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
 from lancewal.shard import ShardRouter
 from lancewal.storage import ObjectStore, layout
@@ -230,8 +229,7 @@ class OpenTable:
     def open(cls, options: Options) -> OpenTable:
         reading = ObjectStore.from_uri(options.uri, options.storage)
         base = BaseTable.open(reading.uri, options.storage, store=reading)
-        fsync = ShardWriterConfig.from_defaults(base.details.writer_config_defaults).fsync
-        return cls(base, ObjectStore.from_uri(options.uri, options.storage, fsync=fsync))
+        return cls(base, base.writer_store())
 
     def router(self) -> ShardRouter:
         """The router for writing, of the shards that the table has now."""

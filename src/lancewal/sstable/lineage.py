@@ -255,7 +255,7 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
         stamp = _stamp(store, manifest.shard_id, entry) if entry.generation <= marker else None
         if stamp is not None:
             yield stamp, entry.generation
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
+    tailer = WalTailer(store, manifest.shard_id)
     position = first_unsettled(manifest)
     while (wal_entry := tailer.read_entry(position)) is not None:
         if not wal_entry.sentinel and wal_entry.base_version is not None and wal_entry.generation is not None:

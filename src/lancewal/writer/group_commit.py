@@ -34,7 +34,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.errors import FencedError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.shard import WalAppender
 from lancewal.storage import LOOK_AGAIN_SECONDS, check_process
 from lancewal.writer.state import fresh_copy, without_frames
@@ -336,7 +336,7 @@ class CommitLog:
                     self._wake_served()
         except Exception as error:
             if not isinstance(error, LanceWalError):
-                error = StorageError(f"the WAL write failed unexpectedly: {error!r}")
+                error = OutcomeUnknownError(f"the WAL write failed unexpectedly: {error!r}")
             error = without_frames(error)
             try:
                 self._on_failure(error)
@@ -471,7 +471,7 @@ class CommitLog:
                 return appender.append_encoded(group.data)
             except FencedError:
                 raise
-            except StorageError as error:
+            except (StorageError, OutcomeUnknownError) as error:
                 if attempt == WRITE_ATTEMPTS:
                     raise
                 logger.warning(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from uuid import UUID
 
-from lancewal.errors import ClosedError, LanceWalError
+from lancewal.errors import ClosedError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.storage import Bell, check_process
 from lancewal.writer.stats import WriteStats
 
@@ -88,6 +88,9 @@ class WriterState:
     def check_usable(self) -> None:
         """Raise what a put must fail with, if any."""
         check_process()
+        if isinstance(self._failure, OutcomeUnknownError):
+            # Of an earlier write; what comes now does not happen.
+            raise StorageError(f"the writer ended before: {self._failure}; open a new one") from self._failure
         if self._failure is not None:
             raise self.latched()
         if self.closed:

@@ -10,9 +10,9 @@ import lance
 import pytest
 
 import lancewal
-from lancewal.publish.publishing import DrainRoom, unflushed_bytes
-from lancewal.shard.routing import discover_shards
+from lancewal.shard.discovery import discover_shards
 from lancewal.storage import ObjectStore
+from lancewal.writer.drain import DrainBudget, unflushed_bytes
 from tests.tables import KEYED, fast, rows
 
 
@@ -43,15 +43,15 @@ def test_what_is_not_flushed_is_measured(store: ObjectStore) -> None:
     assert [unflushed_bytes(store, shard, many=7) for shard in shards] == [7] * 4, "not counted one by one"
 
 
-@pytest.mark.parametrize(("room_bytes", "together"), [(1 << 20, 4), (1, 1)])
-def test_as_many_go_in_as_there_is_room_for(store: ObjectStore, room_bytes: int, together: int) -> None:
-    room = DrainRoom(store, room_bytes)
+@pytest.mark.parametrize(("max_bytes", "together"), [(1 << 20, 4), (1, 1)])
+def test_as_many_logs_are_drained_together_as_fit(store: ObjectStore, max_bytes: int, together: int) -> None:
+    budget = DrainBudget(store, max_bytes)
     most = inside = 0
     lock, all_are_in = threading.Lock(), threading.Barrier(together)
 
     def drain(shard: UUID) -> None:
         nonlocal most, inside
-        with room.for_log_of(shard):
+        with budget.for_log_of(shard):
             with lock:
                 inside += 1
                 most = max(most, inside)
@@ -67,8 +67,8 @@ def test_as_many_go_in_as_there_is_room_for(store: ObjectStore, room_bytes: int,
     assert most == together
 
 
-def test_room_is_given_back_when_a_flush_fails(store: ObjectStore) -> None:
-    room = DrainRoom(store, 1)
+def test_a_flush_that_fails_gives_its_bytes_back(store: ObjectStore) -> None:
+    budget = DrainBudget(store, 1)
     for shard in discover_shards(store):
-        with pytest.raises(OSError, match="full"), room.for_log_of(shard):
+        with pytest.raises(OSError, match="full"), budget.for_log_of(shard):
             raise OSError("full")

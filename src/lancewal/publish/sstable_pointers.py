@@ -41,7 +41,7 @@ from uuid import UUID
 from lancewal.errors import WalCorruptError
 from lancewal.format import WalEntry
 from lancewal.publish.transactions import TRANSACTION_TAG, has_mark
-from lancewal.shard import ShardManifestStore, WalTailer
+from lancewal.shard import ShardManifestStore, WalTailer, is_flushed
 from lancewal.storage import ObjectStore, layout
 
 _POINTER_TAG = "pointer"
@@ -59,7 +59,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Pointer:
+class SsTablePointer:
     """The SSTables that a run publishes at one position; ``num_bytes`` is their size in memory."""
 
     run_id: str
@@ -72,7 +72,7 @@ class Pointer:
         return {_POINTER_TAG: json.dumps(content), TRANSACTION_TAG: self.transaction}
 
     @classmethod
-    def of(cls, entry: WalEntry) -> Pointer | None:
+    def of(cls, entry: WalEntry) -> SsTablePointer | None:
         """The pointer that ``entry`` is, if it is one."""
         text = entry.tags.get(_POINTER_TAG) if entry.sentinel else None
         if text is None:
@@ -94,25 +94,24 @@ def confirmation_tags(run_id: str) -> dict[str, str]:
     return {_CONFIRMATION_TAG: run_id}
 
 
-def confirms(entry: WalEntry | None, pointer: Pointer) -> bool:
+def confirms(entry: WalEntry | None, pointer: SsTablePointer) -> bool:
     return entry is not None and entry.sentinel and entry.tags.get(_CONFIRMATION_TAG) == pointer.run_id
 
 
-def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, pointer: Pointer) -> Fate:
+def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, pointer: SsTablePointer) -> Fate:
     """What became of the pointer at ``position``, which was written under ``epoch``."""
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     if confirms(tailer.read_entry(position + 1), pointer):
         return Fate.PUBLISHED
     manifest = ShardManifestStore(store, shard_id).require_latest()
     if manifest.writer_epoch == epoch:
-        reached = manifest.replay_after_wal_entry_position >= position
-        return Fate.PUBLISHED if reached else Fate.OPEN
+        return Fate.PUBLISHED if is_flushed(manifest, position) else Fate.OPEN
     # The mark is asked for after the manifest, and the later log after the mark: a mark is
     # written before SSTables leave the manifest, and removed after a late confirmation.
     published = _lists(pointer.sstables, [entry.path for entry in manifest.sstables])
     published = published or has_mark(store, pointer.transaction, shard_id, pointer.run_id)
     for entry in _sentinels(tailer, position + 1, tailer.next_position()):
-        later = Pointer.of(entry)
+        later = SsTablePointer.of(entry)
         if later is not None and later.run_id == pointer.run_id:
             return Fate.DROPPED
         published = published or confirms(entry, pointer)
