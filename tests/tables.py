@@ -11,12 +11,16 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
+import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
+
+#: What a table keeps for its writers in tests, as it is stored.
+FAST_DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("name", pa.string())])
 APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -42,6 +46,16 @@ def new_table(
     dataset = lance.write_dataset(data, str(where), schema=schema, storage_options=storage_options)
     dataset.initialize_mem_wal(**(mem_wal or {"unsharded": True}))
     return BaseTable.open(str(where), storage_options)
+
+
+def writable_table(
+    where: Path | str, schema: pa.Schema = KEYED, data: pa.Table | None = None, **how: Any
+) -> lancewal.Table:
+    """A table that :func:`lancewal.initialize` prepared as ``how`` says, else in two buckets of ``id``."""
+    data = schema.empty_table() if data is None else data
+    lance.write_dataset(data, str(where), schema=schema)
+    defaults = {"bucket": ("id", 2)} if not {"bucket", "identity", "unsharded"} & set(how) else {}
+    return lancewal.initialize(str(where), **{**defaults, "writer_defaults": FAST_DEFAULTS, **how})
 
 
 def fast(**settings: Any) -> ShardWriterConfig:
