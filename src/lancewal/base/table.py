@@ -15,6 +15,7 @@ import lance
 from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
 from lancewal.base.lance import lance_errors
 from lancewal.base.markers import effective_markers
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
@@ -84,6 +85,11 @@ class BaseTable:
     @property
     def storage_version(self) -> str:
         return str(self.dataset.data_storage_version)
+
+    def writer_store(self) -> ObjectStore:
+        """The table's storage for writing: it syncs to disk as the table's own settings say."""
+        fsync = ShardWriterConfig.from_defaults(self.details.writer_config_defaults).fsync
+        return ObjectStore.from_uri(self.uri, self.storage_options, fsync=fsync)
 
     def compacted_generation(self, shard_id: UUID) -> int:
         """The highest generation of the shard that this version contains; 0 for none."""
