@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +22,8 @@ from lancewal.publish.transactions import Transaction
 from lancewal.shard import WalTailer
 from lancewal.shard.routing import discover_manifests
 from lancewal.spark import route, stream, write
-from lancewal.spark.columns import spark_schema
-from lancewal.spark.low_latency import WalSink, encode_transaction
-from lancewal.spark.routing import bucket_column
+from lancewal.spark.columns import bucket_column, spark_schema
+from lancewal.spark.low_latency import WalSink
 from lancewal.storage import ObjectStore, layout
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
 from tests.spark.test_columns import COLUMNS
@@ -163,7 +164,7 @@ def test_half_an_identity_is_refused(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def task(table: lancewal.Table, transaction: Transaction) -> WalSink:
-    return WalSink(options_of(table), encode_transaction(transaction))
+    return WalSink(options_of(table, walTransaction=json.dumps(asdict(transaction))))
 
 
 def part_of(table: lancewal.Table, shard: int, count: int = 60) -> pa.RecordBatch:
