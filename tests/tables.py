@@ -10,6 +10,7 @@ from uuid import UUID
 
 import lance
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import lancewal
 from lancewal.base.table import BaseTable
@@ -56,6 +57,13 @@ def writable_table(
     lance.write_dataset(data, str(where), schema=schema)
     defaults = {"bucket": ("id", 2)} if not {"bucket", "identity", "unsharded"} & set(how) else {}
     return lancewal.initialize(str(where), **{**defaults, "writer_defaults": FAST_DEFAULTS, **how})
+
+
+def write_parquet(path: Path, start: int, count: int) -> Path:
+    """A file of :func:`rows`, in several row groups."""
+    data = pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)])
+    pq.write_table(data, path, row_group_size=max(4, count // 8))
+    return path
 
 
 def fast(**settings: Any) -> ShardWriterConfig:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
 import lancewal
 from lancewal.cli.app import app, debug_first
-from tests.tables import APPEND_ONLY, KEYED, rows, writable_table
+from tests.tables import KEYED, rows, writable_table, write_parquet
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -89,7 +88,7 @@ def new_table(where: Path, count: int = 0, schema: pa.Schema = KEYED, **options:
 def write_files(where: Path) -> Path:
     """A directory with ids 0 to 12 in files of three formats."""
     where.mkdir()
-    pq.write_table(pa.Table.from_batches([rows(0, 10, schema=APPEND_ONLY)]), where / "a.parquet")
+    write_parquet(where / "a.parquet", 0, 10)
     (where / "b.csv").write_text("id,name\n10,x\n11,\n")
     (where / "c.jsonl").write_text('{"id": 12, "name": "z"}\n')
     return where

@@ -14,21 +14,15 @@ from pathlib import Path
 
 import lance
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import lancewal
 from lancewal.cli import exits
 from lancewal.storage import local
 from tests.cli.support import new_table, ok, run, start, write_files
-from tests.tables import APPEND_ONLY, KEYED, ids, rows
+from tests.tables import APPEND_ONLY, KEYED, ids
 
 FAST = ["--set", "fsync=false"]
-
-
-def write_parquet(path: Path, start_: int, count: int) -> Path:
-    pq.write_table(pa.Table.from_batches([rows(start_, count, schema=APPEND_ONLY)]), path)
-    return path
 
 
 @pytest.fixture

@@ -20,16 +20,7 @@ from lancewal.ingest import Ingestion, LocalParts, SourceFile, find_files, watch
 from lancewal.ingest.journal import INGEST_DIR, Journal
 from lancewal.storage import ObjectStore
 from tests.faults import FaultyStore
-from tests.tables import APPEND_ONLY, KEYED, ids, rows, writable_table
-
-
-def write_file(path: Path, start: int, count: int) -> Path:
-    pq.write_table(
-        pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)]),
-        path,
-        row_group_size=max(4, count // 8),
-    )
-    return path
+from tests.tables import APPEND_ONLY, KEYED, ids, writable_table, write_parquet
 
 
 @pytest.fixture
@@ -42,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     where = tmp_path / "in"
     where.mkdir()
     for number in range(3):
-        write_file(where / f"{number}.parquet", number * 20, 20)
+        write_parquet(where / f"{number}.parquet", number * 20, 20)
     return where
 
 
@@ -102,7 +93,7 @@ def _feed(table: lancewal.Table) -> list[int]:
 
 
 def test_a_large_file_goes_on_in_the_middle(table: lancewal.Table, tmp_path: Path) -> None:
-    big = write_file(tmp_path / "big.parquet", 0, 50_000)
+    big = write_parquet(tmp_path / "big.parquet", 0, 50_000)
     files = find_files([big])
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     # The journal's third entry: two parts are in by then.
@@ -119,7 +110,7 @@ def test_a_large_file_goes_on_in_the_middle(table: lancewal.Table, tmp_path: Pat
 def test_a_part_that_was_begun_keeps_its_rows_with_other_limits(
     table: lancewal.Table, tmp_path: Path
 ) -> None:
-    big = write_file(tmp_path / "big.parquet", 0, 40_000)
+    big = write_parquet(tmp_path / "big.parquet", 0, 40_000)
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     store.faults.fail("put_if_absent", where="/wal/", nth=2)
     with pytest.raises(LanceWalError):
@@ -131,7 +122,7 @@ def test_a_part_that_was_begun_keeps_its_rows_with_other_limits(
 def test_a_file_that_changed_is_taken_again(tmp_path: Path, folder: Path) -> None:
     table = writable_table(tmp_path / "keyed", KEYED)
     job(table).run(find_files([folder]))
-    write_file(folder / "0.parquet", 0, 21)
+    write_parquet(folder / "0.parquet", 0, 21)
     report = job(table).run(find_files([folder]))
     assert (report.files, report.skipped) == (1, 2)
     assert ids(table.scan().to_table()) == list(range(60))
@@ -241,7 +232,7 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(table: lancewal.Table, f
 
 
 def test_a_file_without_rows_is_taken_too(table: lancewal.Table, tmp_path: Path) -> None:
-    path = write_file(tmp_path / "empty.parquet", 0, 0)
+    path = write_parquet(tmp_path / "empty.parquet", 0, 0)
     assert job(table).run(find_files([path])).files == 1
     assert job(table).run(find_files([path])).skipped == 1
 
@@ -340,7 +331,7 @@ def test_a_table_whose_shards_are_chosen_by_hand_is_refused_before_anything_is_b
     """A part that was begun and can never be written was left in the journal."""
     lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
     table = lancewal.initialize(tmp_path / "t")
-    source = write_file(tmp_path / "rows.parquet", 0, 3)
+    source = write_parquet(tmp_path / "rows.parquet", 0, 3)
     with pytest.raises(InvalidInputError, match="no sharding spec"):
         job(table).run(find_files([source]))
     store = ObjectStore.from_uri(table.uri, fsync=False)

@@ -61,7 +61,7 @@ def visible(text: str) -> str:
 
 
 def plain(text: object) -> str:
-    r"""Names and values of others for a text with markup: neither markup nor commands to the terminal.
+    r"""``text`` for a line with markup: neither taken for markup nor for a command to the terminal.
 
     >>> print(plain("[bold]\x07"))
     \[bold]\x07

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from lancewal.cli.init import Plan, shape
 from lancewal.errors import InvalidInputError, LanceWalError
 
 if TYPE_CHECKING:
-    from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
+    from lancewal.ingest import Ingestion, IngestReport, SourceFile, Step
     from lancewal.table import Table
 
 
@@ -98,7 +98,7 @@ def ingest(
     files that were taken before are skipped. The command takes over the shards that rows go to, and
     fences a writer that another process has open on them.
     """
-    from lancewal.ingest import find_files
+    from lancewal.ingest import Ingestion, find_files
 
     options.check_sharding(bucket, identity, unsharded)
     storage = options.storage_options(option)
@@ -123,41 +123,16 @@ def ingest(
         from lancewal.cli.spark import SparkParts
 
         parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
-    request = _Request(table, storage, source, drop_unknown, again, parts)
+    new_job = partial(
+        Ingestion, table, storage, source=source, drop_unknown=drop_unknown, again=again, parts=parts
+    )
     if give_up:
-        _give_up(request, files, sources)
+        _give_up(new_job(), files, sources)
     if stream:
-        _watch(request, sources, format, every, looks, json=json, flush=flush)
+        job = new_job(taken=partial(_print_taken, json=json))
+        _watch(job, sources, format, every, looks, json=json, flush=flush)
     else:
-        _once(request, files, json=json, flush=flush)
-
-
-@dataclass(frozen=True)
-class _Request:
-    table: str
-    storage: dict[str, str]
-    source: str | None
-    drop_unknown: bool
-    again: bool
-    parts: Parts | None
-
-    def job(
-        self,
-        progress: Callable[[Step], object] | None = None,
-        taken: Callable[[SourceFile, int], object] | None = None,
-    ) -> Ingestion:
-        from lancewal.ingest import Ingestion
-
-        return Ingestion(
-            self.table,
-            self.storage,
-            source=self.source,
-            drop_unknown=self.drop_unknown,
-            again=self.again,
-            progress=progress,
-            taken=taken,
-            parts=self.parts,
-        )
+        _once(new_job, files, json=json, flush=flush)
 
 
 def _serve_metrics(place: str, table: Table) -> None:
@@ -179,24 +154,23 @@ def _ensure(table: str, storage: dict[str, str], files: list[SourceFile], plan: 
         console.note(f"[dim]created {plain(table)}: {shape(opened.status())}[/]")
 
 
-def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> None:
+def _give_up(job: Ingestion, files: list[SourceFile], sources: list[str]) -> None:
     from lancewal.ingest import directories_of
 
-    job = request.job()
     for source in dict.fromkeys([*directories_of(sources), *(file.source for file in files)]):
         part = job.give_up(source)
         if part is not None:
             console.note(f"gave up on {plain(part)}")
 
 
-def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool) -> None:
+def _once(new_job: Callable[..., Ingestion], files: list[SourceFile], *, json: bool, flush: bool) -> None:
     if not files:
         raise CommandError(
             "there is no file to ingest there; see --format for the endings that are known", REFUSED
         )
     with console.progress(json=json, counted=False) as shown:
         meter = _Meter(shown)
-        job = request.job(meter.step)
+        job = new_job(progress=meter.step)
         pending = job.pending(files)
         meter.start(pending)
         try:
@@ -215,7 +189,7 @@ def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool
 
 
 def _watch(
-    request: _Request,
+    job: Ingestion,
     sources: list[str],
     format: str | None,
     every: float,
@@ -226,7 +200,6 @@ def _watch(
 ) -> None:
     from lancewal.ingest import watch
 
-    job = request.job(taken=partial(_print_taken, json=json))
     done = 0
 
     def enough() -> bool:

@@ -64,15 +64,12 @@ def status_view(
     parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
     if history is not None:
         parts += [_writes(history, width)]
-    parts += [Text(), _shards(status, width, _room(height), history)]
+    room = None if height is None else max(3, height - _OTHER_LINES)
+    parts += [Text(), _shards(status, width, room, history)]
     if every is not None:
         when = status.taken_at.astimezone().strftime("%H:%M:%S")
         parts += [Text(), Text(f"{when}, every {console.duration(every)}; Ctrl-C ends", style="dim")]
     return Group(*parts)
-
-
-def _room(height: int | None) -> int | None:
-    return None if height is None else max(3, height - _OTHER_LINES)
 
 
 def _head(status: TableStatus, width: int) -> RenderableType:

@@ -100,7 +100,7 @@ def find_files(
 
 
 def directories_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The directories at ``paths``, and those of the files there, which need not exist any more."""
+    """The directories among ``paths``, and the directory of each file, whether it still exists or not."""
     found = []
     for path in paths:
         filesystem, root, prefix = _filesystem(os.fspath(path))

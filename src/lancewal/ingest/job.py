@@ -41,9 +41,9 @@ from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-#: Up to so many bytes of rows go to the WAL, more become SSTables right away.
+#: Parts of up to so many bytes go to the WAL; larger ones become SSTables right away.
 WAL_PART_BYTES = 32 << 20
-#: Where a file is cut: so much is done again at most after an interruption.
+#: A longer file is cut into parts; after an interruption at most one part is done again.
 MAX_PART_BYTES = 1 << 30
 
 _CONCURRENT_SHARDS = 4
@@ -206,7 +206,7 @@ class _LocalPart:
 
 @dataclass
 class _Rows:
-    """The batches of a file from one row up to another; ``position`` is behind the last one given."""
+    """The batches of a file from row ``start`` to ``stop``; ``position`` is where the last one ended."""
 
     opened: Opened
     start: int
