@@ -206,6 +206,21 @@ def test_a_refused_row_keeps_its_tasks_shards_as_they_were(tmp_path: Path) -> No
     assert content(table) == []
 
 
+@pytest.mark.parametrize(
+    "columns", [{"id": [0], "new": ["x"]}, {"name": ["x"]}, {"id": ["0"], "name": ["x"]}], ids=str
+)
+def test_columns_that_the_table_has_no_more_are_refused_by_a_streams_tasks(
+    tmp_path: Path, columns: dict[str, list[Any]]
+) -> None:
+    """The driver checks them only when a stream starts."""
+    table = new_table(tmp_path / "table")
+    transaction = Transaction("app", 0)
+    begin_append(ObjectStore.from_uri(table.uri), transaction)
+    with pytest.raises(InvalidInputError, match="column"):
+        task(table, transaction).append(iter([pa.record_batch(columns)]), 0)
+    assert content(table) == []
+
+
 def test_more_than_an_entry_can_hold_is_sent_the_other_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
