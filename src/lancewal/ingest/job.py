@@ -34,23 +34,16 @@ from lancewal.publish import (
     finish_append,
     publish,
 )
-from lancewal.shard import Shard
+from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import ObjectStore, ordered_map
 from lancewal.table import Table, locate
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-# Parts of files on their way into a table, read and written by this process.
-#
-# Small parts become one WAL entry a shard, large ones SSTables that are written beside the table
-# and then published. There is no writer with MemTables in between, because nobody waits for
-# single rows here.
-
-
-#: Up to so many bytes of rows go to the WAL, more become SSTables right away.
+#: Parts of up to so many bytes go to the WAL; larger ones become SSTables right away.
 WAL_PART_BYTES = 32 << 20
-#: Where a file is cut: so much is done again at most after an interruption.
+#: A longer file is cut into parts; after an interruption at most one part is done again.
 MAX_PART_BYTES = 1 << 30
 
 _CONCURRENT_SHARDS = 4
@@ -92,7 +85,12 @@ class Parts(Protocol):
 
 
 class LocalParts:
-    """Reads files and writes their rows in this process, with bounded memory."""
+    """Reads files and writes their rows in this process, with bounded memory.
+
+    Small parts become one WAL entry a shard, large ones SSTables that are written beside the table
+    and then published. There is no writer with MemTables in between, because nobody waits for
+    single rows here.
+    """
 
     def __init__(
         self,
@@ -104,7 +102,6 @@ class LocalParts:
         wal_part_bytes: int = WAL_PART_BYTES,
     ) -> None:
         self.store = store
-        self.table = Table.open(store.uri, store=store)
         self.wal_bytes = 0
         self._drop_unknown = drop_unknown
         self._progress = progress or (lambda step: None)
@@ -153,6 +150,7 @@ class _LocalPart:
         self._parts = parts
         self._store = parts.store
         self._base = base
+        self._router = ShardRouter.of_table(base, parts.store)
         self._held: list[pa.RecordBatch] = []
         self._stager: Stager | None = None
         self._staged: list[Staged] = []
@@ -162,7 +160,7 @@ class _LocalPart:
         self.num_bytes += sum(batch.nbytes for batch in batches)
         self._held += batches
         if self._stager is None and self.num_bytes > self._parts.wal_part_bytes:
-            self._stager = Stager(self._base, self._store, self._parts.table.router())
+            self._stager = Stager(self._base, self._store, self._router)
         if self._stager is not None:
             for batch in self._held:
                 self._stager.add(batch)
@@ -182,10 +180,9 @@ class _LocalPart:
         return (self.part.stop or 0) - self.part.start
 
     def _append(self, transaction: Transaction) -> None:
-        router = self._parts.table.router()
         by_shard: dict[Shard, list[pa.RecordBatch]] = {}
         for batch in self._held:
-            for shard, rows in router.route(batch):
+            for shard, rows in self._router.route(batch):
                 by_shard.setdefault(shard, []).append(rows)
         if not begin_append(self._store, transaction):
             return
@@ -209,7 +206,7 @@ class _LocalPart:
 
 @dataclass
 class _Rows:
-    """The batches of a file from one row up to another; ``position`` is behind the last one given."""
+    """The batches of a file from row ``start`` to ``stop``; ``position`` is where the last one ended."""
 
     opened: Opened
     start: int

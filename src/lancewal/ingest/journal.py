@@ -81,12 +81,17 @@ class State:
 
     def rows_of(self, file: SourceFile) -> int:
         """How many rows of this very file are written."""
-        known = self.files.get(file.name)
-        return known.rows if known and (known.size, known.modified) == file.identity else 0
+        known = self._progress_of(file)
+        return known.rows if known else 0
 
     def has(self, file: SourceFile) -> bool:
+        """Whether all rows of this very file are written."""
+        known = self._progress_of(file)
+        return known is not None and known.finished
+
+    def _progress_of(self, file: SourceFile) -> Progress | None:
         known = self.files.get(file.name)
-        return known is not None and known.finished and (known.size, known.modified) == file.identity
+        return known if known and (known.size, known.modified) == file.identity else None
 
     def with_part(self, version: int, part: Part) -> State:
         """The state once ``part`` is written."""

@@ -1,5 +1,10 @@
 """Flush, compaction and garbage collection as Spark jobs, one task per shard.
 
+A job is a data source: every partition is one shard's work, every row its report. That needs
+neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
+placed, retried and shown like those of any query. Work on a shard may be repeated, or done
+twice at a time, without harm.
+
 Also a program for ``spark-submit`` and the command line::
 
     python -m lancewal.spark.jobs compact s3://bucket/table --storage aws_region=eu-central-1
@@ -42,13 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-# Maintenance as a data source: every partition is one shard's work, every row its report.
-#
-# Going through a source needs neither RDDs nor UDFs, so it works on classic sessions and over
-# Spark Connect, and tasks are placed, retried and shown like those of any query. Work on a shard
-# may be repeated, or done twice at a time, without harm.
-
 
 REPORT_SCHEMA = st.StructType(
     [
@@ -202,7 +200,7 @@ def flush(
 
         rows = sum(outcome.details["rows"] for outcome in flush(spark, "s3://bucket/documents"))
     """
-    return _finished("flush", _run(spark, "flush", uri, storage_options, {}))
+    return _finished("flush", _run(spark, "flush", uri, storage_options))
 
 
 def compact(
@@ -216,9 +214,9 @@ def compact(
 
     A table without a primary key is compacted by one task: its commits exclude each other.
     """
-    outcomes = _run(spark, "compact", uri, storage_options, {"max_commit_bytes": max_commit_bytes})
+    outcomes = _run(spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes)
     if outcomes:
-        finish_compaction(OpenTable.open(_options(uri, storage_options)).store)
+        finish_compaction(OpenTable.open(Options.of(uri, storage_options)).store)
     return _finished("compact", outcomes)
 
 
@@ -231,11 +229,9 @@ def gc(
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
     """Remove what no writer, reader or retained version needs; ``dry_run`` only says what that is."""
-    arguments = {
-        "min_age_seconds": None if min_age is None else min_age.total_seconds(),
-        "dry_run": dry_run,
-    }
-    return _finished("gc", _run(spark, "gc", uri, storage_options, arguments))
+    age = None if min_age is None else min_age.total_seconds()
+    outcomes = _run(spark, "gc", uri, storage_options, min_age_seconds=age, dry_run=dry_run)
+    return _finished("gc", outcomes)
 
 
 def _run(
@@ -243,12 +239,10 @@ def _run(
     job: str,
     uri: str,
     storage_options: Mapping[str, str] | None,
-    arguments: Mapping[str, Any],
+    **arguments: Any,
 ) -> list[ShardOutcome]:
-    reader = spark.read.format("lancewal").option("job", job).option("jobArguments", json.dumps(arguments))
-    for name, value in (storage_options or {}).items():
-        reader = reader.option(f"storage.{name}", value)
-    rows = reader.load(uri).collect()
+    options = Options.of(uri, storage_options, {"job": job, "jobArguments": json.dumps(arguments)})
+    rows = spark.read.format("lancewal").options(**options.values).load().collect()
     return [
         ShardOutcome(
             None if row.shard_id is None else UUID(row.shard_id),
@@ -265,10 +259,6 @@ def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
     if any(each.error is not None for each in outcomes):
         raise JobFailedError(job, outcomes)
     return outcomes
-
-
-def _options(uri: str, storage_options: Mapping[str, str] | None) -> Options:
-    return Options.parse({"path": uri, **{f"storage.{k}": v for k, v in (storage_options or {}).items()}})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
