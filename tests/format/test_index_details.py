@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lance.dataset import Index, LanceOperation
+from pyroaring import BitMap
 
 from lancewal.errors import CorruptManifestError
 from lancewal.format.base_manifest import (
@@ -189,6 +190,27 @@ def test_every_shape_of_fragment_bitmap_is_read_as_pylance_wrote_it(table: Path)
     assert manifest.covered_fragments("missing") == frozenset()
 
 
+@pytest.mark.parametrize("members", FRAGMENT_SETS.values(), ids=FRAGMENT_SETS)
+def test_a_fragment_bitmap_that_is_cut_is_refused(members: set[int]) -> None:
+    bitmap = BitMap(members)
+    bitmap.run_optimize()
+    whole = bitmap.serialize()
+    assert read_base_manifest(a_file_with_bitmap(whole)).indexes[0].fragments == members
+    for kept in {0, 1, 4, 7, len(whole) // 2, len(whole) - 1} - {len(whole)}:
+        with pytest.raises(CorruptManifestError, match="no Roaring bitmap"):
+            read_base_manifest(a_file_with_bitmap(whole[:kept]))
+
+
+def test_a_run_that_is_longer_than_its_header_says_is_refused() -> None:
+    bitmap = BitMap(range(100))
+    bitmap.run_optimize()
+    altered = bytearray(bitmap.serialize())
+    altered[-1] = 7  # the high byte of the run's length
+    assert len(BitMap.deserialize(bytes(altered))) > 100
+    with pytest.raises(CorruptManifestError, match="no Roaring bitmap"):
+        read_base_manifest(a_file_with_bitmap(bytes(altered)))
+
+
 def test_segments_of_one_index_cover_their_union(table: Path) -> None:
     segments = [
         Index(
@@ -226,6 +248,13 @@ def a_file_with_details(details: bytes, details_type: str = "/lance.table.MemWal
     section.indices.add(name=MEM_WAL_INDEX_NAME, index_details={"type_url": details_type, "value": details})
     manifest = TableManifestMessage(version=1, index_section=6)
     return a_file(manifest.SerializeToString(), section.SerializeToString(), filler=b"filler")
+
+
+def a_file_with_bitmap(bitmap: bytes) -> bytes:
+    section = IndexSectionMessage()
+    section.indices.add(name="i", uuid={"uuid": bytes(16)}, fragment_bitmap=bitmap)
+    manifest = TableManifestMessage(version=1, index_section=0)
+    return a_file(manifest.SerializeToString(), section.SerializeToString())
 
 
 def test_the_index_section_may_lie_anywhere_before_the_manifest() -> None:
