@@ -25,7 +25,6 @@ from lancewal.format.base_manifest import (
     newest_manifest_name,
     parse_manifest_version,
     read_base_manifest,
-    read_details,
 )
 from lancewal.format.protos import IndexSectionMessage, MemWalIndexDetailsMessage, TableManifestMessage
 
@@ -51,7 +50,7 @@ def newest(table: Path) -> BaseManifest:
 
 
 def details_of(table: Path) -> MemWalDetails:
-    details = read_details(newest_file(table))
+    details = read_base_manifest(newest_file(table)).mem_wal
     assert details is not None
     return details
 
@@ -114,7 +113,7 @@ def test_details_are_what_pylance_shows(table: Path, arguments: dict[str, object
 def test_a_table_without_the_index_has_no_details(table: Path) -> None:
     assert newest(table) == BaseManifest(1, frozenset({0, 1, 2}), (), None)
     lance.dataset(str(table)).create_scalar_index("t", "BTREE")
-    assert read_details(newest_file(table)) is None
+    assert read_base_manifest(newest_file(table)).mem_wal is None
     assert [index.name for index in newest(table).indexes] == ["t_idx"]
 
 
@@ -259,25 +258,27 @@ def a_file_with_bitmap(bitmap: bytes) -> bytes:
 
 def test_the_index_section_may_lie_anywhere_before_the_manifest() -> None:
     details = MemWalIndexDetailsMessage(num_shards=5)
-    assert read_details(a_file_with_details(details.SerializeToString())) == MemWalDetails(num_shards=5)
+    assert read_base_manifest(a_file_with_details(details.SerializeToString())).mem_wal == MemWalDetails(
+        num_shards=5
+    )
 
 
 def test_details_without_the_later_fields_have_their_old_meaning() -> None:
-    details = read_details(a_file_with_details(b""))
+    details = read_base_manifest(a_file_with_details(b"")).mem_wal
     assert details is not None
     assert details.maintain_all_indexes is False
 
 
 def test_details_of_another_type_are_refused() -> None:
     with pytest.raises(CorruptManifestError, match="VectorIndexDetails"):
-        read_details(a_file_with_details(b"", "/lance.table.VectorIndexDetails"))
+        read_base_manifest(a_file_with_details(b"", "/lance.table.VectorIndexDetails"))
 
 
 def test_a_marker_without_a_shard_is_refused() -> None:
     details = MemWalIndexDetailsMessage()
     details.compacted_sstables.add(generation=3)
     with pytest.raises(CorruptManifestError, match="compaction marker"):
-        read_details(a_file_with_details(details.SerializeToString()))
+        read_base_manifest(a_file_with_details(details.SerializeToString()))
 
 
 def test_an_error_names_the_file_and_what_was_found() -> None:

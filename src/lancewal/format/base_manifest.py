@@ -123,11 +123,6 @@ class BaseManifest:
         return self.fragment_ids.intersection(frozenset().union(*(s for s in segments if s is not None)))
 
 
-def read_details(manifest_file: bytes | memoryview, *, name: str = "") -> MemWalDetails | None:
-    """The MemWAL index in a ``_versions/*.manifest`` file's content; ``None`` without one."""
-    return read_base_manifest(manifest_file, name=name).mem_wal
-
-
 def read_base_manifest(manifest_file: bytes | memoryview, *, name: str = "") -> BaseManifest:
     """Parse a ``_versions/*.manifest`` file's content; ``name`` is for the error's text.
 

@@ -121,11 +121,6 @@ class TableSchema:
         """Top-level field id by column name."""
         return {field.name: field_id(field) for field in self.columns}
 
-    @cached_property
-    def max_field_id(self) -> int:
-        """The highest field id in use, nested fields included; -1 without columns."""
-        return max((i for field in self.columns for i in _all_ids(field)), default=-1)
-
     @property
     def names(self) -> list[str]:
         return list(self.columns.names)
@@ -265,10 +260,3 @@ def map_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> 
     if pa.types.is_list(type_):
         return pa.list_(change(type_.value_field))
     return type_
-
-
-def _all_ids(field: pa.Field) -> list[int]:
-    ids = [field_id(field)]
-    for i in range(field.type.num_fields):
-        ids += _all_ids(field.type.field(i))
-    return ids

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.kinds import RowPositions, already_in, checked_bound, grown
+from lancewal.index.kinds import RowPositions, already_in, grown
 from lancewal.index.runs import (
     BytesRuns,
     NumberRuns,
@@ -30,13 +30,14 @@ from lancewal.index.runs import (
 class BTreeIndex:
     """The values of one column in order.
 
-    Tombstones have NULL in columns beside the key, so :meth:`is_null` names them too:
+    Tombstones have NULL in columns beside the key, so :meth:`nulls` names them too:
     the caller drops dead rows, here as everywhere.
 
     >>> index = BTreeIndex(pa.int64())
     >>> index.insert(pa.array([30, 10, None, 20]), 0)
-    >>> index.range(10, 20, bound=4).tolist(), index.is_null(4).tolist(), index.lookup(30, 4).tolist()
-    ([1, 3], [2], [0])
+    >>> found = (index.between(10, 20), index.nulls(), index.equal_to([30]))
+    >>> [rows.below(4).tolist() for rows in found]
+    [[1, 3], [2], [0]]
     """
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -79,36 +80,6 @@ class BTreeIndex:
         if len(rows):
             self._runs.append(column, rows)
         self._nulls, self._null_count, self._rows = nulls, null_count, end
-
-    def lookup(self, value: Any, bound: int) -> RowPositions:
-        """Rows below ``bound`` whose value equals ``value``, in order."""
-        return self.lookup_many([value], bound)
-
-    def lookup_many(self, values: Any, bound: int) -> RowPositions:
-        """Rows below ``bound`` whose value equals one of ``values``, each once, in order.
-
-        NULL equals nothing: ask :meth:`is_null`.
-        """
-        bound = checked_bound(bound, self._rows)
-        return self.equal_to(values).below(bound)
-
-    def range(
-        self,
-        low: Any = None,
-        high: Any = None,
-        low_inclusive: bool = True,
-        high_inclusive: bool = True,
-        *,
-        bound: int,
-    ) -> RowPositions:
-        """Rows below ``bound`` with a value between ``low`` and ``high``; None leaves a side open."""
-        bound = checked_bound(bound, self._rows)
-        return self.between(low, high, low_inclusive, high_inclusive).below(bound)
-
-    def is_null(self, bound: int) -> RowPositions:
-        """Rows below ``bound`` without a value, in order."""
-        bound = checked_bound(bound, self._rows)
-        return self.nulls().below(bound)
 
     def equal_to(self, values: Any) -> Matches:
         """All rows with one of ``values``, NULL excepted."""

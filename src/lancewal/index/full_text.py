@@ -310,30 +310,6 @@ class FullTextIndex:
         return (rows[fits].astype(np.int64) << 32) | start[fits]
 
 
-def search_rows(
-    column: pa.Array | pa.ChunkedArray,
-    query: str,
-    params: FullTextParams | None = None,
-    *,
-    operator: str = "or",
-    phrase: bool = False,
-    allowed: RowMask | None = None,
-    statistics: CorpusStatistics | None = None,
-    limit: int | None = None,
-) -> TextHits:
-    """Search texts that no index holds: same words, same scores, positions within ``column``."""
-    index = index_of(column, params or FullTextParams(), phrase=phrase)
-    return index.search(
-        query,
-        index.rows,
-        operator=operator,
-        phrase=phrase,
-        allowed=allowed,
-        statistics=statistics,
-        limit=limit,
-    )
-
-
 def index_of(
     column: pa.Array | pa.ChunkedArray, params: FullTextParams, *, phrase: bool = False
 ) -> FullTextIndex:

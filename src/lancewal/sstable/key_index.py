@@ -401,5 +401,5 @@ class KeyProbe:
         """The keys (by number) that an SSTable with this filter may hold."""
         possible = self._complete
         if bloom is not None and self._hashes is not None:
-            possible = possible & bloom.might_contain_hashes(self._hashes)
+            possible = possible & bloom.might_contain(self._hashes)
         return np.flatnonzero(possible)
