@@ -31,7 +31,7 @@ from lancewal.format.dictionaries import has_dictionary, without_null_words, wit
 from lancewal.format.json_columns import encode_json
 from lancewal.format.key_set import KeySet
 from lancewal.format.keys import check_key_types, key_columns, key_values
-from lancewal.format.protos import MemWalIndexDetailsMessage
+from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
 from lancewal.format.records import decode_record, encode_record
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
@@ -80,6 +80,7 @@ __all__ = [
     "ColumnIdentity",
     "ColumnSource",
     "EntryHeader",
+    "FieldMessage",
     "KeySet",
     "MemWalDetails",
     "MemWalIndexDetailsMessage",
@@ -89,6 +90,7 @@ __all__ = [
     "ShardingField",
     "ShardingSpec",
     "SsTableEntry",
+    "TableManifestMessage",
     "TableSchema",
     "WalEntry",
     "align",

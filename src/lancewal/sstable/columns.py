@@ -12,7 +12,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from lance.fragment import DataFile, FragmentMetadata, write_fragments
 from lance.lance import LanceSchema
 
@@ -22,6 +21,7 @@ from lancewal.format import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
     ColumnSource,
+    FieldMessage,
     TableSchema,
     column_sources,
     field_id,
@@ -197,23 +197,6 @@ def _children(field: pa.Field) -> list[pa.Field]:
 _ROOT = -1
 
 
-def _field_message() -> Any:
-    """Lance's protobuf message of a field; all that is not named here passes through it unchanged."""
-    file = descriptor_pb2.FileDescriptorProto(name="lance_field", package="lancewal", syntax="proto3")
-    message = file.message_type.add(name="Field")
-    for name, number in (("id", 3), ("parent_id", 4)):
-        message.field.add(
-            name=name,
-            number=number,
-            type=descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
-            label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("lancewal.Field"))
-
-
-_FieldMessage: Any = _field_message()
 # One fragment, whatever it takes: row offsets are row addresses only in the first one.
 # (Far larger limits make Lance's writer twice as slow.)
 _ROWS_PER_FILE = 1 << 31
@@ -254,7 +237,7 @@ class NumberedSchema:
         return renumbered
 
     def _renumbered(self, raw: bytes) -> bytes:
-        message = _FieldMessage.FromString(raw)
+        message = FieldMessage.FromString(raw)
         message.id = self.ids[message.id]
         if message.parent_id != _ROOT:
             message.parent_id = self.ids[message.parent_id]
