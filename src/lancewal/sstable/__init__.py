@@ -21,7 +21,8 @@ from lancewal.sstable.lineage import (
     unknown_entries,
 )
 from lancewal.sstable.notes import SsTableNotes
-from lancewal.sstable.reader import ROW_OFFSET, SsTable, forget_sstable, keep_sstables
+from lancewal.sstable.opened import forget_sstable, keep_sstables
+from lancewal.sstable.reader import ROW_OFFSET, SsTable
 from lancewal.sstable.writer import rebuild_sidecars, write_sstable
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import lance
@@ -28,6 +28,7 @@ from lancewal.format import (
     is_blob,
     without_field_ids,
 )
+from lancewal.storage import Shelf
 
 # Structs that Lance's files cannot hold as null, and what stands there where a row has no values.
 #
@@ -349,7 +350,7 @@ def check_storable(schema: TableSchema, storage_version: str) -> None:
     for field in schema.stored:
         if field.name != TOMBSTONE and not _is_common(field.type):
             alone = pa.schema([without_field_ids(field)])
-            problem = _problem(alone.serialize().to_pybytes(), storage_version)
+            problem = _known_problem(alone.serialize().to_pybytes(), storage_version)
             if problem is not None:
                 raise InvalidInputError(
                     f"column {field.name!r} of type {field.type} cannot be written through a WAL: Lance's "
@@ -368,7 +369,15 @@ def _is_common(type_: pa.DataType) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
+#: What Lance says of a schema of one column at a file version; in a tuple, for it may be ``None``.
+_problems: Shelf[tuple[bytes, str], tuple[str | None]] = Shelf()
+
+
+def _known_problem(serialized: bytes, storage_version: str) -> str | None:
+    key = serialized, storage_version
+    return _problems.get_or_make(key, lambda: (_problem(*key),), lambda _: len(serialized))[0]
+
+
 def _problem(serialized: bytes, storage_version: str) -> str | None:
     """What Lance says against rows with this one column; ``None`` if it takes them."""
     field = pa.ipc.read_schema(pa.py_buffer(serialized)).field(0)

@@ -107,6 +107,8 @@ class ObjectStore:
         self.uri = uri
         self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
         self.observer = observer
+        #: Stands for the store in keys of the process's cache, which must not keep the store alive.
+        self.identity = object()
         self._backend = backend
         self._attempts = attempts
         self._sleep = sleep
