@@ -7,7 +7,6 @@ import enum
 import functools
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from lancewal.storage.local import LocalBackend
 from lancewal.storage.location import check_path, check_prefix, is_staging_name, parse_location
 from lancewal.storage.options import check_options
 from lancewal.storage.remote import open_remote
+from lancewal.storage.retry import retried
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -300,15 +300,16 @@ class ObjectStore:
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Call until it succeeds, fails for good, or the attempts are used up."""
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return call()
-            except TransientError as error:
-                failure = error
-            if attempt < self._attempts:
-                logger.debug("attempt %d of %d: %s", attempt, self._attempts, failure)
-                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-        raise StorageError(f"{failure}; gave up after {self._attempts} attempts") from failure.__cause__
+        try:
+            return retried(
+                call,
+                TransientError,
+                attempts=self._attempts,
+                first_pause=_FIRST_DELAY_SECONDS,
+                sleep=self._sleep,
+            )
+        except TransientError as error:
+            raise StorageError(f"{error}; gave up after {self._attempts} attempts") from error.__cause__
 
 
 def _by_path(info: ObjectInfo) -> str:
