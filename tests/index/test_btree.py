@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
-from lancewal.index import runs
+from lancewal.index import btree as runs
 from lancewal.index.btree import BTreeIndex
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {

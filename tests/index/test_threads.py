@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal.format.schema import TableSchema
+from lancewal.index import btree as runs
 from lancewal.index import full_text as postings
-from lancewal.index import runs
 from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
 from lancewal.index.store import IndexStore
 

@@ -23,14 +23,6 @@ from lancewal.index.kinds import (
 )
 from lancewal.index.tokens import Numbers, QueryTerm, Tokenizer, distinct_texts
 
-# Postings: where each token occurs, appended by one thread, searched by many.
-#
-# Occurrences arrive in row order and stay so within a token. New ones go to a short
-# tail that is searched by comparing; a full tail is grouped by token into a run, and
-# neighbouring runs are merged so that their sizes grow geometrically. All that a search
-# reads hangs on one attribute that is replaced whole.
-
-
 #: Scanned once per query token: a few microseconds.
 _TAIL = 16_384
 
@@ -64,7 +56,13 @@ class _State(NamedTuple):
 
 
 class Postings:
-    """An inverted list per token."""
+    """Where each token occurs: an inverted list per token, appended by one thread, searched by many.
+
+    Occurrences arrive in row order and stay so within a token. New ones go to a short tail that is
+    searched by comparing; a full tail is grouped by token into a run, and neighbouring runs are merged
+    so that their sizes grow geometrically. All that a search reads hangs on one attribute that is
+    replaced whole.
+    """
 
     def __init__(self, with_places: bool) -> None:
         self._with_places = with_places

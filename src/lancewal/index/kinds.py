@@ -1,4 +1,4 @@
-"""What an index of a MemTable is to be: kind, column and the parameters of the base's index."""
+"""What all indexes of a MemTable share: kinds and parameters, and row positions: in order, each once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lancewal.errors import InvalidInputError
-
-# Row positions of a MemTable as indexes take them: in order, each once.
-
 
 #: Indexes keep positions in 32 bits.
 MAX_ROWS = 2**31 - 1

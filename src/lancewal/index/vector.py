@@ -34,9 +34,6 @@ from lancewal.index.graph import BUILDER, Graph
 from lancewal.index.kinds import Metric, RowMask, VectorParams, already_in, checked_bound, grown
 from lancewal.storage import Bell
 
-# Segments: stretches of a vector column, one open and growing, the others sealed.
-
-
 #: An exact search of this many numbers takes about a millisecond.
 _SEGMENT_NUMBERS = 8 * 2**20
 _SMALLEST_SEGMENT = 4096
