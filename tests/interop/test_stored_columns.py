@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError, LanceWalError, WalCorruptError
-from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE
+from lancewal.format.values import encode_json
 from lancewal.maintenance.findings import Kind, Severity
 from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader

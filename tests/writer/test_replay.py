@@ -427,7 +427,7 @@ def test_replayed_rows_are_indexed_once(append_only: BaseTable, at_once: bool) -
         assert text is not None
         assert ordered is not None
         assert sorted(text.search("walrus", view.row_count).positions.tolist()) == list(range(opened + 1))
-        assert ordered.lookup(0, view.row_count).tolist() == [0]
+        assert ordered.equal_to([0]).below(view.row_count).tolist() == [0]
         abandon(writer)
 
 

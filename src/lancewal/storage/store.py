@@ -7,7 +7,6 @@ import enum
 import functools
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from lancewal.storage.local import LocalBackend
 from lancewal.storage.location import check_path, check_prefix, is_staging_name, parse_location
 from lancewal.storage.options import check_options
 from lancewal.storage.remote import open_remote
+from lancewal.storage.retry import retried
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,6 +109,8 @@ class ObjectStore:
         self.uri = uri
         self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
         self.observer = observer
+        #: Stands for the store in keys of the process's cache, which must not keep the store alive.
+        self.identity = object()
         self._backend = backend
         self._attempts = attempts
         self._sleep = sleep
@@ -313,21 +315,29 @@ class ObjectStore:
 
         A call that ``writes`` may have taken effect in every attempt but one that failed for good.
         """
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return call()
-            except TransientError as error:
-                failure = error
-            except StorageError as error:
-                if not writes or attempt == 1:
-                    raise
-                text = f"{error}; an earlier attempt may have taken effect"
-                raise OutcomeUnknownError(text) from error.__cause__
-            if attempt < self._attempts:
-                logger.debug("attempt %d of %d: %s", attempt, self._attempts, failure)
-                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-        kind = OutcomeUnknownError if writes else StorageError
-        raise kind(f"{failure}; gave up after {self._attempts} attempts") from failure.__cause__
+        attempts = 0
+
+        def attempt() -> T:
+            nonlocal attempts
+            attempts += 1
+            return call()
+
+        try:
+            return retried(
+                attempt,
+                TransientError,
+                attempts=self._attempts,
+                first_pause=_FIRST_DELAY_SECONDS,
+                sleep=self._sleep,
+            )
+        except TransientError as error:
+            kind = OutcomeUnknownError if writes else StorageError
+            raise kind(f"{error}; gave up after {self._attempts} attempts") from error.__cause__
+        except StorageError as error:
+            if not writes or attempts == 1:
+                raise
+            text = f"{error}; an earlier attempt may have taken effect"
+            raise OutcomeUnknownError(text) from error.__cause__
 
 
 def _by_path(info: ObjectInfo) -> str:
