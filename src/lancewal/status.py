@@ -11,7 +11,7 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
-from lancewal.format import MEM_WAL_INDEX_NAME, MemWalDetails, ShardManifest, ShardStatus
+from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
 from lancewal.shard import WalTailer, decoded_values, discover_manifests, find_tip, first_unsettled
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
@@ -164,7 +164,7 @@ def table_status(
     tails = list(ordered_map(partial(_tail, store), manifests, workers))
     # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
     base = read_base()
-    pending = ordered_map(lambda manifest: _uncompacted(store, base, manifest), manifests, workers)
+    held = list(ordered_map(partial(_held, store, base), manifests, workers))
     shards = [
         ShardState(
             shard_id=manifest.shard_id,
@@ -172,14 +172,14 @@ def table_status(
             status=manifest.status,
             epoch=manifest.writer_epoch,
             current_generation=manifest.current_generation,
-            compacted_generation=base.compacted_generation(manifest.shard_id),
+            compacted_generation=compacted,
             generations=tuple(entry.generation for entry in manifest.sstables),
             wal_tip=tail.tip,
             last_write=tail.last_write,
             unflushed=tail.lag,
-            uncompacted=uncompacted,
+            uncompacted=_uncompacted(store, manifest, compacted),
         )
-        for manifest, tail, uncompacted in zip(manifests, tails, pending, strict=True)
+        for manifest, tail, compacted in zip(manifests, tails, held, strict=True)
     ]
     details = base.details
     return TableStatus(
@@ -261,12 +261,16 @@ def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
     return Lag(count, None, size, _oldest(found), estimated)
 
 
-def _uncompacted(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> Lag:
+def _held(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> int:
+    """The newest generation whose rows the base table holds, as readers see it; 0 for none."""
     try:
-        held = held_generation(base, store, manifest)
+        return held_generation(base, store, manifest)
     except DifferentHistoryError:
         # Readers refuse the shard and say why; here it is only counted.
-        held = base.compacted_generation(manifest.shard_id)
+        return base.compacted_generation(manifest.shard_id)
+
+
+def _uncompacted(store: ObjectStore, manifest: ShardManifest, held: int) -> Lag:
     waiting = sorted(
         (entry for entry in manifest.sstables if entry.generation > held), key=lambda e: e.generation
     )
@@ -326,9 +330,6 @@ def _by_value(shard: ShardState) -> tuple[bool, int, str, str]:
     return value is None, number, str(value), str(shard.shard_id)
 
 
-# What a table's shards look like from outside.
-
-
 @dataclass(frozen=True)
 class ShardInfo:
     """The state of one shard at one moment.
@@ -352,31 +353,26 @@ class ShardInfo:
     tail_length: int
 
 
-def shard_infos(store: ObjectStore, read_details: Callable[[], MemWalDetails]) -> list[ShardInfo]:
+def shard_infos(store: ObjectStore, read_base: Callable[[], BaseTable]) -> list[ShardInfo]:
     """Every shard with its state, sorted by id."""
     manifests = discover_manifests(store)
-    tips = list(
-        ordered_map(
-            lambda manifest: find_tip(store, manifest.shard_id, manifest),
-            manifests,
-            1 if store.is_local else _REMOTE_LOOKS,
-        )
-    )
+    workers = 1 if store.is_local else _REMOTE_LOOKS
+    tips = list(ordered_map(lambda m: find_tip(store, m.shard_id, m), manifests, workers))
     # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
-    details = read_details()
-    return [_info(details, manifest, tip) for manifest, tip in zip(manifests, tips, strict=True)]
-
-
-def _info(details: MemWalDetails, manifest: ShardManifest, tip: int) -> ShardInfo:
-    return ShardInfo(
-        shard_id=manifest.shard_id,
-        spec_id=manifest.shard_spec_id,
-        values=decoded_values(details, manifest),
-        status=manifest.status,
-        epoch=manifest.writer_epoch,
-        current_generation=manifest.current_generation,
-        generations=tuple(entry.generation for entry in manifest.sstables),
-        compacted_generation=details.compacted.get(manifest.shard_id, 0),
-        wal_tip=tip,
-        tail_length=tip - first_unsettled(manifest),
-    )
+    base = read_base()
+    held = ordered_map(partial(_held, store, base), manifests, workers)
+    return [
+        ShardInfo(
+            shard_id=manifest.shard_id,
+            spec_id=manifest.shard_spec_id,
+            values=decoded_values(base.details, manifest),
+            status=manifest.status,
+            epoch=manifest.writer_epoch,
+            current_generation=manifest.current_generation,
+            generations=tuple(entry.generation for entry in manifest.sstables),
+            compacted_generation=compacted,
+            wal_tip=tip,
+            tail_length=tip - first_unsettled(manifest),
+        )
+        for manifest, tip, compacted in zip(manifests, tips, held, strict=True)
+    ]

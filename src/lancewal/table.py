@@ -252,7 +252,7 @@ class Table(TableMaintenance):
 
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
-        return shard_infos(self._store, lambda: self._reader.base().details)
+        return shard_infos(self._store, self._reader.base)
 
     def status(self) -> TableStatus:
         """What waits for a flush, for compaction and for an index, shard by shard."""
