@@ -12,7 +12,7 @@ import pytest
 
 import lancewal
 from lancewal import status as status_module
-from lancewal.maintenance import points
+from lancewal.maintenance import at_crash_points
 from lancewal.status import Lag, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
 from tests.tables import APPEND_ONLY, KEYED, rows
@@ -154,12 +154,12 @@ def test_shards_and_status_agree_after_a_compactor_died_between_rows_and_marker(
         if point == "append: rows and tag are committed":
             raise KilledError
 
-    points.on_reached(die)
+    at_crash_points(die)
     try:
         with pytest.raises(KilledError):
             table.compact()
     finally:
-        points.on_reached(None)
+        at_crash_points(None)
     assert table.details.compacted == {}
     (listed,), (shard,) = table.shards(), table.status().shards
     assert listed.compacted_generation == shard.compacted_generation == 1
