@@ -71,11 +71,6 @@ MEMTABLE_GAUGES = (
     ("lancewal_memtable_index_bytes", "index_bytes", "Bytes of their indexes"),
     ("lancewal_frozen_memtables", "frozen_count", "MemTables that wait for their flush"),
     ("lancewal_frozen_bytes", "frozen_bytes", "Bytes of those MemTables"),
-    (
-        "lancewal_wal_pending_bytes",
-        "pending_wal_estimated_bytes",
-        "Bytes of rows that are not in the WAL yet",
-    ),
 )
 #: Name, total of ``lancewal.maintenance.process_totals``, and what it means.
 MAINTENANCE_COUNTERS = (
