@@ -459,9 +459,9 @@ class Table:
         try:
             report = work()
         except BaseException:
-            process_totals.add(self.uri, {f"{kind}_failures": 1})
+            process_totals.add(self._store.uri, {f"{kind}_failures": 1})
             raise
-        process_totals.add(self.uri, report.totals())
+        process_totals.add(self._store.uri, report.totals())
         return report
 
     def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:

@@ -56,7 +56,8 @@ from lancewal.maintenance.commits import (
     open_base,
     until_won,
 )
-from lancewal.maintenance.plan import ShardPlan, rows_per_batch
+from lancewal.maintenance.keyed import rows_per_batch
+from lancewal.maintenance.plan import ShardPlan
 from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore

@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Conflicts that Lance resolves by itself, by merging again into the newest version.
-LANCE_RETRIES = 10
-LANCE_RETRY_TIMEOUT = timedelta(minutes=10)
+_LANCE_RETRIES = 10
+_LANCE_RETRY_TIMEOUT = timedelta(minutes=10)
 #: Times that we try again after Lance gave up, or where it cannot merge by itself.
-ATTEMPTS = 32
+_ATTEMPTS = 32
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -86,7 +86,7 @@ def marked_merge(
 ) -> lance.dataset.MergeInsertBuilder:
     """A merge on ``columns`` that sets ``markers`` in the same commit, all of them or nothing."""
     builder = dataset.merge_insert(columns)
-    builder = builder.conflict_retries(LANCE_RETRIES).retry_timeout(LANCE_RETRY_TIMEOUT)
+    builder = builder.conflict_retries(_LANCE_RETRIES).retry_timeout(_LANCE_RETRY_TIMEOUT)
     return builder.mark_sstables_as_compacted([CompactedSsTable(str(k), v) for k, v in markers.items()])
 
 
@@ -105,12 +105,12 @@ def mark(store: ObjectStore, shard_id: UUID, generation: int) -> None:
     )
 
 
-def until_won(what: str, attempt: Callable[[], T], *, attempts: int = ATTEMPTS) -> tuple[T, int]:
+def until_won(what: str, attempt: Callable[[], T]) -> tuple[T, int]:
     """Call ``attempt`` until it loses no race; its result, and how many races it lost.
 
     ``attempt`` must look at the newest state of the table itself, every time.
     """
-    for lost in range(attempts):
+    for lost in range(_ATTEMPTS):
         try:
             return attempt(), lost
         except LostRaceError as error:
@@ -119,7 +119,7 @@ def until_won(what: str, attempt: Callable[[], T], *, attempts: int = ATTEMPTS) 
         pause = min(_FIRST_PAUSE_SECONDS * 2**lost, _LONGEST_PAUSE_SECONDS)
         time.sleep(pause * random.uniform(0.5, 1.0))
     raise ConflictError(
-        f"{what} lost {attempts} races in a row against other commits to the table; nothing of it was "
+        f"{what} lost {_ATTEMPTS} races in a row against other commits to the table; nothing of it was "
         f"written, try again when there are fewer: {failure}"
     ) from failure
 
@@ -146,6 +146,7 @@ COLLECT_POINTS = (
     "collect: an SSTable is deleted",
     "collect: an old manifest is deleted",
 )
+
 _hook: Callable[[str], object] | None = None
 
 

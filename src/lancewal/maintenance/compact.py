@@ -17,13 +17,13 @@ from uuid import UUID
 import lance
 
 from lancewal.base import store_column_history
-from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.errors import InvalidInputError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.commits import commit_errors, open_base, until_won
-from lancewal.maintenance.gc import collect_garbage
+from lancewal.maintenance.gc import prune_compacted
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
-from lancewal.maintenance.reports import CompactionReport, ProgressCallback, Resource, ShardReport
+from lancewal.maintenance.reports import CompactionReport, ProgressCallback, ShardReport
 from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def compact(
     report.base_version = open_base(store).version
     store_column_history(store, report.base_version)
     if report.shards:
-        _prune_compacted(store, [shard.shard_id for shard in report.shards])
+        prune_compacted(store, [shard.shard_id for shard in report.shards])
     report.seconds = time.perf_counter() - started
     return report
 
@@ -125,20 +125,7 @@ def finish_compaction(store: ObjectStore) -> None:
     mark_pending(store)
     remove_tags(store)
     store_column_history(store, open_base(store).version)
-    _prune_compacted(store)
-
-
-def _prune_compacted(store: ObjectStore, shards: Sequence[UUID] | None = None) -> None:
-    """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
-
-    Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
-    dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
-    A failure is only logged, because garbage collection does the same later.
-    """
-    try:
-        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards)
-    except LanceWalError as error:
-        logger.warning("compacted generations are still listed: %s", error)
+    prune_compacted(store)
 
 
 @dataclass(frozen=True)

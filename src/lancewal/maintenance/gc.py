@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from uuid import UUID
 
-from lancewal.errors import DifferentHistoryError, InvalidInputError, StorageError
+from lancewal.errors import DifferentHistoryError, InvalidInputError, LanceWalError, StorageError
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, content, waits
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _REMOTE_READERS = 16
 _USUAL_RETENTION = Retention()
+_IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
 
 
 def collect_garbage(
@@ -71,16 +72,29 @@ def collect_garbage(
     for shard_id, manifest in zip(shard_ids, manifests, strict=True):
         if manifest is None:
             raise InvalidInputError(f"there is no shard {shard_id} in {store.uri}")
-        extent = Extent(
-            manifest.replay_after_wal_entry_position, manifest.version, needs.stored_marker(shard_id)
-        )
-        looks = Looks.read(store, shard_id, extent, clock)
-        _collect_shard(ShardGarbage(store, manifest, needs, retention, now, looks, report), wanted)
+        shard = ShardGarbage(store, manifest, needs, retention, now, clock, report)
+        if not dry_run:
+            # First, so that a collection which is always killed half way still comes forward.
+            shard.looks.record(store, _dead_directories(shard) if wanted & _IN_DIRECTORIES else None)
+        _collect_shard(shard, wanted)
     if Resource.STAGING_FILES in wanted:
         _collect_staging_files(store, retention.staging_files, now, clock, report)
     report.seconds = time.perf_counter() - started
     logger.info("garbage collection of %s: %s", store.uri, report.counts())
     return report
+
+
+def prune_compacted(store: ObjectStore, shards: Sequence[UUID] | None = None) -> None:
+    """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
+
+    Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
+    dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
+    A failure is only logged, because garbage collection does the same later.
+    """
+    try:
+        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards)
+    except LanceWalError as error:
+        logger.warning("compacted generations are still listed: %s", error)
 
 
 def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
@@ -128,16 +142,12 @@ def _storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
 
 
 def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
-    directories = bool(wanted & {Resource.SSTABLES, Resource.ORPHANS})
-    if not shard.dry_run:
-        # First, so that a collection which is always killed half way still comes forward.
-        shard.looks.record(shard.store, _dead_directories(shard) if directories else None)
     if Resource.MANIFEST_ENTRIES in wanted:
         _prune_manifest_entries(shard)
     # Before the SSTables: an entry that goes keeps none.
     if Resource.WAL_ENTRIES in wanted:
         _collect_wal_entries(shard)
-    if directories:
+    if wanted & _IN_DIRECTORIES:
         _collect_sstables(shard, wanted)
     if Resource.MANIFEST_VERSIONS in wanted:
         _collect_manifest_versions(shard)
@@ -152,7 +162,7 @@ class ShardGarbage:
     needs: Needs
     retention: Retention
     now: datetime
-    looks: Looks
+    clock: HostClock
     report: GcReport
     #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
     pruned: dict[str, int] = field(default_factory=dict)
@@ -165,6 +175,12 @@ class ShardGarbage:
         self.shard_id = self.manifest.shard_id
         self.dry_run = self.report.dry_run
         self.manifests = ShardManifestStore(self.store, self.shard_id)
+        covered, marker = (
+            self.manifest.replay_after_wal_entry_position,
+            self.needs.stored_marker(self.shard_id),
+        )
+        extent = Extent(covered, self.manifest.version, marker)
+        self.looks = Looks.read(self.store, self.shard_id, extent, self.clock)
 
     @cached_property
     def marker(self) -> int:
@@ -276,8 +292,8 @@ def _prune_manifest_entries(shard: ShardGarbage) -> None:
 
         shard.manifest = shard.manifests.commit_update(None, without)
         crash_point("collect: manifest entries are pruned")
-    for entry in prunable:
-        shard.collected(Resource.MANIFEST_ENTRIES, entry.path)
+    for path in shard.pruned:
+        shard.report.collected.append(Collected(Resource.MANIFEST_ENTRIES, shard.shard_id, path))
 
 
 def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:

@@ -48,7 +48,7 @@ from lancewal.maintenance.commits import (
     open_base,
     until_won,
 )
-from lancewal.maintenance.plan import CommitPlan, ShardPlan, rows_per_batch
+from lancewal.maintenance.plan import CommitPlan, ShardPlan
 from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
 from lancewal.predicate import among, column_name, literal
 from lancewal.sstable import SsTable
@@ -60,6 +60,9 @@ Mask = npt.NDArray[np.bool_]
 
 _SEPARATOR = ":"
 _REMOTE_READERS = 4
+#: Rows are read in batches of about this size.
+_BATCH_BYTES = 16 << 20
+_MOST_ROWS = 8192
 #: Where the base has so many times the rows of the source, an index on the key is faster than
 #: reading the key column once.
 _INDEX_PAYS_FROM = 500
@@ -127,8 +130,9 @@ class KeyedCompaction:
                 open_base(self._store), base
             ):
                 raise LostRaceError("the table's columns were changed meanwhile")
+            num_bytes = 0 if part.deletes else int(part.source.nbytes)
             changed.update(self._commit(base, part, markers))
-            report.num_bytes += part.num_bytes
+            report.num_bytes += num_bytes
             report.commits += 1
             if not part.is_last:
                 crash_point("merge: a part of the rows is committed")
@@ -210,10 +214,6 @@ class _Part:
     dead: Sequence[pa.Array] = ()
     deletes: bool = False
     is_last: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self.deletes else int(self.source.nbytes)
 
 
 def _key_table(rows: NewestRows, schema: TableSchema) -> pa.Table:
@@ -344,6 +344,14 @@ def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.Record
             rows = rows.filter(pa.array(mask))
         if rows.num_rows:
             yield rows
+
+
+def rows_per_batch(entry: SsTableEntry) -> int:
+    """How many rows of an SSTable to read at a time, so that wide ones do not come thousands at once."""
+    if not entry.in_memory_bytes or not entry.physical_rows:
+        return _MOST_ROWS
+    row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
+    return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)
 
 
 def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:

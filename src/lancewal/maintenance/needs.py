@@ -132,18 +132,16 @@ class _Tagged:
     markers: Mapping[UUID, int]
 
 
+@dataclass
 class Needs:
     """The needs of one table at one moment, ``now`` by the storage's clock."""
 
-    def __init__(
-        self, base: BaseTable, store: ObjectStore, now: datetime, *, for_all_versions: bool = False
-    ) -> None:
-        self.base = base
-        self._store = store
-        self._now = now
-        self._for_all_versions = for_all_versions
-        self._floors: dict[timedelta, Mapping[UUID, int]] = {}
-        self._read: dict[int, Mapping[UUID, int] | None] = {}
+    base: BaseTable
+    store: ObjectStore
+    now: datetime
+    for_all_versions: bool = False
+    _floors: dict[timedelta, Mapping[UUID, int]] = field(default_factory=dict)
+    _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
 
     def stored_marker(self, shard_id: UUID) -> int:
         """The newest generation that the base table holds and says so; tags do not count here."""
@@ -163,7 +161,7 @@ class Needs:
         for tagged in self._tagged:
             if generation > tagged.markers.get(shard_id, 0) and _met(tagged.version, created()):
                 return f"base version {tagged.version.number}, tagged {tagged.name!r}, does not hold its rows"
-        if self._for_all_versions:
+        if self.for_all_versions:
             number = self._version_without(shard_id, generation, created())
             if number is not None:
                 return f"base version {number} does not hold its rows; clean up old versions"
@@ -181,7 +179,7 @@ class Needs:
 
     def _read_floor(self, min_age: timedelta) -> Mapping[UUID, int]:
         stored = self.base.details.compacted
-        since = self._now - min_age
+        since = self.now - min_age
         # Markers only grow, so the oldest of them holds least.
         for version in self._versions:
             if version.number >= self.base.version:
@@ -205,7 +203,7 @@ class Needs:
     @cached_property
     def _versions(self) -> list[_Version]:
         infos = {}
-        for info in self._store.list(_VERSIONS_DIR):
+        for info in self.store.list(_VERSIONS_DIR):
             number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
             if number is not None:
                 infos[number] = info
@@ -246,7 +244,7 @@ class Needs:
         """``None`` when the version was cleaned up meanwhile."""
         if version.number not in self._read:
             try:
-                details = read_base_manifest(self._store.get(version.path), name=version.path).mem_wal
+                details = read_base_manifest(self.store.get(version.path), name=version.path).mem_wal
                 self._read[version.number] = details.compacted if details is not None else {}
             except FileNotFoundError:
                 self._read[version.number] = None

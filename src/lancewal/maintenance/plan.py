@@ -34,9 +34,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
 _KEY_READERS = 4
-#: Rows are read in batches of about this size.
-_BATCH_BYTES = 16 << 20
-_MOST_ROWS = 8192
 #: What a stored plan says of an SSTable.
 _ENTRY_FIELDS = (
     "generation",
@@ -256,7 +253,7 @@ def plan_compaction(
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: in an older version pruned generations would look lost.
     base = open_base(store)
-    has_key = bool(base.schema.primary_key)
+    version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
         marker = copied_marker(base, store, manifest)
         if marker and (wanted is None or manifest.shard_id in wanted):
@@ -280,7 +277,7 @@ def plan_compaction(
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
             plans.append(ShardPlan(base.uri, shard_id, after, commits, max_commit_bytes, together))
-    return CompactionPlan(base.uri, base.version, has_key, tuple(plans))
+    return CompactionPlan(base.uri, version, has_key, tuple(plans))
 
 
 def _sharing_keys(
@@ -305,8 +302,8 @@ def _sharing_keys(
         try:
             keys = [flushed_keys(store, base.schema, m, markers.get(m.shard_id, 0)) for m in members]
         except Exception as error:
-            # Damaged, or compacted and collected by others meanwhile: in order it is right anyhow.
-            logger.debug("keys of shards were not read, which are compacted in order therefore: %s", error)
+            # Damaged, or compacted and collected by others meanwhile: one after the other is always right.
+            logger.debug("keys were not read, so these shards are compacted in order: %s", error)
             groups.append(members)
         else:
             groups += [[members[number] for number in group] for group in sharing_keys(keys)]
@@ -434,11 +431,3 @@ def sharing_keys(shards: Sequence[KeySet]) -> list[list[int]]:
         for number in joined:
             group_of[number] = joined
     return sorted({tuple(sorted(group)): sorted(group) for group in group_of.values()}.values())
-
-
-def rows_per_batch(entry: SsTableEntry) -> int:
-    """How many rows of an SSTable to read at a time, so that wide ones do not come thousands at once."""
-    if not entry.in_memory_bytes or not entry.physical_rows:
-        return _MOST_ROWS
-    row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
-    return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)

@@ -6,7 +6,7 @@ import enum
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -216,14 +216,11 @@ class GcReport:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         verb = "would delete" if self.dry_run else "deleted"
         counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
-        yield f"{verb} {counts or 'nothing'}, {self.num_bytes / 1e6:.1f} MB"
-        for kept in self.kept:
-            yield f"kept {kept.resource} {kept.name} of {kept.shard_id}: {kept.reason}"
+        lines = [f"{verb} {counts or 'nothing'}, {self.num_bytes / 1e6:.1f} MB"]
+        lines += [f"kept {each.resource} {each.name} of {each.shard_id}: {each.reason}" for each in self.kept]
+        return "\n".join(lines)
 
 
 def _plain(each: Collected | Kept) -> dict[str, Any]:
