@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
@@ -73,9 +72,8 @@ def compact(
     if failed:
         raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
     if optimize_indexes or compact_files:
-        optimized = optimize_base(store, indexes=optimize_indexes, files=compact_files)
-        report.indexes_optimized = optimized.indexes_optimized
-        report.files_removed, report.files_added = optimized.files_removed, optimized.files_added
+        done_to_base = optimize_base(store, indexes=optimize_indexes, files=compact_files)
+        report.indexes_optimized, report.files_removed, report.files_added = done_to_base
     report.base_version = open_base(store).version
     store_column_history(store, report.base_version)
     if report.shards:
@@ -128,17 +126,10 @@ def finish_compaction(store: ObjectStore) -> None:
     prune_compacted(store)
 
 
-@dataclass(frozen=True)
-class Optimized:
-    """What was done to the base table."""
-
-    indexes_optimized: bool = False
-    files_removed: int = 0
-    files_added: int = 0
-
-
-def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> Optimized:
+def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
     """Bring every index up to date with the rows that came since, and join small files.
+
+    Returns whether there were indexes, and how many files were removed and added.
 
     Indexes come first: Lance joins no file that an index covers with one that it does not. They come
     last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
@@ -154,7 +145,7 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
         (removed, added), _ = until_won("file compaction", lambda: _compact_files(store))
         if indexes and removed:
             until_won("index optimisation", lambda: _optimize_indexes(store))
-    return Optimized(indexes, removed, added)
+    return indexes, removed, added
 
 
 def _compact_files(store: ObjectStore) -> tuple[int, int]:

@@ -175,11 +175,8 @@ class ShardGarbage:
         self.shard_id = self.manifest.shard_id
         self.dry_run = self.report.dry_run
         self.manifests = ShardManifestStore(self.store, self.shard_id)
-        covered, marker = (
-            self.manifest.replay_after_wal_entry_position,
-            self.needs.stored_marker(self.shard_id),
-        )
-        extent = Extent(covered, self.manifest.version, marker)
+        covered = self.manifest.replay_after_wal_entry_position
+        extent = Extent(covered, self.manifest.version, self.needs.stored_marker(self.shard_id))
         self.looks = Looks.read(self.store, self.shard_id, extent, self.clock)
 
     @cached_property

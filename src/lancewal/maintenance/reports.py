@@ -388,7 +388,8 @@ class Totals:
                 counter[name] += amount  # type: ignore[assignment]
 
     def by_table(self) -> dict[str, dict[str, float]]:
-        """
+        """All totals by table and name.
+
         >>> totals = Totals()
         >>> totals.add("memory://table", {"compactions": 1, "compaction_seconds": 0.5})
         >>> totals.add("memory://table", {"compactions": 1})
