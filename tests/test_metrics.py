@@ -61,6 +61,16 @@ def test_writers_are_counted(tmp_path: Path, registry: CollectorRegistry) -> Non
     assert samples["flush_rows_total"] == 20
 
 
+def test_no_metric_is_told_twice(tmp_path: Path, registry: CollectorRegistry) -> None:
+    """The bytes that wait for the WAL came as two families of one name, which Prometheus refuses."""
+    table = wal_table(tmp_path / "t")
+    metrics.register(registry, [table])
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+        names = [family.name for family in registry.collect()]
+    assert len(names) == len(set(names))
+
+
 def test_counters_outlive_their_writers(tmp_path: Path, registry: CollectorRegistry) -> None:
     """A writer that was opened and closed between two looks was a gap in the counters once."""
     table = wal_table(tmp_path / "t")

@@ -12,6 +12,7 @@ import pytest
 
 import lancewal
 from lancewal import status as status_module
+from lancewal.maintenance import at_crash_points
 from lancewal.status import Lag, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
 from tests.tables import APPEND_ONLY, fast, rows, wal_table
@@ -128,3 +129,49 @@ def test_append_only_tables_have_a_status_too(tmp_path: Path) -> None:
         writer.put(rows(0, 3, schema=APPEND_ONLY))
     status = table.status()
     assert (status.primary_key, status.uncompacted.rows) == ((), 3)
+
+
+class KilledError(BaseException):
+    """Stands for a kill: no handler of errors may catch it."""
+
+
+def test_shards_and_status_agree_after_a_compactor_died_between_rows_and_marker(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
+    with table.writer() as writer:
+        writer.put(rows(0, 5, schema=APPEND_ONLY))
+
+    def die(point: str) -> None:
+        if point == "append: rows and tag are committed":
+            raise KilledError
+
+    at_crash_points(die)
+    try:
+        with pytest.raises(KilledError):
+            table.compact()
+    finally:
+        at_crash_points(None)
+    assert table.details.compacted == {}
+    (listed,), (shard,) = table.shards(), table.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 1
+    assert (shard.uncompacted, table.count_rows()) == (Lag(), 5)
+    assert not table.plan_compaction()
+    table.compact()
+    (listed,), (shard,) = table.shards(), table.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 1
+
+
+def test_a_marker_that_came_with_a_copy_does_not_count_as_compacted(tmp_path: Path) -> None:
+    """Shards that Lance's own writer made in a clone begin at generation 1, below the copied marker."""
+    table = wal_table(tmp_path / "t")
+    for first in (0, 10):
+        with table.writer() as writer:
+            writer.put(rows(first, 5))
+    table.compact()
+    source = lance.dataset(table.uri)
+    copy = lancewal.open(source.deep_clone(tmp_path / "copy", source.version).uri)
+    shard_id = table.shards()[0].shard_id
+    with lance.dataset(copy.uri).mem_wal_writer(str(shard_id)) as theirs:
+        theirs.put(pa.Table.from_batches([rows(20, 5)]))
+    (listed,), (shard,) = copy.shards(), copy.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 0
+    assert shard.uncompacted.count == len(shard.generations) == 1

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 from uuid import UUID, uuid4
 
 import lance
@@ -30,8 +30,8 @@ from lancewal.maintenance import (
     back_up,
     collect_garbage,
     compact,
-    history,
     plan_compaction,
+    process_totals,
     repair,
     restore_backup,
     verify,
@@ -51,133 +51,13 @@ from lancewal.writer import (
     open_shard_writer,
 )
 
-# The part of :class:`lancewal.Table` that keeps a table in shape.
-
-
-class TableMaintenance:
-    """Compaction, garbage collection and verification; none of them needs or disturbs a writer."""
-
-    _store: ObjectStore
-    _reader: TableReader
-
-    def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
-        """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
-        return plan_compaction(self._reader.base(), self._store, shards)
-
-    def compact(
-        self,
-        shards: Sequence[UUID | str] | None = None,
-        *,
-        plan: CompactionPlan | None = None,
-        optimize_indexes: bool = False,
-        compact_files: bool = False,
-        progress: Callable[[Progress], object] | None = None,
-    ) -> CompactionReport:
-        """Bring all flushed generations into the base table, where plain Lance reads them.
-
-        Safe beside live writers, readers, other compactors and direct writes to the base; may
-        be killed and repeated at any point. Rows in MemTables and WALs stay there: call
-        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
-        up to date, ``compact_files`` joins its small files.
-        """
-        with history.compaction(self._store.uri) as record:
-            return record(
-                compact(
-                    self._reader.base(),
-                    self._store,
-                    shards,
-                    plan=plan,
-                    optimize_indexes=optimize_indexes,
-                    compact_files=compact_files,
-                    progress=progress,
-                )
-            )
-
-    def gc(
-        self,
-        dry_run: bool = False,
-        min_age: timedelta | None = None,
-        *,
-        retention: Retention | None = None,
-        resources: Iterable[Resource | str] | None = None,
-        shards: Sequence[UUID | str] | None = None,
-    ) -> GcReport:
-        """Delete what nobody needs any more: compacted SSTables, covered WAL entries, leftovers.
-
-        ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
-        be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
-        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
-        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
-        """
-        with history.collection(self._store.uri) as record:
-            return record(
-                collect_garbage(
-                    self._reader.base(),
-                    self._store,
-                    retention=retention,
-                    min_age=min_age,
-                    resources=resources,
-                    shards=shards,
-                    dry_run=dry_run,
-                )
-            )
-
-    def backup(
-        self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-    ) -> BackupReport:
-        """Copy the table as it is now to ``destination``, beside earlier backups of it.
-
-        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
-        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
-        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
-        """
-        return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
-
-    def verify(
-        self,
-        shards: Sequence[UUID | str] | None = None,
-        *,
-        deep: bool = True,
-        progress: Callable[[UUID], object] | None = None,
-    ) -> VerifyReport:
-        """Check every invariant of the table on storage; ``report.ok`` says whether all hold.
-
-        ``deep`` reads all rows that are not compacted, the retained WAL and the base's keys.
-        """
-        return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
-
-    def repair(
-        self,
-        findings: Sequence[Finding] | None = None,
-        *,
-        accept_lost_entries: bool = False,
-        earlier: str | None = None,
-    ) -> RepairReport:
-        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
-
-        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
-        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
-        copy, its shards' generations are numbered above the copied markers, which fences their writers.
-
-        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
-        shard can be read and written again; get the objects back from a backup if you can.
-        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
-        "keep" has them count as the newest, "drop" takes them out.
-        """
-        return repair(
-            self._reader.base(),
-            self._store,
-            findings,
-            accept_lost_entries=accept_lost_entries,
-            earlier=earlier,
-        )
-
+R = TypeVar("R", CompactionReport, GcReport)
 
 #: Each holds the MemTable of one shard in memory.
 _CONCURRENT_FLUSHES = 4
 
 
-class Table(TableMaintenance):
+class Table:
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
@@ -252,7 +132,7 @@ class Table(TableMaintenance):
 
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
-        return shard_infos(self._store, lambda: self._reader.base().details)
+        return shard_infos(self._store, self._reader.base)
 
     def status(self) -> TableStatus:
         """What waits for a flush, for compaction and for an index, shard by shard."""
@@ -501,6 +381,122 @@ class Table(TableMaintenance):
         list(ordered_map(flush, discover_manifests(self._store), _CONCURRENT_FLUSHES))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
+
+    def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
+        """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
+        return plan_compaction(self._store, shards)
+
+    def compact(
+        self,
+        shards: Sequence[UUID | str] | None = None,
+        *,
+        plan: CompactionPlan | None = None,
+        optimize_indexes: bool = False,
+        compact_files: bool = False,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> CompactionReport:
+        """Bring all flushed generations into the base table, where plain Lance reads them.
+
+        Safe beside live writers, readers, other compactors and direct writes to the base; may
+        be killed and repeated at any point. Rows in MemTables and WALs stay there: call
+        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
+        up to date, ``compact_files`` joins its small files.
+        """
+
+        def work() -> CompactionReport:
+            return compact(
+                self._store,
+                shards,
+                plan=plan,
+                optimize_indexes=optimize_indexes,
+                compact_files=compact_files,
+                progress=progress,
+            )
+
+        return self._counted("compaction", work)
+
+    def gc(
+        self,
+        dry_run: bool = False,
+        min_age: timedelta | None = None,
+        *,
+        retention: Retention | None = None,
+        resources: Iterable[Resource | str] | None = None,
+        shards: Sequence[UUID | str] | None = None,
+    ) -> GcReport:
+        """Delete what nobody needs any more: compacted SSTables, covered WAL entries, leftovers.
+
+        ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
+        be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
+        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
+        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
+        """
+
+        def work() -> GcReport:
+            return collect_garbage(
+                self._store,
+                retention=retention,
+                min_age=min_age,
+                resources=resources,
+                shards=shards,
+                dry_run=dry_run,
+            )
+
+        return self._counted("collection", work)
+
+    def backup(
+        self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> BackupReport:
+        """Copy the table as it is now to ``destination``, beside earlier backups of it.
+
+        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
+        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
+        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
+        """
+        return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
+
+    def verify(
+        self,
+        shards: Sequence[UUID | str] | None = None,
+        *,
+        deep: bool = True,
+        progress: Callable[[UUID], object] | None = None,
+    ) -> VerifyReport:
+        """Check every invariant of the table on storage; ``report.ok`` says whether all hold.
+
+        ``deep`` reads all rows that are not compacted, the retained WAL and the base's keys.
+        """
+        return verify(self._store, shards, deep=deep, progress=progress)
+
+    def repair(
+        self,
+        findings: Sequence[Finding] | None = None,
+        *,
+        accept_lost_entries: bool = False,
+        earlier: str | None = None,
+    ) -> RepairReport:
+        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
+
+        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
+        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
+        copy, its shards' generations are numbered above the copied markers, which fences their writers.
+
+        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
+        shard can be read and written again; get the objects back from a backup if you can.
+        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
+        "keep" has them count as the newest, "drop" takes them out.
+        """
+        return repair(self._store, findings, accept_lost_entries=accept_lost_entries, earlier=earlier)
+
+    def _counted(self, kind: str, work: Callable[[], R]) -> R:
+        """Do the work, and add what it did to the process's totals."""
+        try:
+            report = work()
+        except BaseException:
+            process_totals.add(self._store.uri, {f"{kind}_failures": 1})
+            raise
+        process_totals.add(self._store.uri, report.totals())
+        return report
 
     def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:
         if ShardManifestStore(self._store, shard_id).read_latest() is not None:

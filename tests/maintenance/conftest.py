@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.maintenance import points
+from lancewal.maintenance import at_crash_points
 from tests.maintenance.support import Site, three_generations
 
 
@@ -24,10 +24,10 @@ def at_point() -> Iterator[Callable[[str, Callable[[], object]], None]]:
     def install(point: str, action: Callable[[], object]) -> None:
         def hook(reached: str) -> None:
             if reached == point:
-                points.on_reached(None)
+                at_crash_points(None)
                 action()
 
-        points.on_reached(hook)
+        at_crash_points(hook)
 
     yield install
-    points.on_reached(None)
+    at_crash_points(None)

@@ -13,7 +13,8 @@ import pytest
 
 import lancewal
 from lancewal.base.table import BaseTable
-from lancewal.maintenance import compact, points
+from lancewal.maintenance import at_crash_points, compact
+from lancewal.maintenance.commits import APPEND_POINTS
 from lancewal.reader import TableReader
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
@@ -102,13 +103,13 @@ def dies_at() -> Iterator[Any]:
             if reached == point:
                 raise KeyboardInterrupt
 
-        points.on_reached(hook)
+        at_crash_points(hook)
 
     yield install
-    points.on_reached(None)
+    at_crash_points(None)
 
 
-@pytest.mark.parametrize("point", points.APPEND_POINTS)
+@pytest.mark.parametrize("point", APPEND_POINTS)
 def test_rows_came_twice_while_they_were_appended_but_not_marked_yet(
     tmp_path: Path, dies_at: Any, point: str
 ) -> None:
@@ -119,7 +120,7 @@ def test_rows_came_twice_while_they_were_appended_but_not_marked_yet(
         writer.put(rows(10, 1, schema=APPEND_ONLY))
         dies_at(point)
         with pytest.raises(KeyboardInterrupt):
-            compact(BaseTable.open(table.uri))
+            compact(ObjectStore.from_uri(table.uri))
         for reader in readers(table):
             assert sorted(reader.scan().to_table()["id"].to_pylist()) == [0, 1, 2, 10]
             assert reader.scan(filter="id < 5").count_rows() == 3
@@ -157,7 +158,7 @@ def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(
     writer.flush()
     check("note", None)
     writer.close()
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     check("note", None)
 
 
@@ -220,7 +221,7 @@ def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
     with table.writer() as successor:
         successor.put(pa.table({"id": [2], "name": ["y"], new: ["new value"]}))
         assert values(table, new) == {1: None, 2: "new value"}
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     assert values(table, new) == {1: None, 2: "new value"}
 
 
@@ -259,7 +260,7 @@ def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_
     assert values(table, name) == {1: "kept", 2: own}
     stale.close()
     assert values(table, name) == {1: "kept", 2: own}
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     assert values(table, name) == {1: "kept", 2: own}
 
 
@@ -299,11 +300,11 @@ def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_valu
             replaced.append(point)
             replace_column(table, "draft", new)
 
-    points.on_reached(replace_once)
+    at_crash_points(replace_once)
     try:
-        compact(BaseTable.open(table.uri))
+        compact(ObjectStore.from_uri(table.uri))
     finally:
-        points.on_reached(None)
+        at_crash_points(None)
     assert replaced
     assert lance.dataset(table.uri).to_table()[new].to_pylist() == [None]
     assert table.scan().to_table()[new].to_pylist() == [None]
@@ -317,7 +318,7 @@ def test_a_replaced_column_was_taken_for_the_old_one_once_old_versions_were_clea
     writer = table.writer()
     writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
     replace_column(table, "draft", "draft")
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     versions = Path(table.uri) / "_versions"
     *old, _ = sorted(versions.glob("*.manifest"), reverse=True)
     for manifest in old:

@@ -25,7 +25,7 @@ from lancewal.format.protos import ShardManifestMessage
 from lancewal.format.shard_manifest import SsTableEntry, encode_manifest
 from lancewal.format.wal_entry import WalEntry
 from lancewal.maintenance import Resource
-from lancewal.maintenance.findings import Kind
+from lancewal.maintenance.reports import Kind
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.reader.table_reader import TableReader

@@ -119,7 +119,7 @@ def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
     limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
-    plan = plan_compaction(table.base, table.store, max_commit_bytes=limit)
+    plan = plan_compaction(table.store, max_commit_bytes=limit)
 
     def parts(shards: Sequence[ShardPlan]) -> tuple[Mapping[str, Any], ...]:
         return tuple({"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in shards)
@@ -143,7 +143,6 @@ def _gc(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     shard_id = arguments["shard_id"]
     seconds = arguments.get("min_age_seconds")
     report = collect_garbage(
-        table.base,
         table.store,
         min_age=None if seconds is None else timedelta(seconds=seconds),
         resources=[Resource.STAGING_FILES] if shard_id is None else set(Resource) - {Resource.STAGING_FILES},

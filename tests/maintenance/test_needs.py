@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import lancewal.maintenance.gc as context_module
 from lancewal.errors import FencedError
 from lancewal.maintenance import Resource, collect_garbage
-from lancewal.maintenance.looks import Extent, Looks
+from lancewal.maintenance.needs import Extent, Looks
 from lancewal.publish.publishing import publish
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import MIN_DELETION_AGE, HostClock, boot_time, host_clock
@@ -214,7 +214,7 @@ class TestClocks:
             site.compact()
             age(site, layout.MEM_WAL_DIR, self.AHEAD)
             for _ in range(2):
-                collect_garbage(site.base, site.store, min_age=timedelta(0))
+                collect_garbage(site.store, min_age=timedelta(0))
             pause.release()
             with pytest.raises(FencedError):
                 waiting.result()
@@ -226,7 +226,7 @@ class TestClocks:
         age(site, layout.MEM_WAL_DIR, self.AHEAD)
         before = versions(site)
         for _ in range(2):
-            collect_garbage(site.base, site.store, min_age=timedelta(0))
+            collect_garbage(site.store, min_age=timedelta(0))
         assert versions(site) == before
 
     def test_the_report_says_when_it_goes(self, site: Site) -> None:
@@ -270,7 +270,7 @@ class TestClocks:
         (staged,) = stage(site, rows(600, 5))
         age(site, layout.sstable_dir(site.shard_id, staged.entry.path), 2 * DAY)
         for _ in range(2):
-            report = collect_garbage(site.base, site.store)
+            report = collect_garbage(site.store)
         assert [(kept.resource, kept.name) for kept in report.kept] == [(Resource.ORPHANS, staged.entry.path)]
         publish(site.base, site.store, [staged])
         assert set(named(range(600, 605), "name")) <= set(site.merged())
@@ -290,7 +290,7 @@ class TestClocks:
         site.compact()
         age(site, "", 2 * DAY)
         for _ in range(2):
-            report = collect_garbage(site.base, site.store)
+            report = collect_garbage(site.store)
         assert directories(site) == [1, 2, 3]
         assert {kept.reason.split(";")[0] for kept in report.kept if kept.resource is Resource.SSTABLES} == {
             "first seen by this collection"
@@ -309,5 +309,5 @@ class TestClocks:
         monkeypatch.setattr(context_module, "datetime", Wrong)
         site.look()
         site.compact()
-        collect_garbage(site.base, site.store, clock=clock_at(datetime.now(UTC) + 2 * DAY))
+        collect_garbage(site.store, clock=clock_at(datetime.now(UTC) + 2 * DAY))
         assert (directories(site), len(positions(site))) == ([1, 2, 3], 5)
