@@ -13,7 +13,7 @@ from demo.corpus import NOTE, Edition, embed, rows
 from demo.stage import Stage, directory_bytes
 from lancewal.cli.console import count, duration, plural, size
 from lancewal.maintenance import Severity
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.storage import ObjectStore
 
 _COLUMNS = ["kind", "name", "text"]

@@ -1,4 +1,4 @@
-"""Stores for tests. ``any_store`` runs a test on each kind of storage."""
+"""Stores and tables for tests. ``any_store`` runs a test on each kind of storage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import lancewal
+from lancewal.base import BaseTable
 from lancewal.storage import ObjectStore
 from tests.servers import S3Server
+from tests.tables import APPEND_ONLY, new_table, wal_table
 
 # A machine that decides whether a change lands must not decide by chance; people and the long
 # runs draw new examples every time.
@@ -59,3 +62,22 @@ def any_store(request: pytest.FixtureRequest) -> ObjectStore:
     store = request.getfixturevalue(f"{request.param}_store")
     assert isinstance(store, ObjectStore)
     return store
+
+
+@pytest.fixture
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> lancewal.Table:
+    """An empty table with a key, in four buckets, or as ``@pytest.mark.sharding(…)`` says."""
+    mark = request.node.get_closest_marker("sharding")
+    return wal_table(tmp_path / "table", **({"bucket": ("id", 4)} if mark is None else mark.kwargs))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseTable:
+    """An empty table with a key and one shard, for writers that are opened by hand."""
+    return new_table(tmp_path / "keyed")
+
+
+@pytest.fixture
+def append_only(tmp_path: Path) -> BaseTable:
+    """As ``base``, without a key: a row that was written twice is seen twice."""
+    return new_table(tmp_path / "append-only", APPEND_ONLY)

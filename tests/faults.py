@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lancewal.errors import StorageError
+from lancewal.errors import OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectInfo, ObjectStore, PutOutcome
 from lancewal.storage.backend import Backend
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANY = "*"
+#: What a call raises that fails, before or after its effect.
+FAILURES = (StorageError, OutcomeUnknownError)
 _PATIENCE_SECONDS = 30.0
 
 
@@ -110,13 +112,17 @@ class Faults:
         """Fail the ``nth`` matching call from now on, and the ``times - 1`` after it (None: for ever).
 
         ``after=True`` lets the call take effect first: its reply is lost. ``where`` is a part of the
-        path, or a function of it. ``error`` is what is raised, by default a ``StorageError``.
+        path, or a function of it. ``error`` is what is raised, by default what a store raises: a
+        ``StorageError`` before the effect, and an ``OutcomeUnknownError`` after it.
         """
 
         def act() -> None:
             if callable(error):
                 raise error()
-            raise error if error is not None else StorageError(f"injected failure of {kind}")
+            if error is not None:
+                raise error
+            default = OutcomeUnknownError if after else StorageError
+            raise default(f"injected failure of {kind}")
 
         last = nth + times - 1 if times is not None else 1 << 62
         self._add(_Rule(kind, where, nth, last, after, act))

@@ -32,7 +32,7 @@ def manifest_of(base: BaseTable, shard_id: UUID) -> ShardManifest:
 
 def wal_entries(base: BaseTable, shard_id: UUID) -> list[WalEntry]:
     """Everything in the WAL that is retained, sentinels too."""
-    return list(WalTailer(store_of(base), shard_id, update_cursor=False))
+    return list(WalTailer(store_of(base), shard_id))
 
 
 def sstable_rows(base: BaseTable, shard_id: UUID) -> list[Row]:

@@ -10,13 +10,18 @@ from uuid import UUID
 
 import lance
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
+
+#: What a table keeps for its writers in tests, as it is stored.
+FAST_DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("name", pa.string())])
 APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -42,6 +47,32 @@ def new_table(
     dataset = lance.write_dataset(data, str(where), schema=schema, storage_options=storage_options)
     dataset.initialize_mem_wal(**(mem_wal or {"unsharded": True}))
     return BaseTable.open(str(where), storage_options)
+
+
+def wal_table(
+    where: Path | str, schema: pa.Schema = KEYED, data: pa.Table | None = None, **how: Any
+) -> lancewal.Table:
+    """A table as users make one; ``how`` is for ``initialize``, without any it has one shard."""
+    lance.write_dataset(schema.empty_table() if data is None else data, str(where), schema=schema)
+    if not how.keys() & {"bucket", "identity", "unsharded"}:
+        how["unsharded"] = True
+    return lancewal.initialize(str(where), **{"writer_defaults": fast(), **how})
+
+
+def writable_table(
+    where: Path | str, schema: pa.Schema = KEYED, data: pa.Table | None = None, **how: Any
+) -> lancewal.Table:
+    """Like :func:`wal_table`, but in two buckets of ``id`` where ``how`` says nothing."""
+    if not how.keys() & {"bucket", "identity", "unsharded"}:
+        how["bucket"] = ("id", 2)
+    return wal_table(where, schema, data, **{"writer_defaults": FAST_DEFAULTS, **how})
+
+
+def write_parquet(path: Path, start: int, count: int) -> Path:
+    """A file of :func:`rows`, in several row groups."""
+    data = pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)])
+    pq.write_table(data, path, row_group_size=max(4, count // 8))
+    return path
 
 
 def fast(**settings: Any) -> ShardWriterConfig:

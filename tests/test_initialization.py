@@ -17,9 +17,9 @@ from lance.mem_wal import CompactedSsTable
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError
+from lancewal.errors import InvalidInputError, NotInitializedError, OutcomeUnknownError, StorageError
+from lancewal.shard.discovery import discover_shards
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_shards
 from lancewal.storage import ObjectStore, layout
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEY, KEYED, rows
@@ -313,6 +313,28 @@ def test_storage_failure_after_the_index_leaves_an_initialised_table(
         assert table.shards() == []
     assert "the store is down" in caplog.text
     assert table.shard_for(1) == table.shards()[0].shard_id
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(104, OutcomeUnknownError), (28, StorageError)], ids=["lost reply", "disk full"]
+)
+def test_a_commit_that_may_have_taken_effect_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
+) -> None:
+    real = lance.LanceDataset.commit
+
+    def lost(*args: Any, **kwargs: Any) -> None:
+        if number == 104:
+            real(*args, **kwargs)
+        raise OSError(f"LanceError(IO): no answer (os error {number})")
+
+    uri = create(tmp_path / "t")
+    with monkeypatch.context() as patch:
+        patch.setattr(lance.LanceDataset, "commit", lost)
+        with pytest.raises(error, match="no answer"):
+            lancewal.initialize(uri, unsharded=True)
+    if number == 104:
+        assert lancewal.open(uri).router().transform == "unsharded"
 
 
 def test_kill_between_index_and_shards_heals_at_the_first_write(

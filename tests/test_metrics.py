@@ -10,13 +10,10 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import lance
 import pytest
 from prometheus_client import CollectorRegistry
 
-import lancewal
 from lancewal import metrics
 from lancewal import table as table_maintenance
 from lancewal.errors import StorageError
@@ -24,15 +21,9 @@ from lancewal.storage import ObjectStore, observe_all
 from lancewal.table import Table
 from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
-from tests.tables import KEYED, rows
+from tests.tables import rows, wal_table
 
 DOCUMENTATION = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, **options: Any) -> Table:
-    lance.write_dataset(KEYED.empty_table(), str(where))
-    return lancewal.initialize(str(where), **{"bucket": ("id", 2), "writer_defaults": DEFAULTS, **options})
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ class Samples:
 
 
 def test_writers_are_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     metrics.register(registry)
     samples = Samples(registry, table)
     with table.writer() as writer:
@@ -70,9 +61,19 @@ def test_writers_are_counted(tmp_path: Path, registry: CollectorRegistry) -> Non
     assert samples["flush_rows_total"] == 20
 
 
+def test_no_metric_is_told_twice(tmp_path: Path, registry: CollectorRegistry) -> None:
+    """The bytes that wait for the WAL came as two families of one name, which Prometheus refuses."""
+    table = wal_table(tmp_path / "t")
+    metrics.register(registry, [table])
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+        names = [family.name for family in registry.collect()]
+    assert len(names) == len(set(names))
+
+
 def test_counters_outlive_their_writers(tmp_path: Path, registry: CollectorRegistry) -> None:
     """A writer that was opened and closed between two looks was a gap in the counters once."""
-    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    table = wal_table(tmp_path / "t")
     metrics.register(registry)
     samples = Samples(registry, table)
     for number in range(5):
@@ -89,7 +90,7 @@ def test_writers_that_are_gone_take_no_memory(tmp_path: Path, monkeypatch: pytes
     gc.collect()
     living = len(writer_registry.open_writers())
     monkeypatch.setattr(writer_registry, "_FOLD_AFTER", living + 3)
-    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    table = wal_table(tmp_path / "t")
     for _ in range(6):
         table.shard_writer(table.shard_for(), enable_memtable=False).close()
         gc.collect()
@@ -97,7 +98,7 @@ def test_writers_that_are_gone_take_no_memory(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_writer_without_memtables_is_counted_too(tmp_path: Path, registry: CollectorRegistry) -> None:
-    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    table = wal_table(tmp_path / "t")
     metrics.register(registry)
     with table.writer(enable_memtable=False) as writer:
         writer.put(rows(0, 3))
@@ -106,7 +107,7 @@ def test_a_writer_without_memtables_is_counted_too(tmp_path: Path, registry: Col
 
 
 def test_replay_is_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
-    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    table = wal_table(tmp_path / "t")
     with table.writer(enable_memtable=False) as writer:
         writer.put(rows(0, 3))
     metrics.register(registry)
@@ -116,7 +117,7 @@ def test_replay_is_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
 
 
 def test_shards_can_be_told_apart(tmp_path: Path, registry: CollectorRegistry) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     metrics.register(registry, per_shard=True)
     with table.writer() as writer:
         writer.put(rows(0, 20))
@@ -132,7 +133,7 @@ def test_shards_can_be_told_apart(tmp_path: Path, registry: CollectorRegistry) -
 
 
 def test_compaction_and_collection_are_counted(tmp_path: Path, registry: CollectorRegistry) -> None:
-    table = new_table(tmp_path / "t", bucket=None, unsharded=True)
+    table = wal_table(tmp_path / "t")
     with table.writer() as writer:
         writer.put(rows(0, 20))
     metrics.register(registry)
@@ -152,7 +153,7 @@ def test_compaction_and_collection_are_counted(tmp_path: Path, registry: Collect
 def test_a_failed_compaction_is_counted(
     tmp_path: Path, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     metrics.register(registry)
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -190,7 +191,7 @@ def test_the_object_store_is_timed_by_operation_and_error(registry: CollectorReg
 def test_tables_are_watched_but_not_at_every_look(
     tmp_path: Path, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = [new_table(tmp_path / name, bucket=None, unsharded=True) for name in ("a", "b")]
+    tables = [wal_table(tmp_path / name) for name in ("a", "b")]
     for number, table in enumerate(tables, 1):
         with table.writer(enable_memtable=False) as writer:
             for place in range(number):
@@ -206,7 +207,7 @@ def test_tables_are_watched_but_not_at_every_look(
 
 
 def test_metrics_are_served(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     with metrics.serve(0, tables=[table]) as endpoint:
         page = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30).read().decode()
     assert "# TYPE lancewal_puts_total counter" in page
@@ -216,7 +217,7 @@ def test_metrics_are_served(tmp_path: Path) -> None:
 def test_every_name_is_documented_and_every_documented_name_exists(
     tmp_path: Path, registry: CollectorRegistry
 ) -> None:
-    metrics.register(registry, [new_table(tmp_path / "t")])
+    metrics.register(registry, [wal_table(tmp_path / "t", bucket=("id", 2))])
     # Prometheus calls a counter by its family's name and "_total".
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()}
     documented = set(re.findall(r"^\| `(lancewal_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))

@@ -12,21 +12,12 @@ import pytest
 
 import lancewal
 from lancewal import status as status_module
+from lancewal.maintenance import at_crash_points
 from lancewal.status import Lag, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
-from tests.tables import APPEND_ONLY, KEYED, rows
+from tests.tables import APPEND_ONLY, fast, rows, wal_table
 
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), **{"unsharded": True, "writer_defaults": DEFAULTS, **options})
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "t")
+pytestmark = pytest.mark.sharding(unsharded=True)
 
 
 def test_a_fresh_table_waits_for_nothing(table: lancewal.Table) -> None:
@@ -82,7 +73,7 @@ def test_ages_are_those_of_the_oldest(table: lancewal.Table) -> None:
 
 
 def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
         for number in range(40):
             writer.put(rows(number, 1))
@@ -107,11 +98,11 @@ def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_sharding_in_words(tmp_path: Path, options: dict[str, Any], text: str) -> None:
-    assert new_table(tmp_path / "t", **options).status().sharding == text
+    assert wal_table(tmp_path / "t", **options).status().sharding == text
 
 
 def test_buckets_come_in_their_order(tmp_path: Path) -> None:
-    status = new_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
+    status = wal_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
     assert [shard.values["bucket"] for shard in status.shards] == list(range(12))
 
 
@@ -120,7 +111,7 @@ def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
     dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 30)]), uri)
     dataset.create_scalar_index("id", "BTREE")
     dataset.create_scalar_index("name", "INVERTED")
-    table = lancewal.initialize(uri, unsharded=True, writer_defaults=DEFAULTS)
+    table = lancewal.initialize(uri, unsharded=True, writer_defaults=fast())
     with table.writer() as writer:
         writer.put(rows(30, 5))
     table.compact()
@@ -133,8 +124,54 @@ def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
 
 
 def test_append_only_tables_have_a_status_too(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY)
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(0, 3, schema=APPEND_ONLY))
     status = table.status()
     assert (status.primary_key, status.uncompacted.rows) == ((), 3)
+
+
+class KilledError(BaseException):
+    """Stands for a kill: no handler of errors may catch it."""
+
+
+def test_shards_and_status_agree_after_a_compactor_died_between_rows_and_marker(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
+    with table.writer() as writer:
+        writer.put(rows(0, 5, schema=APPEND_ONLY))
+
+    def die(point: str) -> None:
+        if point == "append: rows and tag are committed":
+            raise KilledError
+
+    at_crash_points(die)
+    try:
+        with pytest.raises(KilledError):
+            table.compact()
+    finally:
+        at_crash_points(None)
+    assert table.details.compacted == {}
+    (listed,), (shard,) = table.shards(), table.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 1
+    assert (shard.uncompacted, table.count_rows()) == (Lag(), 5)
+    assert not table.plan_compaction()
+    table.compact()
+    (listed,), (shard,) = table.shards(), table.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 1
+
+
+def test_a_marker_that_came_with_a_copy_does_not_count_as_compacted(tmp_path: Path) -> None:
+    """Shards that Lance's own writer made in a clone begin at generation 1, below the copied marker."""
+    table = wal_table(tmp_path / "t")
+    for first in (0, 10):
+        with table.writer() as writer:
+            writer.put(rows(first, 5))
+    table.compact()
+    source = lance.dataset(table.uri)
+    copy = lancewal.open(source.deep_clone(tmp_path / "copy", source.version).uri)
+    shard_id = table.shards()[0].shard_id
+    with lance.dataset(copy.uri).mem_wal_writer(str(shard_id)) as theirs:
+        theirs.put(pa.Table.from_batches([rows(20, 5)]))
+    (listed,), (shard,) = copy.shards(), copy.status().shards
+    assert listed.compacted_generation == shard.compacted_generation == 0
+    assert shard.uncompacted.count == len(shard.generations) == 1

@@ -16,31 +16,25 @@ import pytest
 
 import lancewal
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import FencedError, InvalidInputError, NotInitializedError, PartialWriteError
+from lancewal.errors import (
+    FencedError,
+    InvalidInputError,
+    NotInitializedError,
+    PartialWriteError,
+    SealedShardError,
+)
 from lancewal.format.shard_manifest import ShardStatus
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from tests.faults import FaultyStore
 from tests.servers import S3Server
-from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows
-
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), **{"writer_defaults": DEFAULTS, **options})
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return new_table(tmp_path / "t", bucket=("id", 4))
+from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
 
 
 @pytest.fixture
 def manual(tmp_path: Path) -> Table:
-    return new_table(tmp_path / "m")
+    return wal_table(tmp_path / "m", unsharded=False)
 
 
 def the_shard(table: Table) -> lancewal.ShardInfo:
@@ -98,7 +92,7 @@ def test_public_names_exist() -> None:
 
 def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
     stored = {"max_memtable_rows": "7", "durable_write": "false", "fsync": "false"}
-    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
     with table.writer() as writer:
         writer.put(rows(0, 8))
         (shard_writer,) = writer.shard_writers.values()
@@ -111,7 +105,7 @@ def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
 
 def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) -> None:
     stored = {"max_memtable_rows": "7", "max_memtable_batches": "9", "fsync": "false"}
-    table = new_table(tmp_path / "t", writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults=stored)
     with table.shard_writer(uuid4(), max_memtable_rows=8) as writer:
         config = writer.config
     assert (config.max_memtable_rows, config.max_memtable_batches, config.fsync) == (8, 9, False)
@@ -119,7 +113,7 @@ def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) 
 
 
 def test_whole_configuration_replaces_the_stored_defaults(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", writer_defaults={"max_memtable_rows": "7"})
+    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults={"max_memtable_rows": "7"})
     # Not a whole number of milliseconds: must not be rounded on the way.
     mine = fast(max_memtable_batches=5, async_index_interval=timedelta(microseconds=1500))
     with table.shard_writer(uuid4(), mine, max_memtable_rows=6) as writer:
@@ -155,11 +149,95 @@ def test_shards_tell_their_state(table: Table) -> None:
     assert (info.wal_tip, info.tail_length) == (3, 0)
 
 
-def test_sealed_shard_says_so(manual: Table) -> None:
-    manifests = ShardManifestStore(ObjectStore.from_uri(manual.uri), manual.create_shard())
-    epoch, _ = manifests.claim_epoch()
-    manifests.seal(epoch)
+def test_a_sealed_shard_keeps_its_rows_and_takes_no_writer_until_it_is_unsealed(manual: Table) -> None:
+    shard_id = manual.create_shard()
+    writer = manual.shard_writer(shard_id, durable_write=False)
+    writer.put(rows(0, 3))
+    manual.seal_shard(shard_id)
     assert the_shard(manual).status is ShardStatus.SEALED
+    writer.put(rows(3, 1))
+    with pytest.raises(FencedError):
+        writer.close()
+    with pytest.raises(SealedShardError, match=r"unseal_shard\('"):
+        manual.shard_writer(shard_id)
+    manual.flush()
+    manual.compact()
+    assert manual.count_rows() == 3
+    manual.seal_shard(shard_id)
+    for _ in range(2):
+        manual.unseal_shard(str(shard_id))
+    assert the_shard(manual).status is ShardStatus.ACTIVE
+    with manual.shard_writer(shard_id) as again:
+        again.put(rows(3, 1))
+    assert manual.count_rows() == 4
+
+
+def test_rows_in_the_log_of_a_shard_that_is_sealed_can_be_compacted(manual: Table) -> None:
+    shard_id = manual.create_shard()
+    with manual.shard_writer(shard_id, enable_memtable=False) as writer:
+        writer.put(rows(0, 3))
+    manual.seal_shard(shard_id)
+    assert manual.compact().rows_in == 3
+    assert lance.dataset(manual.uri).count_rows() == 3
+
+
+def test_a_shard_that_is_taken_over_meanwhile_is_not_sealed(
+    manual: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_id = manual.create_shard()
+    real = ShardManifestStore.seal
+
+    def late(self: ShardManifestStore, epoch: int) -> object:
+        manual.shard_writer(shard_id).close()
+        return real(self, epoch)
+
+    monkeypatch.setattr(ShardManifestStore, "seal", late)
+    with pytest.raises(FencedError):
+        manual.seal_shard(shard_id)
+    assert the_shard(manual).status is ShardStatus.ACTIVE
+
+
+def test_a_shard_that_is_not_there_is_neither_sealed_nor_unsealed(manual: Table) -> None:
+    for change in (manual.seal_shard, manual.unseal_shard):
+        with pytest.raises(InvalidInputError, match="no manifest"):
+            change(uuid4())
+        with pytest.raises(InvalidInputError):
+            change("no id")
+
+
+def test_unsealing_does_not_give_a_value_two_shards(table: Table) -> None:
+    router = table.router()
+    store = ObjectStore.from_uri(table.uri)
+    taken = router.shard_for(1)
+    taken.create(store)
+    (rival,) = taken.rivals
+    manifests = ShardManifestStore(store, rival)
+    manifests.initialize_shard(taken.spec_id, taken.field_entries)
+    table.seal_shard(rival)
+    with pytest.raises(InvalidInputError, match=f"stays sealed: {taken.shard_id}"):
+        table.unseal_shard(rival)
+    table.seal_shard(taken.shard_id)
+    table.unseal_shard(rival)
+    assert [i.shard_id for i in table.shards() if i.status is ShardStatus.SEALED] == [taken.shard_id]
+
+
+def test_lance_respects_a_shard_that_was_sealed_beside_its_writer(tmp_path: Path) -> None:
+    dataset = lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
+    dataset.initialize_mem_wal(unsharded=True)
+    table = lancewal.open(dataset)
+    shard_id = uuid4()
+    theirs = dataset.mem_wal_writer(str(shard_id), durable_write=True)
+    theirs.put(rows(0, 2))
+    table.seal_shard(shard_id)
+    with pytest.raises(OSError, match=r"(?i)fenced|epoch"):
+        theirs.put(rows(2, 1))
+    with pytest.raises(OSError, match="sealed"):
+        dataset.mem_wal_writer(str(shard_id))
+    assert table.count_rows() == 2
+    table.unseal_shard(shard_id)
+    with dataset.mem_wal_writer(str(shard_id), durable_write=True) as again:
+        again.put(rows(2, 1))
+    assert table.count_rows() == 3
 
 
 def test_shards_of_a_table_that_lance_wrote(tmp_path: Path) -> None:
@@ -173,7 +251,7 @@ def test_shards_of_a_table_that_lance_wrote(tmp_path: Path) -> None:
 
 
 def test_shard_for_creates_the_shard_of_a_value(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", identity="id")
+    table = wal_table(tmp_path / "t", identity="id")
     shard_id = table.shard_for(7)
     assert shard_id == table.router().shard_of(7) == table.shard_for(7)
     assert the_shard(table).values == {"bucket": 7}
@@ -223,7 +301,7 @@ def names(table: Table, **scan: Any) -> dict[int, str]:
 def test_reads_see_every_level_and_the_newest_version(tmp_path: Path) -> None:
     base_rows = pa.Table.from_batches([rows(0, 6, prefix="base")])
     lance.write_dataset(base_rows, str(tmp_path / "t"))
-    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults=DEFAULTS)
+    table = lancewal.initialize(tmp_path / "t", bucket=("id", 3), writer_defaults=fast())
     with table.writer() as writer:
         writer.put(rows(2, 6, prefix="flushed"))
         writer.flush()
@@ -327,7 +405,7 @@ def test_composite_keys_are_looked_up(tmp_path: Path) -> None:
             pa.field("name", pa.string()),
         ]
     )
-    table = new_table(tmp_path / "t", schema, identity="tenant")
+    table = wal_table(tmp_path / "t", schema, identity="tenant")
     with table.writer() as writer:
         writer.put(pa.table({"tenant": ["a", "b"], "id": [1, 1], "name": ["x", "y"]}))
         writer.delete(pa.table({"tenant": ["b"], "id": [1]}))
@@ -340,11 +418,11 @@ def test_composite_keys_are_looked_up(tmp_path: Path) -> None:
 
 def test_lookup_without_a_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no primary key"):
-        new_table(tmp_path / "t", APPEND_ONLY).lookup(1)
+        wal_table(tmp_path / "t", APPEND_ONLY).lookup(1)
 
 
 def test_append_only_table_reads_every_row_once(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
+    table = wal_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
     with table.writer() as writer:
         assert writer.put(rows(0, 10, schema=APPEND_ONLY)).num_rows == 10
         writer.flush()
@@ -423,7 +501,7 @@ def test_flush_fences_the_writer_of_another_process(manual: Table) -> None:
 
 def test_flush_of_wal_only_table_with_a_small_queue(tmp_path: Path) -> None:
     stored = {"enable_memtable": "false", "max_unflushed_memtable_bytes": "1000", "fsync": "false"}
-    table = new_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
+    table = wal_table(tmp_path / "t", unsharded=True, writer_defaults=stored)
     with table.writer() as writer:
         writer.put(rows(0, 40))
     table.flush()

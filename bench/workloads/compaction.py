@@ -165,7 +165,7 @@ def _run(side: str, table: str, rows: str) -> Measured:
     before, size = _memory("VmRSS"), _stored_bytes(table)
     started = time.perf_counter()
     if side == "ours":
-        compact(base, store)
+        compact(store)
     else:
         merge = base.dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.execute(incoming.to_table())

@@ -28,7 +28,6 @@ from bench.tables import KEY
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
-from lancewal.reader.table_reader import full_text_search, vector_search
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -128,12 +127,12 @@ def live_queries(context: Context) -> list[Comparison]:
 
     near = context.alternate(
         times,
-        ours=lambda i: vector_search(reader, VECTOR, queries[i], K, columns=["id"]),
+        ours=lambda i: reader.vector_search(VECTOR, queries[i], K, columns=["id"]),
         peer=by_lance,
     )
     found = context.alternate(
         times,
-        ours=lambda i: full_text_search(reader, WORDS, words[i], K, columns=["id"]),
+        ours=lambda i: reader.full_text_search(WORDS, words[i], K, columns=["id"]),
         peer=lambda i: sstable.scanner(
             columns=["id", "_score"], full_text_query=words[i], limit=K
         ).to_table(),
@@ -186,7 +185,7 @@ def live_recall(context: Context) -> list[Comparison]:
         hits = 0
         ours, exact = Laps(), Laps()
         for query in queries:
-            found = ours.time(vector_search, reader, VECTOR, query, K, columns=["id"])
+            found = ours.time(reader.vector_search, VECTOR, query, K, columns=["id"])
             hits += len(set(found["id"].to_pylist()) & set(exact.time(_nearest, vectors, query).tolist()))
         recall = hits / (K * len(queries))
         where = f"{count:,} live rows × {dimension}-d"

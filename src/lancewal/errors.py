@@ -58,7 +58,7 @@ def _rebuild_fenced(shard_id: UUID, local: int, stored: int, text: str) -> Fence
 
 
 class SealedShardError(LanceWalError):
-    """The shard's status is SEALED: it refuses writers until it is unsealed."""
+    """The shard's status is SEALED: it refuses writers until ``table.unseal_shard(shard_id)``."""
 
 
 class SplitShardError(LanceWalError):
@@ -135,7 +135,17 @@ class DifferentHistoryError(LanceWalError):
 
 
 class StorageError(LanceWalError):
-    """The object store failed and retries did not help; the outcome may be unknown."""
+    """The storage failed and retries did not help. A write that ended with it did not happen."""
+
+
+class OutcomeUnknownError(LanceWalError):
+    """The storage failed in the middle of a write: nobody knows whether it happened.
+
+    A reply was lost, or the storage stopped answering after the write had been sent. Send the same rows
+    again: where the table has a primary key, or the write a transaction, that is harmless. Without
+    either, look whether the rows are there first. It is no :class:`StorageError`, so that who takes that one
+    for "it did not happen" is right.
+    """
 
 
 class ColumnMismatchError(StorageError):

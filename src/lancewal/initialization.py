@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import lance
@@ -16,9 +17,16 @@ from lance.dataset import Index
 
 from lancewal.base import BaseTable, lance_errors, table_schema
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
+from lancewal.errors import (
+    InvalidInputError,
+    LanceWalError,
+    NotInitializedError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
+    PRIMARY_KEY_KEY,
     MemWalDetails,
     MemWalIndexDetailsMessage,
     ShardingField,
@@ -45,6 +53,7 @@ from lancewal.table import Table, locate
 
 logger = logging.getLogger(__name__)
 
+_KEY_MARK = PRIMARY_KEY_KEY.decode()
 _DETAILS_TYPE = "/lance.table.MemWalIndexDetails"
 #: The number and the field name that Lance gives to the spec of a table.
 _SPEC_ID = 1
@@ -155,6 +164,33 @@ def check_new_table(
     check_new_columns(schema)
     sharding_spec(schema, bucket, identity, unsharded)
     _checked_indexes(dataset or tried, maintained_indexes)
+
+
+def key_marks(place: int) -> dict[str, str]:
+    """What Lance keeps with the column at ``place`` of a primary key, counted from 1."""
+    return {_KEY_MARK: "true", f"{_KEY_MARK}:position": str(place)}
+
+
+def with_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """``columns`` for a new table: ``key`` marked in this order and not null, all others nullable."""
+    return pa.schema(
+        [
+            field.with_nullable(False).with_metadata(key_marks(list(key).index(field.name) + 1))
+            if field.name in key
+            else field.with_nullable(True)
+            for field in columns
+        ]
+    )
+
+
+def create_table(
+    uri: str, columns: pa.Schema, storage_options: Mapping[str, str] | None = None, **settings: Any
+) -> None:
+    """Write an empty Lance table that :func:`initialize` will take with the same ``settings``."""
+    check_new_table(columns, **settings)
+    where = ObjectStore.from_uri(uri, storage_options).uri
+    with lance_errors(f"create the table at {uri}", commits=True):
+        lance.write_dataset(columns.empty_table(), where, storage_options=dict(storage_options or {}) or None)
 
 
 def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
@@ -291,14 +327,16 @@ def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
     )
     operation = lance.LanceOperation.CreateIndex(new_indices=[index], removed_indices=[])
     try:
-        with lance_errors(f"initialise the table at {dataset.uri}"):
+        with lance_errors(f"initialise the table at {dataset.uri}", commits=True):
             lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
         cause = error.__cause__
         if isinstance(cause, CommitConflictError):
             logger.debug("initialisation lost a race: %s", cause)
             return False
-        raise StorageError(
+        if isinstance(error, StorageError):
+            raise
+        raise OutcomeUnknownError(
             f"initialising the table at {dataset.uri} failed, and may have taken effect nevertheless "
             f"(lancewal.open tells): {cause}"
         ) from cause

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
-from lancewal.maintenance import history as activity
+from lancewal.maintenance import process_totals
 from lancewal.storage import check_process, observe_all
 from lancewal.writer import open_writers, written
 
@@ -71,13 +71,8 @@ MEMTABLE_GAUGES = (
     ("lancewal_memtable_index_bytes", "index_bytes", "Bytes of their indexes"),
     ("lancewal_frozen_memtables", "frozen_count", "MemTables that wait for their flush"),
     ("lancewal_frozen_bytes", "frozen_bytes", "Bytes of those MemTables"),
-    (
-        "lancewal_wal_pending_bytes",
-        "pending_wal_estimated_bytes",
-        "Bytes of rows that are not in the WAL yet",
-    ),
 )
-#: Name, total of ``lancewal.maintenance.history``, and what it means.
+#: Name, total of ``lancewal.maintenance.process_totals``, and what it means.
 MAINTENANCE_COUNTERS = (
     ("lancewal_compactions", "compactions", "Compactions that ended well"),
     ("lancewal_compaction_failures", "compaction_failures", "Compactions that failed"),
@@ -165,7 +160,7 @@ class LanceWalCollector(Collector):
 
 
 def _maintenance() -> Iterator[Metric]:
-    totals = activity.totals()
+    totals = process_totals.by_table()
     for name, total, text in MAINTENANCE_COUNTERS:
         family = CounterMetricFamily(name, text, labels=("table",))
         for table, amounts in totals.items():

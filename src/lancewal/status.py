@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
-from lancewal.format import MEM_WAL_INDEX_NAME, MemWalDetails, ShardManifest, ShardStatus
-from lancewal.shard import WalTailer, decoded_values, discover_manifests, find_tip, first_unsettled
+from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
+from lancewal.shard import decoded_values, discover_manifests, find_tip, first_unflushed, first_unsettled
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Longer tails are not measured entry by entry where each look is a network round trip.
 _MEASURED_ENTRIES = 256
@@ -51,21 +54,36 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class ShardState:
-    """One shard. ``unflushed`` is in its WAL only, ``uncompacted`` in SSTables that the base lacks.
+class ShardInfo:
+    """The state of one shard at one moment.
 
-    ``wal_tip`` is the position that the next WAL entry takes; ``last_write`` the time of the
-    newest one, sentinels included (opening a writer leaves one).
+    ``values`` are its sharding values by field ("bucket" for all specs that Lance makes);
+    empty for a shard of null values or one made by hand. ``generations`` are the SSTables
+    that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
+    table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
+    ``tail_length`` the number of entries that no SSTable covers, sentinels included.
     """
 
     shard_id: UUID
+    spec_id: int
     values: Mapping[str, bool | int | str]
     status: ShardStatus
     epoch: int
     current_generation: int
-    compacted_generation: int
     generations: tuple[int, ...]
+    compacted_generation: int
     wal_tip: int
+    tail_length: int
+
+
+@dataclass(frozen=True)
+class ShardState(ShardInfo):
+    """A shard with what waits in it.
+
+    ``unflushed`` is in its WAL only, ``uncompacted`` in SSTables that the base table lacks.
+    ``last_write`` is the time of the newest WAL entry, sentinels included (opening a writer leaves one).
+    """
+
     last_write: datetime | None
     unflushed: Lag
     uncompacted: Lag
@@ -136,20 +154,54 @@ class TableStatus:
             "sharding": self.sharding,
             "writer_defaults": dict(self.writer_defaults),
             "maintained_indexes": None if self.maintained_indexes is None else list(self.maintained_indexes),
-            "indexes": [
-                {
-                    "name": index.name,
-                    "kind": index.kind,
-                    "columns": list(index.columns),
-                    "rows_covered": index.rows_covered,
-                    "rows_behind": index.rows_behind,
-                }
-                for index in self.indexes
-            ],
+            "indexes": [{**asdict(index), "columns": list(index.columns)} for index in self.indexes],
             "unflushed": self.unflushed.to_dict(now),
             "uncompacted": self.uncompacted.to_dict(now),
             "shards": [shard.to_dict(now) for shard in self.shards],
         }
+
+
+def shard_infos(store: ObjectStore, read_base: Callable[[], BaseTable]) -> list[ShardInfo]:
+    """Every shard with its state, sorted by id."""
+    manifests = discover_manifests(store)
+    tips = list(_for_each(store, lambda m: find_tip(store, m.shard_id, m), manifests))
+    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
+    return _infos(store, read_base(), manifests, tips)
+
+
+def _infos(
+    store: ObjectStore, base: BaseTable, manifests: Sequence[ShardManifest], tips: Sequence[int]
+) -> list[ShardInfo]:
+    held = _for_each(store, partial(_held, store, base), manifests)
+    return [
+        ShardInfo(
+            shard_id=manifest.shard_id,
+            spec_id=manifest.shard_spec_id,
+            values=decoded_values(base.details, manifest),
+            status=manifest.status,
+            epoch=manifest.writer_epoch,
+            current_generation=manifest.current_generation,
+            generations=tuple(entry.generation for entry in manifest.sstables),
+            compacted_generation=compacted,
+            wal_tip=tip,
+            tail_length=tip - first_unsettled(manifest),
+        )
+        for manifest, tip, compacted in zip(manifests, tips, held, strict=True)
+    ]
+
+
+def _held(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> int:
+    """The newest generation whose rows the base table holds, as readers see it; 0 for none."""
+    try:
+        return held_generation(base, store, manifest)
+    except DifferentHistoryError:
+        # Readers refuse the shard and say why; here it is only counted.
+        return base.compacted_generation(manifest.shard_id)
+
+
+def _for_each(store: ObjectStore, look: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Look at all items, many at a time where each look is a network round trip."""
+    return ordered_map(look, items, 1 if store.is_local else _REMOTE_LOOKS)
 
 
 def table_status(
@@ -160,26 +212,15 @@ def table_status(
     Ages come from the storage's own time stamps; ``now`` is for tests.
     """
     manifests = discover_manifests(store)
-    workers = 1 if store.is_local else _REMOTE_LOOKS
-    tails = list(ordered_map(partial(_tail, store), manifests, workers))
+    tails = list(_for_each(store, partial(_tail, store), manifests))
     # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
     base = read_base()
-    pending = ordered_map(lambda manifest: _uncompacted(store, base, manifest), manifests, workers)
+    infos = _infos(store, base, manifests, [tail.tip for tail in tails])
+    held = [info.compacted_generation for info in infos]
+    waiting = _for_each(store, partial(_uncompacted, store), zip(manifests, held, strict=True))
     shards = [
-        ShardState(
-            shard_id=manifest.shard_id,
-            values=decoded_values(base.details, manifest),
-            status=manifest.status,
-            epoch=manifest.writer_epoch,
-            current_generation=manifest.current_generation,
-            compacted_generation=base.compacted_generation(manifest.shard_id),
-            generations=tuple(entry.generation for entry in manifest.sstables),
-            wal_tip=tail.tip,
-            last_write=tail.last_write,
-            unflushed=tail.lag,
-            uncompacted=uncompacted,
-        )
-        for manifest, tail, uncompacted in zip(manifests, tails, pending, strict=True)
+        ShardState(**vars(info), last_write=tail.last_write, unflushed=tail.lag, uncompacted=lag)
+        for info, tail, lag in zip(infos, tails, waiting, strict=True)
     ]
     details = base.details
     return TableStatus(
@@ -223,22 +264,10 @@ def _tail(store: ObjectStore, manifest: ShardManifest) -> _Tail:
     shard_id = manifest.shard_id
     tip = find_tip(store, shard_id, manifest)
     last = store.head(layout.wal_entry(shard_id, tip - 1)) if tip > layout.FIRST_WAL_POSITION else None
-    start = _first_with_rows(store, manifest, tip)
+    # Sentinels before the first rows wait for nothing.
+    start = first_unflushed(store, manifest, tip)
     lag = Lag() if start is None else _measured(store, shard_id, range(start, tip))
     return _Tail(tip, last.modified if last else None, lag)
-
-
-def _first_with_rows(store: ObjectStore, manifest: ShardManifest, tip: int) -> int | None:
-    """Where the rows begin that no SSTable has. Sentinels before them wait for nothing."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    for position in range(first_unsettled(manifest), tip):
-        header = tailer.read_header(position)
-        if header is None:
-            return None
-        flushed = header.generation is not None and header.generation < manifest.current_generation
-        if not header.sentinel and not flushed:
-            return position
-    return None
 
 
 def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
@@ -247,11 +276,7 @@ def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
     if estimated:
         step = len(positions) / _SAMPLED_ENTRIES
         wanted = [positions[int(place * step)] for place in range(_SAMPLED_ENTRIES)]
-    heads = ordered_map(
-        lambda position: store.head(layout.wal_entry(shard_id, position)),
-        wanted,
-        1 if store.is_local else _REMOTE_LOOKS,
-    )
+    heads = _for_each(store, lambda position: store.head(layout.wal_entry(shard_id, position)), wanted)
     # What was collected meanwhile was flushed before.
     found = [info for info in heads if info is not None]
     size = sum(info.size for info in found)
@@ -261,12 +286,8 @@ def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
     return Lag(count, None, size, _oldest(found), estimated)
 
 
-def _uncompacted(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> Lag:
-    try:
-        held = held_generation(base, store, manifest)
-    except DifferentHistoryError:
-        # Readers refuse the shard and say why; here it is only counted.
-        held = base.compacted_generation(manifest.shard_id)
+def _uncompacted(store: ObjectStore, shard: tuple[ShardManifest, int]) -> Lag:
+    manifest, held = shard
     waiting = sorted(
         (entry for entry in manifest.sstables if entry.generation > held), key=lambda e: e.generation
     )
@@ -324,59 +345,3 @@ def _by_value(shard: ShardState) -> tuple[bool, int, str, str]:
     value = next(iter(shard.values.values()), None)
     number = value if isinstance(value, int) else 0
     return value is None, number, str(value), str(shard.shard_id)
-
-
-# What a table's shards look like from outside.
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """The state of one shard at one moment.
-
-    ``values`` are its sharding values by field ("bucket" for all specs that Lance makes);
-    empty for a shard of null values or one made by hand. ``generations`` are the SSTables
-    that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
-    table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
-    ``tail_length`` the number of entries that no SSTable covers, sentinels included.
-    """
-
-    shard_id: UUID
-    spec_id: int
-    values: Mapping[str, bool | int | str]
-    status: ShardStatus
-    epoch: int
-    current_generation: int
-    generations: tuple[int, ...]
-    compacted_generation: int
-    wal_tip: int
-    tail_length: int
-
-
-def shard_infos(store: ObjectStore, read_details: Callable[[], MemWalDetails]) -> list[ShardInfo]:
-    """Every shard with its state, sorted by id."""
-    manifests = discover_manifests(store)
-    tips = list(
-        ordered_map(
-            lambda manifest: find_tip(store, manifest.shard_id, manifest),
-            manifests,
-            1 if store.is_local else _REMOTE_LOOKS,
-        )
-    )
-    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
-    details = read_details()
-    return [_info(details, manifest, tip) for manifest, tip in zip(manifests, tips, strict=True)]
-
-
-def _info(details: MemWalDetails, manifest: ShardManifest, tip: int) -> ShardInfo:
-    return ShardInfo(
-        shard_id=manifest.shard_id,
-        spec_id=manifest.shard_spec_id,
-        values=decoded_values(details, manifest),
-        status=manifest.status,
-        epoch=manifest.writer_epoch,
-        current_generation=manifest.current_generation,
-        generations=tuple(entry.generation for entry in manifest.sstables),
-        compacted_generation=details.compacted.get(manifest.shard_id, 0),
-        wal_tip=tip,
-        tail_length=tip - first_unsettled(manifest),
-    )

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 from uuid import UUID, uuid4
 
 import lance
@@ -15,7 +15,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardManifest, check_columns
+from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -31,12 +31,12 @@ from lancewal.maintenance import (
     collect_garbage,
     compact,
     plan_compaction,
+    process_totals,
     repair,
     restore_backup,
     verify,
 )
-from lancewal.maintenance import history as activity
-from lancewal.reader import LookupResult, Scan, TableReader, full_text_search, vector_search
+from lancewal.reader import LookupResult, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -44,140 +44,20 @@ from lancewal.writer import (
     Cast,
     ShardWriter,
     TableWriter,
-    drain_config,
     drain_shard,
+    flush_shard,
     is_key_sequence,
     is_tabular,
     open_shard_writer,
 )
 
-# The part of :class:`lancewal.Table` that keeps a table in shape.
-
-
-class TableMaintenance:
-    """Compaction, garbage collection and verification; none of them needs or disturbs a writer."""
-
-    _store: ObjectStore
-    _reader: TableReader
-
-    def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
-        """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
-        return plan_compaction(self._reader.base(), self._store, shards)
-
-    def compact(
-        self,
-        shards: Sequence[UUID | str] | None = None,
-        *,
-        plan: CompactionPlan | None = None,
-        optimize_indexes: bool = False,
-        compact_files: bool = False,
-        progress: Callable[[Progress], object] | None = None,
-    ) -> CompactionReport:
-        """Bring all flushed generations into the base table, where plain Lance reads them.
-
-        Safe beside live writers, readers, other compactors and direct writes to the base; may
-        be killed and repeated at any point. Rows in MemTables and WALs stay there: call
-        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
-        up to date, ``compact_files`` joins its small files.
-        """
-        with activity.compaction(self._store.uri) as record:
-            return record(
-                compact(
-                    self._reader.base(),
-                    self._store,
-                    shards,
-                    plan=plan,
-                    optimize_indexes=optimize_indexes,
-                    compact_files=compact_files,
-                    progress=progress,
-                )
-            )
-
-    def gc(
-        self,
-        dry_run: bool = False,
-        min_age: timedelta | None = None,
-        *,
-        retention: Retention | None = None,
-        resources: Iterable[Resource | str] | None = None,
-        shards: Sequence[UUID | str] | None = None,
-    ) -> GcReport:
-        """Delete what nobody needs any more: compacted SSTables, covered WAL entries, leftovers.
-
-        ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
-        be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
-        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
-        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
-        """
-        with activity.collection(self._store.uri) as record:
-            return record(
-                collect_garbage(
-                    self._reader.base(),
-                    self._store,
-                    retention=retention,
-                    min_age=min_age,
-                    resources=resources,
-                    shards=shards,
-                    dry_run=dry_run,
-                )
-            )
-
-    def backup(
-        self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-    ) -> BackupReport:
-        """Copy the table as it is now to ``destination``, beside earlier backups of it.
-
-        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
-        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
-        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
-        """
-        return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
-
-    def verify(
-        self,
-        shards: Sequence[UUID | str] | None = None,
-        *,
-        deep: bool = True,
-        progress: Callable[[UUID], object] | None = None,
-    ) -> VerifyReport:
-        """Check every invariant of the table on storage; ``report.ok`` says whether all hold.
-
-        ``deep`` reads all rows that are not compacted, the retained WAL and the base's keys.
-        """
-        return verify(self._reader.base(), self._store, shards, deep=deep, progress=progress)
-
-    def repair(
-        self,
-        findings: Sequence[Finding] | None = None,
-        *,
-        accept_lost_entries: bool = False,
-        earlier: str | None = None,
-    ) -> RepairReport:
-        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
-
-        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
-        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
-        copy, its shards' generations are numbered above the copied markers, which fences their writers.
-
-        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
-        shard can be read and written again; get the objects back from a backup if you can.
-        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
-        "keep" has them count as the newest, "drop" takes them out.
-        """
-        return repair(
-            self._reader.base(),
-            self._store,
-            findings,
-            accept_lost_entries=accept_lost_entries,
-            earlier=earlier,
-        )
-
+R = TypeVar("R", CompactionReport, GcReport)
 
 #: Each holds the MemTable of one shard in memory.
 _CONCURRENT_FLUSHES = 4
 
 
-class Table(TableMaintenance):
+class Table:
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
@@ -252,7 +132,7 @@ class Table(TableMaintenance):
 
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
-        return shard_infos(self._store, lambda: self._reader.base().details)
+        return shard_infos(self._store, self._reader.base)
 
     def status(self) -> TableStatus:
         """What waits for a flush, for compaction and for an index, shard by shard."""
@@ -283,6 +163,42 @@ class Table(TableMaintenance):
         ShardManifestStore(self._store, shard).initialize_shard()
         return shard
 
+    def seal_shard(self, shard_id: UUID | str) -> None:
+        """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
+
+        Its rows are flushed first, for a sealed shard cannot be claimed any more: **a writer that is open on
+        it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
+        writer claims the shard meanwhile; one that is sealed already is left as it is.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        manifest = manifests.require_latest()
+        if manifest.status is ShardStatus.SEALED:
+            return
+        base = self._reader.base()
+        # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
+        flush_shard(base, manifest, self._store)
+        manifests.seal(drain_shard(base, self._store, manifests.shard_id).epoch)
+
+    def unseal_shard(self, shard_id: UUID | str) -> None:
+        """Let a sealed shard take writers again; one that is not sealed is left as it is.
+
+        Refused where another shard takes the rows of the same sharding value, as after
+        :meth:`repair` of two shards for one value: no row would have a shard of its own any more.
+        """
+        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
+        sealed = manifests.require_latest()
+        base = self._reader.base()
+        if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
+            active = [m for m in discover_manifests(self._store) if m.status is ShardStatus.ACTIVE]
+            for group in ShardRouter.for_table(base.details, base.schema).groups([*active, sealed]):
+                if sealed in group:
+                    others = ", ".join(str(m.shard_id) for m in group if m is not sealed)
+                    raise InvalidInputError(
+                        f"shard {sealed.shard_id} stays sealed: {others} takes the rows of the same sharding "
+                        "value, and a row must not have two shards"
+                    )
+        manifests.unseal()
+
     def writer(
         self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
     ) -> TableWriter:
@@ -298,7 +214,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
             shard.create(store)
@@ -333,7 +249,7 @@ class Table(TableMaintenance):
         base = self._reader.base()
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
-        store = self._writer_store(config)
+        store = self._writer_store(base, config)
         if base.details.sharding_specs:
             self._require_shard(base, shard)
         return open_shard_writer(base, shard, config, store=store, cast=cast)
@@ -404,8 +320,7 @@ class Table(TableMaintenance):
         ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
         under cosine neither are zero vectors, and a zero query finds nothing.
         """
-        return vector_search(
-            self._reader,
+        return self._reader.vector_search(
             column,
             query,
             k,
@@ -434,8 +349,7 @@ class Table(TableMaintenance):
         column's index takes them (stemming, stop words); a query of stop words alone finds
         nothing. A column without an index is read row by row.
         """
-        return full_text_search(
-            self._reader,
+        return self._reader.full_text_search(
             column,
             query,
             k,
@@ -454,19 +368,135 @@ class Table(TableMaintenance):
         rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
         base = self._reader.base()
-        config = drain_config(_resolve(config, base.details, overrides))
-        store = self._writer_store(config)
+        config = _resolve(config, base.details, overrides)
+        store = self._writer_store(base, config)
         failed: dict[UUID, Exception] = {}
 
         def flush(manifest: ShardManifest) -> None:
             try:
-                drain_shard(base, manifest, store, config)
+                flush_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[manifest.shard_id] = error
 
         list(ordered_map(flush, discover_manifests(self._store), _CONCURRENT_FLUSHES))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
+
+    def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
+        """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
+        return plan_compaction(self._store, shards)
+
+    def compact(
+        self,
+        shards: Sequence[UUID | str] | None = None,
+        *,
+        plan: CompactionPlan | None = None,
+        optimize_indexes: bool = False,
+        compact_files: bool = False,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> CompactionReport:
+        """Bring all flushed generations into the base table, where plain Lance reads them.
+
+        Safe beside live writers, readers, other compactors and direct writes to the base; may
+        be killed and repeated at any point. Rows in MemTables and WALs stay there: call
+        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
+        up to date, ``compact_files`` joins its small files.
+        """
+
+        def work() -> CompactionReport:
+            return compact(
+                self._store,
+                shards,
+                plan=plan,
+                optimize_indexes=optimize_indexes,
+                compact_files=compact_files,
+                progress=progress,
+            )
+
+        return self._counted("compaction", work)
+
+    def gc(
+        self,
+        dry_run: bool = False,
+        min_age: timedelta | None = None,
+        *,
+        retention: Retention | None = None,
+        resources: Iterable[Resource | str] | None = None,
+        shards: Sequence[UUID | str] | None = None,
+    ) -> GcReport:
+        """Delete what nobody needs any more: compacted SSTables, covered WAL entries, leftovers.
+
+        ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
+        be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
+        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
+        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
+        """
+
+        def work() -> GcReport:
+            return collect_garbage(
+                self._store,
+                retention=retention,
+                min_age=min_age,
+                resources=resources,
+                shards=shards,
+                dry_run=dry_run,
+            )
+
+        return self._counted("collection", work)
+
+    def backup(
+        self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> BackupReport:
+        """Copy the table as it is now to ``destination``, beside earlier backups of it.
+
+        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
+        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
+        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
+        """
+        return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
+
+    def verify(
+        self,
+        shards: Sequence[UUID | str] | None = None,
+        *,
+        deep: bool = True,
+        progress: Callable[[UUID], object] | None = None,
+    ) -> VerifyReport:
+        """Check every invariant of the table on storage; ``report.ok`` says whether all hold.
+
+        ``deep`` reads all rows that are not compacted, the retained WAL and the base's keys.
+        """
+        return verify(self._store, shards, deep=deep, progress=progress)
+
+    def repair(
+        self,
+        findings: Sequence[Finding] | None = None,
+        *,
+        accept_lost_entries: bool = False,
+        earlier: str | None = None,
+    ) -> RepairReport:
+        """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
+
+        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
+        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
+        copy, its shards' generations are numbered above the copied markers, which fences their writers.
+
+        ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
+        shard can be read and written again; get the objects back from a backup if you can.
+        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
+        "keep" has them count as the newest, "drop" takes them out.
+        """
+        return repair(self._store, findings, accept_lost_entries=accept_lost_entries, earlier=earlier)
+
+    def _counted(self, kind: str, work: Callable[[], R]) -> R:
+        """Do the work, and add what it did to the process's totals."""
+        try:
+            report = work()
+        except BaseException:
+            process_totals.add(self._store.uri, {f"{kind}_failures": 1})
+            raise
+        process_totals.add(self._store.uri, report.totals())
+        return report
 
     def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:
         if ShardManifestStore(self._store, shard_id).read_latest() is not None:
@@ -486,10 +516,8 @@ class Table(TableMaintenance):
             return not several and len(self.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
-    def _writer_store(self, config: ShardWriterConfig) -> ObjectStore:
-        if self._share_store:
-            return self._store
-        return ObjectStore.from_uri(self.uri, self._store.storage_options, fsync=config.fsync)
+    def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
+        return self._store if self._share_store else base.writer_store(fsync=config.fsync)
 
 
 def open_table(

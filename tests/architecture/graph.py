@@ -1,6 +1,7 @@
 """The package's import graph, drawn from the source alone.
 
-``python tests/architecture/graph.py [path to src]`` prints it as a table, of any checkout.
+``python tests/architecture/graph.py [path to src]`` prints it as a table, of any checkout; with the paths of
+two, before and after, it prints how the figures changed.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _strongly_connected(targets: dict[str, set[str]]) -> list[list[str]]:
             elif target in stack:
                 low[node] = min(low[node], order[target])
         if low[node] == order[node]:
-            group = []
+            group: list[str] = []
             while not group or group[-1] != node:
                 group.append(stack.pop())
             groups.append(sorted(group))
@@ -191,22 +192,52 @@ def _strongly_connected(targets: dict[str, set[str]]) -> list[list[str]]:
     return groups
 
 
-def _print(graph: Graph) -> None:
+def figures(graph: Graph) -> dict[str, int]:
+    """What can be counted in the graph."""
     modules = [module for module in graph.lines if module not in graph.packages]
     importers: dict[str, set[str]] = {}
     for edge in graph.edges:
         importers.setdefault(graph.imported_module(edge), set()).add(edge.importer)
-    print(f"modules                    {len(modules)}")
-    print(f"lines                      {sum(graph.lines.values())}")
-    print(f"below 100 lines            {sum(graph.lines[module] < 100 for module in modules)}")
-    print(f"above 500 lines            {sum(graph.lines[module] > 500 for module in modules)}")
-    print(f"with one importer          {sum(len(importers.get(module, ())) == 1 for module in modules)}")
-    print(f"loose at the top           {len(graph.loose())}")
-    print(f"imports past a door        {len(graph.past_doors())}")
-    print(f"cycles                     {len(graph.cycles())}")
-    for room, others in graph.neighbours().items():
-        print(f"{room:26} {len(others):2}  {' '.join(others)}")
+    return {
+        "files": len(graph.lines),
+        "modules": len(modules),
+        "lines": sum(graph.lines.values()),
+        "modules below 100 lines": sum(graph.lines[module] < 100 for module in modules),
+        "modules above 500 lines": sum(graph.lines[module] > 500 for module in modules),
+        "modules with one importer": sum(len(importers.get(module, ())) == 1 for module in modules),
+        "rooms": len(graph.rooms()),
+        "loose at the top": len(graph.loose()),
+        "imports past a door": len(graph.past_doors()),
+        "cycles": len(graph.cycles()),
+    }
+
+
+def without(graph: Graph, room: str) -> Graph:
+    """The graph without a room, for a fair comparison where one has left the package."""
+    below = f"{PACKAGE}.{room}"
+    return Graph(
+        {module: lines for module, lines in graph.lines.items() if room_of(module) != room},
+        frozenset(module for module in graph.packages if room_of(module) != room),
+        frozenset(edge for edge in graph.edges if room not in (room_of(edge.importer), room_of(edge.module))),
+        {module: names for module, names in graph.exports.items() if not module.startswith(below)},
+    )
+
+
+def _print(*graphs: Graph) -> None:
+    """One column for each graph; neighbours of a room are those that it imports from."""
+    counted = [figures(graph) for graph in graphs]
+    for name in counted[0]:
+        print(f"{name:28} " + " → ".join(str(each[name]) for each in counted))
+    print("\nneighbours")
+    neighbours = [graph.neighbours() for graph in graphs]
+    loose = [set(graph.loose()) for graph in graphs]
+    known = {name: None for each in neighbours for name in each}
+    for name in sorted(known, key=lambda name: (all(name in each for each in loose), name)):
+        counts = [str(len(each[name])) if name in each else "-" for each in neighbours]
+        print(f"  {name:26} {' → '.join(counts):8} {' '.join(neighbours[-1].get(name, ()))}")
 
 
 if __name__ == "__main__":
-    _print(draw(Path(sys.argv[1] if len(sys.argv) > 1 else "src")))
+    sources = [Path(each) for each in sys.argv[1:]] or [Path("src")]
+    # The demo is no longer part of the package, nor of what is compared.
+    _print(*(without(draw(source), "demo") for source in sources))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lancewal
-from tests.architecture.graph import FLOORS, Graph, draw
+from tests.architecture.graph import FLOORS, Graph, draw, figures, without
 
 #: What ``import lancewal`` offers; a name leaves this list only with a deprecation.
 PUBLIC_NAMES = {
@@ -100,3 +100,8 @@ def test_every_fault_is_found(shack: Path) -> None:
     assert [edge.target for edge in graph.upward()] == ["lancewal.table.Table"]
     assert graph.cycles() == [["lancewal.storage.local", "lancewal.storage.remote"]]
     assert graph.loose() == ["errors", "table"]
+    counted = figures(graph)
+    assert (counted["modules"], counted["rooms"], counted["loose at the top"]) == (4, 1, 2)
+    assert (counted["imports past a door"], counted["cycles"]) == (2, 1)
+    assert without(graph, "storage").rooms() == []
+    assert graph.neighbours() == {"errors": ["table"], "table": ["storage"]}

@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
-from lancewal.sstable.reader import _opened as open_handles
+from lancewal.sstable.opened import _handles as open_handles
 from lancewal.storage import ObjectStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, new_table, rows

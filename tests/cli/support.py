@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lance
 import pyarrow as pa
 from typer.testing import CliRunner
 
 import lancewal
 from lancewal.cli.app import app, debug_first
-from tests.tables import KEYED, rows
+from tests.tables import KEYED, rows, writable_table, write_parquet
 
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -83,6 +81,14 @@ def spawn(*arguments: object, **options: Any) -> Outcome:
 
 def new_table(where: Path, count: int = 0, schema: pa.Schema = KEYED, **options: Any) -> lancewal.Table:
     """A table with a write path and ``count`` rows in its base."""
-    data = schema.empty_table() if not count else pa.Table.from_batches([rows(0, count, schema=schema)])
-    lance.write_dataset(data, str(where))
-    return lancewal.initialize(str(where), **{"bucket": ("id", 2), "writer_defaults": DEFAULTS, **options})
+    data = pa.Table.from_batches([rows(0, count, schema=schema)]) if count else None
+    return writable_table(where, schema, data, **options)
+
+
+def write_files(where: Path) -> Path:
+    """A directory with ids 0 to 12 in files of three formats."""
+    where.mkdir()
+    write_parquet(where / "a.parquet", 0, 10)
+    (where / "b.csv").write_text("id,name\n10,x\n11,\n")
+    (where / "c.jsonl").write_text('{"id": 12, "name": "z"}\n')
+    return where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -15,20 +16,18 @@ import lance
 import pytest
 
 import lancewal
-from lancewal.cli import exits, extras
+from lancewal.cli import exits
 from lancewal.cli.console import parse_duration
 from lancewal.cli.options import complete_path
 from lancewal.errors import ConflictError, FencedError, PartialWriteError
 from lancewal.storage import local
 from lancewal.table import Table
-from tests.cli.support import DEFAULTS, SOURCE, new_table, ok, run, spawn
+from tests.cli.support import SOURCE, new_table, ok, run, spawn
 from tests.servers import S3Server
-from tests.tables import KEYED
+from tests.tables import FAST_DEFAULTS, KEYED
 
-
-@pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "t", 10)
+#: The package exports the Typer application under the name of its module.
+cli_app = importlib.import_module("lancewal.cli.app")
 
 
 COMMANDS = [
@@ -228,8 +227,8 @@ def test_output_may_be_cut_off_by_its_reader(tmp_path: Path) -> None:
 
 
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert extras.checkout() is not None
-    monkeypatch.setattr(extras, "checkout", lambda: None)
+    assert cli_app.checkout() is not None
+    monkeypatch.setattr(cli_app, "checkout", lambda: None)
     outcome = run("bench")
     assert outcome.code == exits.FAILED
     assert "not part of the installed package" in outcome.error
@@ -240,7 +239,7 @@ def test_bench_lists_its_workloads() -> None:
 
 
 def test_defaults_reach_the_table(tmp_path: Path) -> None:
-    assert new_table(tmp_path / "t").details.writer_config_defaults == DEFAULTS
+    assert new_table(tmp_path / "t").details.writer_config_defaults == FAST_DEFAULTS
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 3), (-9, 137)])
@@ -253,7 +252,7 @@ def test_the_demo_is_a_program_whose_code_is_passed_on(
         started.append(command)
         return subprocess.CompletedProcess(command, ended)
 
-    monkeypatch.setattr(extras.subprocess, "run", remember)
+    monkeypatch.setattr(cli_app.subprocess, "run", remember)
     assert run("demo", "somewhere").code == code
     assert run("demo", "--no-spark", "--quick").code == code
     program = [sys.executable, "-m", "demo"]

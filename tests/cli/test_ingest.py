@@ -14,31 +14,20 @@ from pathlib import Path
 
 import lance
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import lancewal
 from lancewal.cli import exits
 from lancewal.storage import local
-from tests.cli.support import new_table, ok, run, start
-from tests.tables import APPEND_ONLY, KEYED, ids, rows
+from tests.cli.support import new_table, ok, run, start, write_files
+from tests.tables import APPEND_ONLY, KEYED, ids
 
 FAST = ["--set", "fsync=false"]
 
 
-def write_parquet(path: Path, start_: int, count: int) -> Path:
-    pq.write_table(pa.Table.from_batches([rows(start_, count, schema=APPEND_ONLY)]), path)
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    where = tmp_path / "in"
-    where.mkdir()
-    write_parquet(where / "a.parquet", 0, 10)
-    (where / "b.csv").write_text("id,name\n10,x\n11,y\n")
-    (where / "c.jsonl").write_text('{"id": 12, "name": "z"}\n')
-    return where
+    return write_files(tmp_path / "in")
 
 
 def test_create_ignored_the_key_of_a_table_that_is_there_and_took_rows_twice(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from lancewal.maintenance import execute_shard
 from lancewal.storage import local
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter
-from tests.cli.support import DEFAULTS, new_table, ok, run, spawn
+from tests.cli.support import new_table, ok, run, spawn
 from tests.tables import ids, rows
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> lancewal.Table:
     """Rows in the base, in SSTables and in WALs."""
-    made = new_table(tmp_path / "t", 10, bucket=("id", 3), writer_defaults=DEFAULTS)
+    made = new_table(tmp_path / "t", 10, bucket=("id", 3))
     with made.writer() as writer:
         writer.put(rows(10, 30))
     with made.writer(enable_memtable=False) as writer:

@@ -27,9 +27,8 @@ DOCUMENTS = pa.schema(
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
+def table(table: lancewal.Table) -> lancewal.Table:
     """Ids 0 to 9 in the base, 10 to 29 above it."""
-    table = new_table(tmp_path / "t", 10)
     with table.writer() as writer:
         writer.put(rows(10, 20))
     return table

@@ -20,11 +20,6 @@ from tests.tables import APPEND_ONLY, KEYED, rows
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "t", 10)
-
-
-@pytest.fixture
 def busy(table: lancewal.Table) -> lancewal.Table:
     """10 rows in the base, 20 in SSTables, 30 in the WAL."""
     with table.writer() as writer:
@@ -268,6 +263,13 @@ def test_gc_refuses_what_is_no_duration(busy: lancewal.Table) -> None:
 def test_verify_passes_a_sound_table(busy: lancewal.Table) -> None:
     assert "all is well" in ok("verify", busy.uri).out
     assert ok("verify", busy.uri, "--quick", "--json").document["ok"]
+
+
+def test_the_place_of_a_restored_table_is_shown_as_it_is(table: lancewal.Table, tmp_path: Path) -> None:
+    """Brackets in it were taken for markup, and not printed."""
+    ok("backup", table.uri, tmp_path / "backups")
+    restored = ok("restore", tmp_path / "backups", tmp_path / "copy[dim]", columns=300)
+    assert str(tmp_path / "copy[dim]") in restored.out
 
 
 def test_backup_and_restore(busy: lancewal.Table, tmp_path: Path) -> None:

@@ -23,6 +23,15 @@ from typing import Any
 from lancewal.format.records import decode_record
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Pages that somebody wrote: those of the API hold one name each, and are made from its docstring.
+PAGES = [
+    ROOT / "README.md",
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.name == "index.md" or ROOT / "docs" / "api" not in page.parents
+    ),
+]
 
 _BLOCK = re.compile(
     r"(?P<setup><!-- setup\n(?P<hidden>.*?)-->)"

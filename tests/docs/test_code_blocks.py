@@ -20,10 +20,9 @@ from lancewal.cli.app import app
 from lancewal.storage import observe_all
 from tests.cli.support import ok
 from tests.docs.beside import WriterBeside
-from tests.docs.blocks import ROOT, Runner, blocks, run_page, run_page_alone, runs
+from tests.docs.blocks import PAGES, ROOT, Runner, blocks, run_page, run_page_alone, runs
 from tests.tables import KEYED, rows
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Languages that nothing runs.
 _SHOWN = {"text", "mermaid"}
 

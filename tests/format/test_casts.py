@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lancewal.format.casts import CastRefusedError, exactly
+from lancewal.format.values import CastRefusedError, exactly
 
 VECTOR = pa.list_(pa.float32(), 2)
 NOON = dt.datetime(2020, 1, 1, 12)

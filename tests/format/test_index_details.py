@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lance.dataset import Index, LanceOperation
+from pyroaring import BitMap
 
 from lancewal.errors import CorruptManifestError
 from lancewal.format.base_manifest import (
@@ -24,7 +25,6 @@ from lancewal.format.base_manifest import (
     newest_manifest_name,
     parse_manifest_version,
     read_base_manifest,
-    read_details,
 )
 from lancewal.format.protos import IndexSectionMessage, MemWalIndexDetailsMessage, TableManifestMessage
 
@@ -50,7 +50,7 @@ def newest(table: Path) -> BaseManifest:
 
 
 def details_of(table: Path) -> MemWalDetails:
-    details = read_details(newest_file(table))
+    details = read_base_manifest(newest_file(table)).mem_wal
     assert details is not None
     return details
 
@@ -113,7 +113,7 @@ def test_details_are_what_pylance_shows(table: Path, arguments: dict[str, object
 def test_a_table_without_the_index_has_no_details(table: Path) -> None:
     assert newest(table) == BaseManifest(1, frozenset({0, 1, 2}), (), None)
     lance.dataset(str(table)).create_scalar_index("t", "BTREE")
-    assert read_details(newest_file(table)) is None
+    assert read_base_manifest(newest_file(table)).mem_wal is None
     assert [index.name for index in newest(table).indexes] == ["t_idx"]
 
 
@@ -189,6 +189,27 @@ def test_every_shape_of_fragment_bitmap_is_read_as_pylance_wrote_it(table: Path)
     assert manifest.covered_fragments("missing") == frozenset()
 
 
+@pytest.mark.parametrize("members", FRAGMENT_SETS.values(), ids=FRAGMENT_SETS)
+def test_a_fragment_bitmap_that_is_cut_is_refused(members: set[int]) -> None:
+    bitmap = BitMap(members)
+    bitmap.run_optimize()
+    whole = bitmap.serialize()
+    assert read_base_manifest(a_file_with_bitmap(whole)).indexes[0].fragments == members
+    for kept in {0, 1, 4, 7, len(whole) // 2, len(whole) - 1} - {len(whole)}:
+        with pytest.raises(CorruptManifestError, match="no Roaring bitmap"):
+            read_base_manifest(a_file_with_bitmap(whole[:kept]))
+
+
+def test_a_run_that_is_longer_than_its_header_says_is_refused() -> None:
+    bitmap = BitMap(range(100))
+    bitmap.run_optimize()
+    altered = bytearray(bitmap.serialize())
+    altered[-1] = 7  # the high byte of the run's length
+    assert len(BitMap.deserialize(bytes(altered))) > 100
+    with pytest.raises(CorruptManifestError, match="no Roaring bitmap"):
+        read_base_manifest(a_file_with_bitmap(bytes(altered)))
+
+
 def test_segments_of_one_index_cover_their_union(table: Path) -> None:
     segments = [
         Index(
@@ -228,27 +249,36 @@ def a_file_with_details(details: bytes, details_type: str = "/lance.table.MemWal
     return a_file(manifest.SerializeToString(), section.SerializeToString(), filler=b"filler")
 
 
+def a_file_with_bitmap(bitmap: bytes) -> bytes:
+    section = IndexSectionMessage()
+    section.indices.add(name="i", uuid={"uuid": bytes(16)}, fragment_bitmap=bitmap)
+    manifest = TableManifestMessage(version=1, index_section=0)
+    return a_file(manifest.SerializeToString(), section.SerializeToString())
+
+
 def test_the_index_section_may_lie_anywhere_before_the_manifest() -> None:
     details = MemWalIndexDetailsMessage(num_shards=5)
-    assert read_details(a_file_with_details(details.SerializeToString())) == MemWalDetails(num_shards=5)
+    assert read_base_manifest(a_file_with_details(details.SerializeToString())).mem_wal == MemWalDetails(
+        num_shards=5
+    )
 
 
 def test_details_without_the_later_fields_have_their_old_meaning() -> None:
-    details = read_details(a_file_with_details(b""))
+    details = read_base_manifest(a_file_with_details(b"")).mem_wal
     assert details is not None
     assert details.maintain_all_indexes is False
 
 
 def test_details_of_another_type_are_refused() -> None:
     with pytest.raises(CorruptManifestError, match="VectorIndexDetails"):
-        read_details(a_file_with_details(b"", "/lance.table.VectorIndexDetails"))
+        read_base_manifest(a_file_with_details(b"", "/lance.table.VectorIndexDetails"))
 
 
 def test_a_marker_without_a_shard_is_refused() -> None:
     details = MemWalIndexDetailsMessage()
     details.compacted_sstables.add(generation=3)
     with pytest.raises(CorruptManifestError, match="compaction marker"):
-        read_details(a_file_with_details(details.SerializeToString()))
+        read_base_manifest(a_file_with_details(details.SerializeToString()))
 
 
 def test_an_error_names_the_file_and_what_was_found() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lancewal.base.table import table_schema
-from lancewal.format.schema import FIELD_ID_KEY, TOMBSTONE, TableSchema, field_id, without_field_ids
+from lancewal.format.schema import FIELD_ID_KEY, TOMBSTONE, field_id, without_field_ids
 from lancewal.storage import layout
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
@@ -62,7 +62,6 @@ def test_maps_are_annotated_as_lance_annotates_them(tmp_path: Path) -> None:
     expected = schema_in_lances_own_entry(dataset)
     ours = table_schema(dataset)
     assert ours.stored.equals(expected, check_metadata=True)
-    assert ours.max_field_id == 8
 
 
 def test_field_ids_have_gaps_after_a_column_was_dropped(tmp_path: Path) -> None:
@@ -72,7 +71,6 @@ def test_field_ids_have_gaps_after_a_column_was_dropped(tmp_path: Path) -> None:
     ours = table_schema(dataset)
     # The new column has the old one's name, and another id.
     assert dict(ours.field_ids) == {"id": 0, "b": 2, "a": 3}
-    assert ours.max_field_id == 3
     assert ours.stored.equals(schema_in_lances_own_entry(dataset), check_metadata=True)
 
 
@@ -110,10 +108,6 @@ def test_a_composite_key_is_in_key_order(tmp_path: Path) -> None:
 def test_a_table_without_a_key(tmp_path: Path) -> None:
     ours = table_schema(dataset_of(tmp_path / "t", pa.schema([("a", pa.int8())])))
     assert ours.primary_key == ()
-
-
-def test_no_columns_have_no_highest_id() -> None:
-    assert TableSchema(pa.schema([]), ()).max_field_id == -1
 
 
 def test_a_field_without_annotation_has_no_id() -> None:

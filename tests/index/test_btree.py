@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
-from lancewal.index import runs
+from lancewal.index import btree as runs
 from lancewal.index.btree import BTreeIndex
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -69,13 +69,13 @@ def test_answers_are_those_of_a_scan(typed: tuple[pa.DataType, list[list[Any]]],
     value = VALUES[type_]
 
     one = data.draw(value)
-    assert index.lookup(one, bound).tolist() == [r for r, v in visible if v == one]
+    assert index.equal_to([one]).below(bound).tolist() == [r for r, v in visible if v == one]
     several = data.draw(st.lists(st.none() | value, max_size=4))
     wanted = [v for v in several if v is not None]
-    assert index.lookup_many(several, bound).tolist() == [
+    assert index.equal_to(several).below(bound).tolist() == [
         r for r, v in visible if v is not None and v in wanted
     ]
-    assert index.is_null(bound).tolist() == [r for r, v in visible if v is None]
+    assert index.nulls().below(bound).tolist() == [r for r, v in visible if v is None]
 
     low, high = data.draw(st.none() | value), data.draw(st.none() | value)
     with_low, with_high = data.draw(st.booleans()), data.draw(st.booleans())
@@ -85,7 +85,7 @@ def test_answers_are_those_of_a_scan(typed: tuple[pa.DataType, list[list[Any]]],
         return above and (high is None or v < high or (with_high and v == high))
 
     expected = [r for r, v in visible if v is not None and inside(v)]
-    assert index.range(low, high, with_low, with_high, bound=bound).tolist() == expected
+    assert index.between(low, high, with_low, with_high).below(bound).tolist() == expected
 
 
 FLOATS = [0.0, -0.0, math.nan, -math.nan, 1.0, math.inf, -math.inf, None, 1e-310]
@@ -101,16 +101,16 @@ def test_floats_compare_as_lances_filters_do(tmp_path: Path) -> None:
     def by_lance(filter_: str) -> list[int]:
         return sorted(dataset.to_table(filter=filter_)["row"].to_pylist())
 
-    assert index.lookup(0.0, bound).tolist() == by_lance("f = 0.0")
-    assert index.lookup(-0.0, bound).tolist() == by_lance("f = -0.0")
-    assert index.lookup(math.nan, bound).tolist() == by_lance("f = CAST('NaN' AS DOUBLE)")
-    assert index.range(0.5, bound=bound).tolist() == by_lance("f >= 0.5")
-    assert index.range(None, 0.0, high_inclusive=False, bound=bound).tolist() == by_lance("f < 0.0")
-    assert index.range(-0.0, 1.0, bound=bound).tolist() == by_lance("f BETWEEN -0.0 AND 1.0")
-    assert index.range(None, math.nan, high_inclusive=False, bound=bound).tolist() == by_lance(
+    assert index.equal_to([0.0]).below(bound).tolist() == by_lance("f = 0.0")
+    assert index.equal_to([-0.0]).below(bound).tolist() == by_lance("f = -0.0")
+    assert index.equal_to([math.nan]).below(bound).tolist() == by_lance("f = CAST('NaN' AS DOUBLE)")
+    assert index.between(0.5).below(bound).tolist() == by_lance("f >= 0.5")
+    assert index.between(None, 0.0, high_inclusive=False).below(bound).tolist() == by_lance("f < 0.0")
+    assert index.between(-0.0, 1.0).below(bound).tolist() == by_lance("f BETWEEN -0.0 AND 1.0")
+    assert index.between(None, math.nan, high_inclusive=False).below(bound).tolist() == by_lance(
         "f < CAST('NaN' AS DOUBLE)"
     )
-    assert index.is_null(bound).tolist() == by_lance("f IS NULL")
+    assert index.nulls().below(bound).tolist() == by_lance("f IS NULL")
 
 
 def test_rows_handed_in_again_are_found_once() -> None:
@@ -119,9 +119,9 @@ def test_rows_handed_in_again_are_found_once() -> None:
     index.insert(column, 0)
     index.insert(column, 0)
     index.insert(pa.array([7, 7, 9]), 4)
-    assert index.lookup(7, 10).tolist() == [0, 2, 4, 5]
-    assert index.is_null(10).tolist() == [1]
-    assert index.lookup(9, 10).tolist() == [6]
+    assert index.equal_to([7]).below(10).tolist() == [0, 2, 4, 5]
+    assert index.nulls().below(10).tolist() == [1]
+    assert index.equal_to([9]).below(10).tolist() == [6]
 
 
 def test_a_gap_a_wrong_type_and_a_wrong_value_are_refused() -> None:
@@ -134,7 +134,7 @@ def test_a_gap_a_wrong_type_and_a_wrong_value_are_refused() -> None:
     assert index.rows == 1
     for value in ("a", 1.5, 2**40):
         with pytest.raises(InvalidInputError, match="int32"):
-            index.lookup(value, 1)
+            index.equal_to([value]).below(1)
 
 
 def test_types_without_an_order_are_refused() -> None:
@@ -147,7 +147,7 @@ def test_one_batch_larger_than_many_tails_is_found() -> None:
     values = [i * 37 % 1000 for i in range(1000)]
     index = BTreeIndex(pa.int64())
     index.insert(pa.array(values), 0)
-    assert index.range(10, 19, bound=1000).tolist() == [r for r, v in enumerate(values) if 10 <= v <= 19]
+    assert index.between(10, 19).below(1000).tolist() == [r for r, v in enumerate(values) if 10 <= v <= 19]
 
 
 @pytest.mark.parametrize("type_", [pa.int64(), pa.string()])
@@ -181,5 +181,5 @@ def test_a_batch_that_failed_to_go_in_goes_in_once_the_next_time(
     assert index.rows == 3
     index.insert(batch(3), 3)
     index.insert(batch(6), 6)
-    assert index.range(bound=9).tolist() == list(range(9))
-    assert index.lookup_many(batch(3), 9).tolist() == [3, 4, 5]
+    assert index.between().below(9).tolist() == list(range(9))
+    assert index.equal_to(batch(3)).below(9).tolist() == [3, 4, 5]

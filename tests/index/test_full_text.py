@@ -16,7 +16,7 @@ from lance.query import FullTextOperator, FullTextQuery, MatchQuery, PhraseQuery
 from lancewal.errors import InvalidInputError
 from lancewal.index import full_text as postings
 from lancewal.index.bm25 import CorpusStatistics
-from lancewal.index.full_text import FullTextIndex, TextHits, index_of, search_rows
+from lancewal.index.full_text import FullTextIndex, TextHits, index_of
 from lancewal.index.kinds import FullTextParams
 
 VOCABULARY = [
@@ -152,7 +152,7 @@ def test_rows_that_are_not_allowed_neither_match_nor_weigh() -> None:
     index = index_of(pa.array(rows), FullTextParams())
     allowed = np.arange(50) % 3 != 0
     kept = [text for row, text in enumerate(rows) if allowed[row]]
-    alone = as_dict(search_rows(pa.array(kept), "fox dog"))
+    alone = as_dict(index_of(pa.array(kept), FullTextParams()).search("fox dog", len(kept)))
     positions = np.flatnonzero(allowed)
     expected = {int(positions[row]): score for row, score in alone.items()}
     assert as_dict(index.search("fox dog", 50, allowed=allowed)) == expected
@@ -163,11 +163,10 @@ def test_a_column_without_an_index_is_searched_with_lances_defaults() -> None:
     expected = LanceCorpus(rows).search(MatchQuery("foxes jumping", "text"))
     assert expected
     chunked = pa.chunked_array([pa.array(rows[:7]), pa.array(rows[7:])])
-    assert as_dict(search_rows(chunked, "foxes jumping")) == pytest.approx(expected, rel=1e-5)
-    assert (
-        as_dict(search_rows(chunked, "red fox", phrase=True)).keys()
-        <= as_dict(search_rows(chunked, "red fox")).keys()
-    )
+    index = index_of(chunked, FullTextParams(), phrase=True)
+    assert as_dict(index.search("foxes jumping", 40)) == pytest.approx(expected, rel=1e-5)
+    phrases = as_dict(index.search("red fox", 40, phrase=True))
+    assert phrases.keys() <= as_dict(index.search("red fox", 40)).keys()
 
 
 def test_the_limit_keeps_the_best_and_breaks_ties_by_row() -> None:

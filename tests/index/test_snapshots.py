@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lancewal.index import btree as runs
 from lancewal.index import full_text as postings
-from lancewal.index import runs
+from lancewal.index.btree import BytesRuns, NumberRuns, Range, values_array
 from lancewal.index.full_text import Postings
 from lancewal.index.kinds import VectorParams
-from lancewal.index.runs import BytesRuns, NumberRuns, Range, values_array
 from lancewal.index.vector import VectorIndex
 
 

@@ -21,7 +21,6 @@ from lancewal.index.kinds import (
     IndexSpec,
     Metric,
     VectorParams,
-    memory_estimate,
 )
 from lancewal.index.specs import maintained_specs
 
@@ -184,10 +183,3 @@ def test_a_tokenizer_that_does_not_work_here_does_not_make_the_table_unwritable(
 def test_specs_travel_between_processes(dataset: lance.LanceDataset) -> None:
     specs = maintained_specs(dataset, [], True)
     assert pickle.loads(pickle.dumps(specs)) == specs
-
-
-def test_estimates_grow_with_rows_and_dimension(dataset: lance.LanceDataset) -> None:
-    specs = maintained_specs(dataset, [], True)
-    assert memory_estimate(specs, 2000) == 2 * memory_estimate(specs, 1000) > 0
-    wide = IndexSpec("v", "v", 0, IndexKind.VECTOR, VectorParams(1024))
-    assert memory_estimate([wide], 10) > 10 * 4096

@@ -51,7 +51,7 @@ def test_every_index_answers_for_its_column() -> None:
     assert btree is not None
     assert words is not None
     assert near is not None
-    assert btree.lookup(3, 11).tolist() == [3, 10]
+    assert btree.equal_to([3]).below(11).tolist() == [3, 10]
     assert words.search("number", 11).positions.tolist() == list(range(10))
     assert near.search([4, 1], 1, 11).positions.tolist() == [4]
     assert store.btree("text") is None
@@ -59,12 +59,12 @@ def test_every_index_answers_for_its_column() -> None:
     assert store.vector("id") is None
 
 
-def test_indexes_are_found_by_name_and_metric_and_equal_ones_are_one() -> None:
+def test_vector_indexes_are_found_by_metric_and_equal_indexes_are_one() -> None:
     store = IndexStore(ALL, SCHEMA)
-    assert store.by_name("by_id") is store.by_name("bitmap") is store.btree("id")
-    assert store.by_name("nowhere") is None
+    assert {"by_id", "bitmap"} <= {spec.name for spec in store.specs}
+    assert "bitmap" not in store.seconds
     aligned = store.vector("v", Metric.COSINE)
-    assert aligned is store.by_name("aligned")
+    assert aligned is not None
     assert aligned is not store.vector("v")
     assert store.vector("v", Metric.DOT) is None
 

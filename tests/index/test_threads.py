@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal.format.schema import TableSchema
+from lancewal.index import btree as runs
 from lancewal.index import full_text as postings
-from lancewal.index import runs
 from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
 from lancewal.index.store import IndexStore
 
@@ -85,10 +85,10 @@ def test_searching_while_inserting_sees_exactly_the_rows_below_the_bound(
         for column, value in (("id", key), ("name", f"n{key}")):
             btree = store.btree(column)
             assert btree is not None
-            assert btree.lookup(value, bound).tolist() == expected
+            assert btree.equal_to([value]).below(bound).tolist() == expected
         by_id = store.btree("id")
         assert by_id is not None
-        assert len(by_id.range(0, 9, bound=bound)) == sum(len(range(k, bound, KEYS)) for k in range(10))
+        assert len(by_id.between(0, 9).below(bound)) == sum(len(range(k, bound, KEYS)) for k in range(10))
 
     def check_words(bound: int, key: int) -> None:
         words = store.full_text("text")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -351,3 +353,9 @@ def test_memory_counts_every_vector() -> None:
     empty = index.memory_bytes
     index.insert(column(clustered(3000, 64), 64), 0)
     assert index.memory_bytes >= empty + (3000 - 256) * 64 * 4
+
+
+def test_faiss_was_imported_by_processes_that_build_no_graph() -> None:
+    """It takes a quarter of a second of every command and task, and most MemTables never need it."""
+    code = "import sys, lancewal.index, lancewal.table; assert 'faiss' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

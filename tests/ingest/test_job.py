@@ -20,28 +20,12 @@ from lancewal.ingest import Ingestion, LocalParts, SourceFile, find_files, watch
 from lancewal.ingest.journal import INGEST_DIR, Journal
 from lancewal.storage import ObjectStore
 from tests.faults import FaultyStore
-from tests.tables import APPEND_ONLY, KEYED, ids, rows
-
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = APPEND_ONLY, buckets: int = 2) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), bucket=("id", buckets), writer_defaults=DEFAULTS)
-
-
-def write_file(path: Path, start: int, count: int) -> Path:
-    pq.write_table(
-        pa.Table.from_batches([rows(start, count, schema=APPEND_ONLY)]),
-        path,
-        row_group_size=max(4, count // 8),
-    )
-    return path
+from tests.tables import APPEND_ONLY, KEYED, ids, writable_table, write_parquet
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "t")
+    return writable_table(tmp_path / "t", APPEND_ONLY)
 
 
 @pytest.fixture
@@ -49,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     where = tmp_path / "in"
     where.mkdir()
     for number in range(3):
-        write_file(where / f"{number}.parquet", number * 20, 20)
+        write_parquet(where / f"{number}.parquet", number * 20, 20)
     return where
 
 
@@ -82,7 +66,7 @@ def test_a_run_that_fails_at_any_storage_call_is_finished_by_the_next(
 ) -> None:
     """Without a key a row that is written twice shows."""
     for nth in itertools.count(1, 5):
-        table = new_table(tmp_path / f"t{nth}")
+        table = writable_table(tmp_path / f"t{nth}", APPEND_ONLY)
         store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
         store.faults.fail("put_if_absent", nth=nth, after=lost_reply, times=2)
         store.faults.fail("put", nth=nth, after=lost_reply, times=1)
@@ -109,7 +93,7 @@ def _feed(table: lancewal.Table) -> list[int]:
 
 
 def test_a_large_file_goes_on_in_the_middle(table: lancewal.Table, tmp_path: Path) -> None:
-    big = write_file(tmp_path / "big.parquet", 0, 50_000)
+    big = write_parquet(tmp_path / "big.parquet", 0, 50_000)
     files = find_files([big])
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     # The journal's third entry: two parts are in by then.
@@ -126,7 +110,7 @@ def test_a_large_file_goes_on_in_the_middle(table: lancewal.Table, tmp_path: Pat
 def test_a_part_that_was_begun_keeps_its_rows_with_other_limits(
     table: lancewal.Table, tmp_path: Path
 ) -> None:
-    big = write_file(tmp_path / "big.parquet", 0, 40_000)
+    big = write_parquet(tmp_path / "big.parquet", 0, 40_000)
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     store.faults.fail("put_if_absent", where="/wal/", nth=2)
     with pytest.raises(LanceWalError):
@@ -136,9 +120,9 @@ def test_a_part_that_was_begun_keeps_its_rows_with_other_limits(
 
 
 def test_a_file_that_changed_is_taken_again(tmp_path: Path, folder: Path) -> None:
-    table = new_table(tmp_path / "keyed", KEYED)
+    table = writable_table(tmp_path / "keyed", KEYED)
     job(table).run(find_files([folder]))
-    write_file(folder / "0.parquet", 0, 21)
+    write_parquet(folder / "0.parquet", 0, 21)
     report = job(table).run(find_files([folder]))
     assert (report.files, report.skipped) == (1, 2)
     assert ids(table.scan().to_table()) == list(range(60))
@@ -219,7 +203,7 @@ def test_an_unknown_column_is_refused_or_left_out(table: lancewal.Table, tmp_pat
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_a_number_too_large_for_a_float_was_taken_as_infinity(tmp_path: Path, ending: str) -> None:
-    table = new_table(tmp_path / "t", pa.schema([*APPEND_ONLY, pa.field("f", pa.float32())]))
+    table = writable_table(tmp_path / "t", pa.schema([*APPEND_ONLY, pa.field("f", pa.float32())]))
 
     def write(number: str) -> Path:
         path = tmp_path / f"{number}.{ending}"
@@ -248,7 +232,7 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(table: lancewal.Table, f
 
 
 def test_a_file_without_rows_is_taken_too(table: lancewal.Table, tmp_path: Path) -> None:
-    path = write_file(tmp_path / "empty.parquet", 0, 0)
+    path = write_parquet(tmp_path / "empty.parquet", 0, 0)
     assert job(table).run(find_files([path])).files == 1
     assert job(table).run(find_files([path])).skipped == 1
 
@@ -341,3 +325,14 @@ def test_a_file_that_grows_is_not_whole(tmp_path: Path) -> None:
         if len(seen) == 2:
             path.write_text("id\n1\n2\n")
     assert seen == [0, 1, 0, 1, 1]
+
+
+def test_a_table_whose_shards_are_chosen_by_hand_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
+    """A part that was begun and can never be written was left in the journal."""
+    lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
+    table = lancewal.initialize(tmp_path / "t")
+    source = write_parquet(tmp_path / "rows.parquet", 0, 3)
+    with pytest.raises(InvalidInputError, match="no sharding spec"):
+        job(table).run(find_files([source]))
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+    assert Journal(store, str(tmp_path)).read().unfinished is None

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError, LanceWalError, WalCorruptError
-from lancewal.format.json_columns import encode_json
 from lancewal.format.schema import TOMBSTONE
-from lancewal.maintenance.findings import Kind, Severity
+from lancewal.format.values import encode_json
+from lancewal.maintenance.reports import Kind, Severity
 from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader
 from lancewal.shard import WalAppender

@@ -49,7 +49,7 @@ class Peers:
         return WalAppender.open(self.store, self.shard, known.shard_spec_id if known else 0)
 
     def entries(self) -> list[WalEntry]:
-        return list(WalTailer(self.store, self.shard, update_cursor=False))
+        return list(WalTailer(self.store, self.shard))
 
     def positions(self) -> list[int]:
         return retained_positions(self.store, self.shard)
@@ -175,7 +175,7 @@ def test_we_restore_what_pylance_left_unflushed(peers: Peers) -> None:
         writer.put(as_put({2: "b", 3: "c"}))
         # The rows of its first life are in an SSTable; these are not.
         appender = peers.ours()
-        replay = Replay(appender, WalTailer(peers.store, peers.shard, update_cursor=False))
+        replay = Replay(appender, WalTailer(peers.store, peers.shard))
         assert [row["id"] for entry in replay.entries() for row in entry.batches[0].to_pylist()] == [2, 3]
         assert {entry.generation for entry in replay.entries()} == {2}
 
@@ -283,7 +283,7 @@ def test_pylance_fences_below_the_cursor_when_the_wal_was_emptied(peers: Peers) 
     with peers.theirs():
         assert peers.positions() == [1]
         # Our reader and our next claim are not led astray by it.
-        tailer = WalTailer(peers.store, peers.shard, update_cursor=False)
+        tailer = WalTailer(peers.store, peers.shard)
         assert tailer.first_position() == tailer.next_position() == cursor + 1
         assert peers.ours().sentinel_position == cursor + 1
 

@@ -129,12 +129,12 @@ class Arena:
 
     def settle(self) -> None:
         """After the arena is closed: everything into the base, and plain Lance reads the model."""
-        compact(self.base(), self.store)
+        compact(self.store)
         found = lance.dataset(self.store.uri).to_table()
         pairs = zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)
         assert sorted(pairs) == sorted(self.model.final().items())
         assert found.num_rows == lance.dataset(self.store.uri).count_rows()
-        report = verify(self.base(), self.store)
+        report = verify(self.store)
         assert report.ok, str(report)
 
     def _guard(self, work: Any) -> None:

@@ -9,9 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, PartialWriteError
-from lancewal.maintenance import Retention, collect_garbage, compact, points
+from lancewal.maintenance import Retention, at_crash_points, collect_garbage, compact
 from lancewal.storage import ObjectStore
 from tests.maintenance.arena import ages
 
@@ -21,24 +20,23 @@ def main() -> None:
     store = ObjectStore.from_uri(settings["uri"], fsync=False)
     retention = Retention(**ages(settings["ages"]), allow_unsafe=True)
     if settings["die_at"] is not None:
-        points.on_reached(lambda point: _die(point, settings["die_at"], settings["reached"]))
+        at_crash_points(lambda point: _die(point, settings["die_at"], settings["reached"]))
     print("ready", flush=True)
     if settings["waits"]:
         sys.stdin.readline()
     while True:
-        base = BaseTable.open(store.uri, store=store)
         for job in settings["jobs"]:
             if job == "compact":
-                _compact(base, store, settings["max_commit_bytes"])
+                _compact(store, settings["max_commit_bytes"])
             else:
-                collect_garbage(base, store, retention=retention)
+                collect_garbage(store, retention=retention)
         # Leaves the other processes of the test some of the machine.
         time.sleep(0.02)
 
 
-def _compact(base: BaseTable, store: ObjectStore, max_commit_bytes: int) -> None:
+def _compact(store: ObjectStore, max_commit_bytes: int) -> None:
     try:
-        compact(base, store, max_commit_bytes=max_commit_bytes)
+        compact(store, max_commit_bytes=max_commit_bytes)
     except PartialWriteError as error:
         # Losing every race is allowed where others compact the same table all the time.
         if not all(isinstance(each, ConflictError) for each in error.failed.values()):

@@ -93,16 +93,16 @@ class Site:
         writer.close()
 
     def compact(self, **how: Any) -> CompactionReport:
-        return compact(self.base, self.store, **how)
+        return compact(self.store, **how)
 
     def merge(self) -> None:
         """Compaction that dies before its end: what it has compacted is still listed."""
-        for shard in plan_compaction(self.base, self.store).shards:
+        for shard in plan_compaction(self.store).shards:
             execute_shard(shard, store=self.store)
 
     def look(self) -> GcReport:
         """A collection that only sees what there is: it keeps everything for ever."""
-        return look(self.base, self.store)
+        return look(self.store)
 
     def collect(self, **how: Any) -> GcReport:
         """Everything that may go, as if a year had passed since a collection saw it.
@@ -111,13 +111,13 @@ class Site:
         earlier collection saw may go; with ``None`` it is the time that it is.
         """
         if "now" not in how:
-            return collect_later(self.base, self.store, **how)
+            return collect_later(self.store, **how)
         if how["now"] is not None:
             how.setdefault("clock", clock_at(how["now"]))
-        return collect_garbage(self.base, self.store, **how)
+        return collect_garbage(self.store, **how)
 
     def verify(self, **how: Any) -> VerifyReport:
-        return verify(self.base, self.store, **how)
+        return verify(self.store, **how)
 
     def merged(self, value: str = "name") -> list[tuple[Any, Any]]:
         """All rows through the reader: id and one more column, sorted."""
@@ -135,15 +135,15 @@ def three_generations(where: Path) -> Site:
     return site
 
 
-def look(base: BaseTable, store: ObjectStore) -> GcReport:
-    return collect_garbage(base, store, min_age=100 * LATER)
+def look(store: ObjectStore) -> GcReport:
+    return collect_garbage(store, min_age=100 * LATER)
 
 
-def collect_later(base: BaseTable, store: ObjectStore, **how: Any) -> GcReport:
+def collect_later(store: ObjectStore, **how: Any) -> GcReport:
     """A collection a year after one that saw everything which is there now."""
-    look(base, store)
+    look(store)
     later = datetime.now(UTC) + LATER
-    return collect_garbage(base, store, now=later, clock=clock_at(later), **how)
+    return collect_garbage(store, now=later, clock=clock_at(later), **how)
 
 
 def clock_at(now: datetime) -> HostClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -15,9 +15,14 @@ from lancewal.base import appended_generations
 from lancewal.base.lance import next_fragment_id
 from lancewal.base.markers import effective_markers, tag, tags
 from lancewal.base.table import BaseTable
-from lancewal.maintenance import execute_shard, finish_compaction, optimize_base, plan_compaction, points
-from lancewal.maintenance.commits import mark_pending, remove_tags
-from lancewal.maintenance.points import APPEND_POINTS
+from lancewal.maintenance import (
+    execute_shard,
+    finish_compaction,
+    optimize_base,
+    plan_compaction,
+)
+from lancewal.maintenance.append_only import mark_pending, remove_tags
+from lancewal.maintenance.commits import APPEND_POINTS
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, rows
 
@@ -46,22 +51,6 @@ def site(tmp_path: Path) -> Site:
 
 
 EXPECTED = sorted([*named(range(5), "name"), *named(range(3, 7), "name"), *named([100, 101, 100], "name")])
-
-
-@pytest.fixture
-def at_point() -> Iterator[AtPoint]:
-    """Run something once, when a point is reached for the first time."""
-
-    def install(point: str, action: Callable[[], object]) -> None:
-        def hook(reached: str) -> None:
-            if reached == point:
-                points.on_reached(None)
-                action()
-
-        points.on_reached(hook)
-
-    yield install
-    points.on_reached(None)
 
 
 def stop() -> None:
@@ -136,7 +125,7 @@ class TestInterrupted:
         assert (site.marker, tags(site.base.schema.columns)) == (2, {})
 
     def test_rows_and_tag_come_in_one_version(self, site: Site, at_point: AtPoint) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(COMMITTED, stop)
         with pytest.raises(KilledError):
             execute_shard(plan.shards[0], store=site.store)
@@ -149,7 +138,7 @@ class TestInterrupted:
     def test_the_tag_survives_whatever_is_committed_or_cleaned_up(
         self, site: Site, at_point: AtPoint
     ) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(COMMITTED, stop)
         with pytest.raises(KilledError):
             execute_shard(plan.shards[0], store=site.store)
@@ -168,7 +157,7 @@ class TestInterrupted:
     def test_an_unfinished_append_is_marked_before_files_are_joined(
         self, site: Site, at_point: AtPoint
     ) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(COMMITTED, stop)
         with pytest.raises(KilledError):
             execute_shard(plan.shards[0], store=site.store)
@@ -180,7 +169,7 @@ class TestInterrupted:
 
 class TestBeside:
     def test_a_compactor_that_was_overtaken_appends_nothing(self, site: Site, at_point: AtPoint) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(WRITTEN, lambda: site.compact())
         late = execute_shard(plan.shards[0], store=site.store)
         assert (late.rows_inserted, late.skipped) == (0, [1, 2])
@@ -189,9 +178,9 @@ class TestBeside:
     def test_a_compactor_that_was_overtaken_in_part_appends_the_rest(
         self, site: Site, at_point: AtPoint
     ) -> None:
-        first = plan_compaction(site.base, site.store)
+        first = plan_compaction(site.store)
         site.flush(some(200, 3))
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(WRITTEN, lambda: execute_shard(first.shards[0], store=site.store))
         late = execute_shard(plan.shards[0], store=site.store)
         assert (late.generations, late.skipped, late.retries) == ([3], [1, 2], 1)
@@ -256,7 +245,7 @@ class TestBeside:
         shard = uuid4()
         writer = site.dataset.mem_wal_writer(str(shard), durable_write=True)
         writer.put(some(300, 2))
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         at_point(COMMITTED, stop)
         with pytest.raises(KilledError):
             execute_shard(next(p for p in plan.shards if p.shard_id == site.shard_id), store=site.store)

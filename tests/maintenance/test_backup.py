@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import lance
 import pyarrow as pa
@@ -18,12 +17,7 @@ from lancewal.publish.feed import ChangeFeed
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.servers import S3Server
-from tests.tables import APPEND_ONLY, KEYED, fast, rows
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **how: Any) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(str(where), writer_defaults=fast(), **(how or {"bucket": ("id", 2)}))
+from tests.tables import APPEND_ONLY, KEYED, rows, wal_table
 
 
 def put(table: lancewal.Table, *batches: pa.RecordBatch, deletes: tuple[int, ...] = ()) -> None:
@@ -52,7 +46,7 @@ def content(table: lancewal.Table) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> lancewal.Table:
-    table = new_table(tmp_path / "table")
+    table = wal_table(tmp_path / "table", bucket=("id", 2))
     fill_all_levels(table)
     return table
 
@@ -69,8 +63,8 @@ def test_what_a_collection_saw_is_not_said_of_the_restored_table(
 
 @pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["key", "no key"])
 def test_a_restored_table_has_the_rows_and_goes_on(tmp_path: Path, schema: pa.Schema) -> None:
-    how = {} if schema is KEYED else {"unsharded": True}
-    table = new_table(tmp_path / "table", schema, **how)
+    how = {"bucket": ("id", 2)} if schema is KEYED else {"unsharded": True}
+    table = wal_table(tmp_path / "table", schema, **how)
     fill_all_levels(table, schema)
     lance.dataset(table.uri).create_scalar_index("id", "BTREE")
     before = content(table)
@@ -216,7 +210,7 @@ def test_to_s3_and_back(tmp_path: Path, table: lancewal.Table, s3: S3Server) -> 
 
 def test_a_backup_under_load_is_one_consistent_state(tmp_path: Path) -> None:
     """A writer, flushes, compactions and collections beside it; both rows of a put have one number."""
-    table = new_table(tmp_path / "table", unsharded=True)
+    table = wal_table(tmp_path / "table", unsharded=True)
     acknowledged = [0]
     stop, collect = threading.Event(), threading.Event()
     failures: list[BaseException] = []

@@ -17,24 +17,31 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lance.dataset import MergeInsertBuilder
 
 from lancewal.base.markers import fence_id, is_fence
 from lancewal.base.table import BaseTable
-from lancewal.errors import CorruptManifestError, InvalidInputError, PartialWriteError
+from lancewal.errors import (
+    CorruptManifestError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
 from lancewal.maintenance import (
     CompactionPlan,
     Progress,
+    at_crash_points,
     compact,
     execute_shard,
     keyed,
     plan_compaction,
-    points,
 )
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from tests.maintenance.support import Site, named
-from tests.tables import KEY, KEYED, new_table, open_writer, rows
+from tests.tables import APPEND_ONLY, KEY, KEYED, new_table, open_writer, rows
 
 
 @pytest.fixture
@@ -120,7 +127,7 @@ class TestResult:
 
 class TestPlan:
     def test_a_plan_survives_json_and_pickle(self, site: Site) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         assert CompactionPlan.from_json(plan.to_json()) == plan
         assert pickle.loads(pickle.dumps(plan)) == plan
         (shard,) = plan.shards
@@ -129,7 +136,7 @@ class TestPlan:
 
     def test_generations_are_grouped_by_bytes(self, site: Site) -> None:
         sizes = [entry.in_memory_bytes or 0 for entry in site.manifest.sstables]
-        plan = plan_compaction(site.base, site.store, max_commit_bytes=sizes[0] + sizes[1])
+        plan = plan_compaction(site.store, max_commit_bytes=sizes[0] + sizes[1])
         assert [commit.generations for commit in plan.shards[0].commits] == [(1, 2), (3,)]
         report = site.compact(plan=plan)
         assert report.commits == 2
@@ -137,10 +144,10 @@ class TestPlan:
 
     def test_a_plan_shows_no_credentials(self, site: Site) -> None:
         store = ObjectStore.from_uri(site.store.uri, {"aws_secret_access_key": "hidden"}, fsync=False)
-        assert "hidden" not in plan_compaction(site.base, store).to_json()
+        assert "hidden" not in plan_compaction(store).to_json()
 
     def test_a_stale_plan_skips_what_is_compacted(self, site: Site) -> None:
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         site.compact()
         site.flush(rows(6, 1, prefix="four"))
         site.compact()
@@ -150,7 +157,7 @@ class TestPlan:
         assert site.plain() == before
 
     def test_a_plan_is_executed_by_its_uri_alone(self, site: Site) -> None:
-        plan = pickle.loads(pickle.dumps(plan_compaction(site.base, site.store)))
+        plan = pickle.loads(pickle.dumps(plan_compaction(site.store)))
         execute_shard(plan.shards[0], {})
         assert site.plain() == EXPECTED
 
@@ -215,22 +222,21 @@ class TestBoundedMemory:
         count = 20_000
         site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, count, prefix="base")]))
         site.flush(list(range(count)))
-        stale = site.base
-        plan = plan_compaction(stale, site.store, max_commit_bytes=40_000)
+        plan = plan_compaction(site.store, max_commit_bytes=40_000)
         overtaken = []
 
         def overtake(point: str) -> None:
             if point == "merge: a part of the rows is committed" and not overtaken:
                 overtaken.append(point)
-                points.on_reached(None)
+                at_crash_points(None)
                 site.flush(rows(0, count, prefix="again"))
                 site.compact()
 
-        points.on_reached(overtake)
+        at_crash_points(overtake)
         try:
-            report = compact(stale, site.store, plan=plan)
+            report = compact(site.store, plan=plan)
         finally:
-            points.on_reached(None)
+            at_crash_points(None)
         assert overtaken
         assert report.shards[0].skipped == [1]
         assert site.plain() == site.merged() == named(range(count), "again")
@@ -241,8 +247,8 @@ class TestBoundedMemory:
 import logging, resource, sys
 import lance, pyarrow as pa
 import lancewal
-from lancewal.base.table import BaseTable
 from lancewal.maintenance import compact
+from lancewal.storage import ObjectStore
 logging.disable(logging.CRITICAL)
 uri, count, limit = sys.argv[1], 300_000, 4 << 20
 key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -251,7 +257,7 @@ lance.write_dataset(keys, uri)
 with lancewal.initialize(uri, unsharded=True).writer(durable_write=False) as writer:
     writer.delete(keys)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-report = compact(BaseTable.open(uri), max_commit_bytes=limit)
+report = compact(ObjectStore.from_uri(uri), max_commit_bytes=limit)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert report.rows_deleted == count and lance.dataset(uri).count_rows() == 0
 print((after - before) << 10)
@@ -455,14 +461,14 @@ class TestDirectWrites:
         dead = [0, 1, 5]
 
         def once(point: str) -> None:
-            points.on_reached(None)
+            at_crash_points(None)
             change(site.dataset)
 
-        points.on_reached(once)
+        at_crash_points(once)
         try:
             site.compact()
         finally:
-            points.on_reached(None)
+            at_crash_points(None)
         assert dict(site.plain()) == {key: name for key, name in wanted.items() if key not in dead}
         assert set(expected) <= {key for key, _ in site.plain()}
         assert site.marker == 3
@@ -584,14 +590,14 @@ def test_compaction_changed_what_reads_give_for_a_key_in_two_shards(
         table.append(shard, first, 3, f"tail{number}")
     expected = table.merged()
     wanted = None if asked is None else [table.shards[flushes[asked % len(flushes)][0]]]
-    plan = plan_compaction(table.base, table.store, wanted, max_commit_bytes=limit)
+    plan = plan_compaction(table.store, wanted, max_commit_bytes=limit)
     assert CompactionPlan.from_json(plan.to_json()) == plan
     # Every part may be the last one before a crash.
     for unit in plan.units:
         for part in unit:
             execute_shard(part, store=table.store)
             assert table.merged() == expected
-    compact(table.base, table.store)
+    compact(table.store)
     assert table.merged() == expected
 
 
@@ -607,15 +613,15 @@ def test_parts_after_one_that_failed_would_change_reads_and_are_left(tmp_path: P
         if point == "merge: rows are read" and next(merges) == 1:
             raise RuntimeError("the second part")
 
-    points.on_reached(fail)
+    at_crash_points(fail)
     try:
         with pytest.raises(PartialWriteError, match="the second part"):
-            compact(table.base, table.store)
+            compact(table.store)
     finally:
-        points.on_reached(None)
+        at_crash_points(None)
     assert next(merges) == 2, "nothing was tried after it"
     assert table.merged() == expected
-    report = compact(table.base, table.store)
+    report = compact(table.store)
     assert table.merged() == expected
     assert sorted(shard.shard_id for shard in report.shards) == table.shards[:2], "one report for each shard"
 
@@ -625,7 +631,56 @@ def test_shards_that_say_nothing_but_share_no_key_are_compacted_side_by_side(tmp
     for shard, first in [(0, 0), (0, 1), (1, 100), (1, 101), (2, 2)]:
         with open_writer(table.base, table.shards[shard], store=table.store) as writer:
             writer.put(rows(first, 3))
-    plan = plan_compaction(table.base, table.store)
+    plan = plan_compaction(table.store)
     assert [[part.shard_id for part in unit] for unit in plan.units if len(unit) == 1] == [[table.shards[1]]]
     (sharing,) = [unit for unit in plan.units if len(unit) > 1]
     assert {part.together for part in sharing} == {(table.shards[0], table.shards[2])}
+
+
+def without_an_answer(patch: pytest.MonkeyPatch, schema: pa.Schema, *, takes_effect: bool) -> None:
+    owner, name = (MergeInsertBuilder, "execute") if schema is KEYED else (lance.LanceDataset, "commit")
+    real = getattr(owner, name)
+
+    def lost(*args: Any, **kwargs: Any) -> Any:
+        if takes_effect:
+            real(*args, **kwargs)
+        raise OSError("LanceError(IO): connection reset by peer (os error 104)")
+
+    patch.setattr(owner, name, lost)
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+@pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["keyed", "append only"])
+def test_a_commit_without_an_answer_is_neither_denied_nor_done_twice(
+    tmp_path: Path, schema: pa.Schema, takes_effect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "table", schema)
+    site.flush(rows(0, 5, schema=schema))
+    with monkeypatch.context() as patch:
+        without_an_answer(patch, schema, takes_effect=takes_effect)
+        if takes_effect and schema is KEYED:
+            site.compact()  # finds its own marker
+        else:
+            with pytest.raises(PartialWriteError) as caught:
+                site.compact()
+            assert [type(error) for error in caught.value.failed.values()] == [OutcomeUnknownError]
+    assert site.plain() == (named(range(5), "name") if takes_effect else [])
+    site.compact()
+    assert site.plain() == site.merged() == named(range(5), "name")
+
+
+def test_a_commit_that_the_system_refused_did_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "table")
+    site.flush(rows(0, 5))
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("LanceError(IO): No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MergeInsertBuilder, "execute", refused)
+        with pytest.raises(PartialWriteError) as caught:
+            site.compact()
+    assert [type(error) for error in caught.value.failed.values()] == [StorageError]
+    assert site.plain() == []

@@ -14,8 +14,8 @@ import pytest
 import lancewal.maintenance.gc as collect_module
 from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, WalTruncatedError
-from lancewal.maintenance import Resource, Retention, execute_shard, plan_compaction, points
-from lancewal.maintenance.commits import sync_file_system
+from lancewal.maintenance import Resource, Retention, at_crash_points, execute_shard, plan_compaction
+from lancewal.maintenance.gc import sync_file_system
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.publishing import publish
 from lancewal.publish.staging import STAGED_DELETION_AGE
@@ -37,18 +37,11 @@ from tests.maintenance.support import (
     named,
     positions,
     stage,
-    three_generations,
     versions,
 )
 from tests.tables import APPEND_ONLY, abandon, fast, rows
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Three flushed generations, of which nothing is compacted."""
-    return three_generations(tmp_path / "table")
 
 
 class TestCompactedGenerations:
@@ -438,12 +431,12 @@ def test_rows_with_a_tag_alone_are_not_pruned(tmp_path: Path) -> None:
         if point == "append: rows and tag are committed":
             raise KeyboardInterrupt
 
-    points.on_reached(stop)
+    at_crash_points(stop)
     try:
         with pytest.raises(KeyboardInterrupt):
-            execute_shard(plan_compaction(site.base, site.store).shards[0], store=site.store)
+            execute_shard(plan_compaction(site.store).shards[0], store=site.store)
     finally:
-        points.on_reached(None)
+        at_crash_points(None)
     site.collect()
     assert len(site.manifest.sstables) == 1
     assert BaseTable.open(site.store.uri).compacted_generation(site.shard_id) == 1

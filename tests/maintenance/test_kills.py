@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.maintenance.points import APPEND_POINTS, COLLECT_POINTS, MERGE_POINTS
+from lancewal.maintenance.commits import APPEND_POINTS, COLLECT_POINTS, MERGE_POINTS
 from tests.maintenance.arena import Arena, Child, children
 
 _TOGETHER = 3

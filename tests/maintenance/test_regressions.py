@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from lancewal.base.markers import TAGGED_COLUMNS, tag
 from lancewal.base.table import BaseTable
 from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
-from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction, points
-from lancewal.maintenance.commits import commit_marker, remove_tags
+from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction
+from lancewal.maintenance.append_only import remove_tags
+from lancewal.maintenance.commits import commit_marker
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import ObjectStore, layout
@@ -24,22 +25,6 @@ from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 READ = "merge: rows are read"
-
-
-@pytest.fixture
-def at_point() -> Iterator[Callable[[str, Callable[[], object]], None]]:
-    """Run something once, when a point is reached for the first time."""
-
-    def install(point: str, action: Callable[[], object]) -> None:
-        def hook(reached: str) -> None:
-            if reached == point:
-                points.on_reached(None)
-                action()
-
-        points.on_reached(hook)
-
-    yield install
-    points.on_reached(None)
 
 
 AtPoint = Callable[[str, Callable[[], object]], None]
@@ -82,7 +67,7 @@ class TestLateCompactors:
     def test_one_that_was_overtaken_changes_nothing(self, tmp_path: Path, at_point: AtPoint) -> None:
         site = Site(tmp_path / "table")
         site.flush(rows(0, 4, prefix="old"))
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
 
         def overtake() -> None:
             site.flush(rows(0, 2, prefix="new"), [3])
@@ -99,9 +84,9 @@ class TestLateCompactors:
         deletes have to see the rows that the other brought in."""
         site = Site(tmp_path / "table")
         site.flush(rows(0, 4))
-        first = plan_compaction(site.base, site.store)
+        first = plan_compaction(site.store)
         site.flush([1, 2])
-        both = plan_compaction(site.base, site.store)
+        both = plan_compaction(site.store)
         at_point(READ, lambda: execute_shard(first.shards[0], store=site.store))
         late = execute_shard(both.shards[0], store=site.store)
         assert (late.generations, late.skipped, late.retries) == ([2], [1], 1)
@@ -112,7 +97,7 @@ class TestLateCompactors:
         """Commits without a marker of their own, of a generation that takes several."""
         site = Site(tmp_path / "table")
         site.flush(*(rows(start, 5000, prefix="old") for start in range(0, 30_000, 5000)))
-        plan = plan_compaction(site.base, site.store, max_commit_bytes=300_000)
+        plan = plan_compaction(site.store, max_commit_bytes=300_000)
 
         def overtake() -> None:
             site.flush(rows(29_000, 1, prefix="new"), [28_000])
@@ -127,7 +112,7 @@ class TestLateCompactors:
     def test_sstables_that_were_collected_meanwhile_are_no_failure(self, tmp_path: Path) -> None:
         site = Site(tmp_path / "table")
         site.flush(rows(0, 4))
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         site.compact()
         site.collect()
         late = execute_shard(plan.shards[0], store=site.store)
@@ -208,7 +193,7 @@ class TestDuplicates:
     def test_the_same_generation_is_never_merged_twice(self, tmp_path: Path) -> None:
         site = Site(tmp_path / "table")
         site.flush(rows(0, 100))
-        plan = plan_compaction(site.base, site.store)
+        plan = plan_compaction(site.store)
         for _ in range(3):
             execute_shard(plan.shards[0], store=site.store)
         assert (site.dataset.count_rows(), site.dataset.version) == (100, 3)
@@ -298,7 +283,7 @@ def test_a_restored_base_table_is_noticed_before_rows_are_lost(tmp_path: Path) -
 def test_a_shard_made_by_hand_without_rows_needs_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path / "table")
     ShardManifestStore(site.store, site.shard_id).initialize_shard()
-    assert not plan_compaction(site.base, site.store)
+    assert not plan_compaction(site.store)
     assert (site.compact().commits, site.collect().collected, site.verify().findings) == (0, [], [])
 
 
@@ -317,7 +302,7 @@ def test_maintenance_works_on_object_storage(s3_store: ObjectStore) -> None:
     assert site.verify().findings == []
     # By the storage's own clock nothing is old yet, but manifest entries need no age.
     assert site.manifest.sstables == ()
-    assert collect_garbage(site.base, site.store).counts()["wal_entries"] == 0
+    assert collect_garbage(site.store).counts()["wal_entries"] == 0
     site.collect()
     assert site.verify().findings == []
     assert replace(site.manifest, sstables=()) == site.manifest

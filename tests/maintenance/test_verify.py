@@ -21,22 +21,23 @@ from lancewal.format.shard_manifest import ShardManifest, ShardStatus, encode_ma
 from lancewal.maintenance import (
     Kind,
     Severity,
+    at_crash_points,
     compact,
     execute_shard,
     plan_compaction,
-    points,
     repair,
     verify,
 )
 from lancewal.maintenance.commits import commit_marker
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard import WalAppender
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
-from lancewal.writer.open import drain_shard
+from lancewal.writer import flush_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
 from tests.shard.support import contents
@@ -140,10 +141,10 @@ class TestWal:
         before = contents(site.store)
         with pytest.raises(WalCorruptError, match="verify --accept-lost-entries"):
             site.writer()
-        report = repair(site.base, site.store)
+        report = repair(site.store)
         assert ([f.kind for f in report.left], report.repaired) == ([Kind.WAL_GAP] * 2, [])
         assert contents(site.store) == before, "something was written to a damaged log"
-        report = repair(site.base, site.store, accept_lost_entries=True)
+        report = repair(site.store, accept_lost_entries=True)
         assert ([f.kind for f in report.repaired], report.left) == ([Kind.WAL_GAP] * 2, [])
         assert site.verify().findings == []
         left = [20, 22]
@@ -156,7 +157,7 @@ class TestWal:
     def test_a_file_that_does_not_belong_there_is_no_loss_to_accept(self, site: Site) -> None:
         last = WalAppender.open(site.store, site.shard_id).append([stored(site, rows(9, 1))]).position
         site.store.put(layout.wal_entry(site.shard_id, 1 << 40), b"?")
-        report = repair(site.base, site.store, accept_lost_entries=True)
+        report = repair(site.store, accept_lost_entries=True)
         assert [(f.kind, "does not belong" in text) for f, text in report.failed] == [(Kind.WAL_GAP, True)]
         assert site.store.head(layout.wal_entry(site.shard_id, last + 1)) is None
 
@@ -284,7 +285,7 @@ class TestSsTables:
         content[0] ^= 1
         site.store.put(path, content)
         assert kinds(site) == [(Kind.SIDECAR_WRONG, Severity.ERROR)]
-        assert len(repair(site.base, site.store).repaired) == 1
+        assert len(repair(site.store).repaired) == 1
         assert kinds(site) == []
 
     def test_notes_of_lancewals_own(self, site: Site) -> None:
@@ -295,7 +296,7 @@ class TestSsTables:
         site.store.delete(path)
         assert kinds(site) == [(Kind.SIDECAR_MISSING, Severity.ERROR)]
         # The manifest's copy says what they were.
-        assert len(repair(site.base, site.store).repaired) == 1
+        assert len(repair(site.store).repaired) == 1
         assert kinds(site) == []
         assert SsTable.open(site.store, site.shard_id, site.manifest.sstables[-1]).written_for == 3
 
@@ -338,7 +339,7 @@ def test_a_key_more_than_once_in_the_base(site: Site) -> None:
 class TestRepair:
     def test_the_hint(self, site: Site) -> None:
         site.store.put(layout.version_hint(site.shard_id), b"garbage")
-        report = repair(site.base, site.store)
+        report = repair(site.store)
         assert [f.kind for f in report.repaired] == [Kind.HINT_WRONG]
         assert ShardManifestStore(site.store, site.shard_id).read_hint() == site.manifest.version
         assert site.verify().findings == []
@@ -358,7 +359,7 @@ class TestRepair:
         damage(site)
         SsTable.open(site.store, site.shard_id, site.manifest.sstables[-1]).forget()
         assert not site.verify().ok
-        report = repair(site.base, site.store)
+        report = repair(site.store)
         assert (bool(report.repaired), report.left, report.failed) == (True, [], [])
         assert (site.verify().findings, site.merged()) == ([], expected)
 
@@ -370,20 +371,20 @@ class TestRepair:
             if point == "append: rows and tag are committed":
                 raise KeyboardInterrupt
 
-        points.on_reached(stop)
+        at_crash_points(stop)
         try:
             with pytest.raises(KeyboardInterrupt):
-                execute_shard(plan_compaction(site.base, site.store).shards[0], store=site.store)
+                execute_shard(plan_compaction(site.store).shards[0], store=site.store)
         finally:
-            points.on_reached(None)
+            at_crash_points(None)
         assert kinds(site) == [(Kind.APPEND_UNFINISHED, Severity.INFO)]
-        repair(site.base, site.store)
+        repair(site.store)
         assert (site.verify().findings, site.marker) == ([], 1)
         assert site.plain() == named(range(3), "name")
 
     def test_what_needs_a_decision_is_left(self, site: Site) -> None:
         site.store.delete_prefix(newest_sstable(site))
-        report = repair(site.base, site.store)
+        report = repair(site.store)
         assert ([f.kind for f in report.left], report.repaired) == ([Kind.DANGLING_PATH], [])
         assert report.to_dict()["left"][0]["kind"] == "dangling_path"
 
@@ -399,7 +400,7 @@ class TestSplitShards:
         return Split(tmp_path / "table")
 
     def test_one_key_in_two_shards_is_reported(self, split: Split) -> None:
-        report = verify(split.base, split.store)
+        report = verify(split.store)
         found = {(finding.kind, finding.severity) for finding in report.findings}
         assert found == {
             (Kind.SPLIT_SHARD, Severity.WARNING),
@@ -410,13 +411,13 @@ class TestSplitShards:
         assert {finding.shard_id for finding in report.of(Kind.SPLIT_SHARD)} == {
             shard.rivals[0] for shard in split.shards
         }
-        quick = verify(split.base, split.store, deep=False)
+        quick = verify(split.store, deep=False)
         assert {finding.kind for finding in quick.findings} == {Kind.SPLIT_SHARD}
 
     def test_compaction_changed_32_of_32_keys(self, split: Split) -> None:
         flush_all(split.base, split.store)
         before = split.merged()
-        compact(split.base, split.store)
+        compact(split.store)
         assert split.merged() == before
 
     def test_repair_retires_the_shards_of_the_earlier_version(self, split: Split) -> None:
@@ -443,15 +444,15 @@ class TestSplitShards:
             for shard in split.shards:
                 ShardManifestStore(split.store, shard.rivals[0]).claim_epoch(1)
 
-        points.on_reached(claim)
+        at_crash_points(claim)
         try:
-            report = repair(split.base, split.store)
+            report = repair(split.store)
         finally:
-            points.on_reached(None)
+            at_crash_points(None)
         assert report.failed
         assert all("epoch" in text for _, text in report.failed)
-        assert repair(split.base, split.store).failed == []
-        assert verify(split.base, split.store).findings == []
+        assert repair(split.store).failed == []
+        assert verify(split.store).findings == []
 
 
 class Split:
@@ -482,4 +483,4 @@ def renamed(batch: pa.RecordBatch, prefix: str) -> pa.RecordBatch:
 
 def flush_all(base: BaseTable, store: ObjectStore) -> None:
     for manifest in discover_manifests(store):
-        drain_shard(base, manifest, store, ShardWriterConfig())
+        flush_shard(base, manifest, store, ShardWriterConfig())

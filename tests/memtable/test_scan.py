@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lancewal.errors import InvalidInputError
 from lancewal.format.schema import TableSchema
 from lancewal.index.store import IndexStore
-from lancewal.memtable import MemTableView
-from lancewal.memtable.scan import live_masks, scan_views
+from lancewal.memtable import MemTableView, RowsSoFar, scan_views
+from lancewal.memtable.memtable import _live_masks
 
 SHARD = UUID(int=1)
 COLUMNS = pa.schema(
@@ -41,7 +41,7 @@ def view(generation: int, batches: list[list[Row]], schema: TableSchema = KEYED)
         )
         for rows in batches
     ]
-    return MemTableView(SHARD, generation, schema, made, IndexStore((), schema))
+    return MemTableView(SHARD, generation, made, RowsSoFar(schema, IndexStore((), schema)))
 
 
 def shown(table: pa.Table) -> list[Row]:
@@ -123,6 +123,6 @@ def test_views_read_as_a_dictionary_would(tables: list[list[list[Row]]]) -> None
                 model[key] = name
     views = [view(number, batches) for number, batches in enumerate(tables, 1)]
     assert shown(scan_views(views, KEYED)) == sorted(model.items())
-    assert sum(int(mask.sum()) for mask in live_masks(views)) == len(model)
+    assert sum(int(mask.sum()) for mask in _live_masks(views)) == len(model)
     matching = sorted((key, name) for key, name in model.items() if name == "a" and key > 3)
     assert shown(scan_views(views, KEYED, filter="name = 'a' AND id > 3")) == matching

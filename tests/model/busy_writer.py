@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import lancewal
-from lancewal.base.table import BaseTable
 from lancewal.maintenance import compact
+from lancewal.storage import ObjectStore
 from lancewal.table import Table
 
 HOT = -1
@@ -61,7 +61,7 @@ def _write(table: Table, counter: mmap.mmap) -> None:
                 for shard in writer.shard_writers.values():
                     shard.force_seal_active()
             if number % _COMPACT_EVERY == _COMPACT_EVERY - 1:
-                compact(BaseTable.open(table.uri))
+                compact(ObjectStore.from_uri(table.uri))
             time.sleep(_PAUSE_SECONDS)
 
 

@@ -27,11 +27,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import lancewal
 from lancewal.errors import FencedError, PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.maintenance import Resource, compact, points
+from lancewal.maintenance import Resource, at_crash_points, compact
+from lancewal.maintenance.commits import APPEND_POINTS, MERGE_POINTS
 from lancewal.reader import TableReader
 from lancewal.reader import base_source as base_overlap
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
 from tests.maintenance.support import collect_later
@@ -186,7 +187,7 @@ class TableMachine(RuleBasedStateMachine):
     def write_to_base(self, rows: list[Cell], dead: list[int]) -> None:
         """Past the write path, where nothing lies over the base; compacted SSTables may be listed."""
         self.table.flush()
-        compact(self.other.base(), self.store)
+        compact(self.store)
         if self.append_only:
             lance.dataset(self.uri).insert(self._table(rows, self.model.columns))
         else:
@@ -201,7 +202,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(files=st.booleans(), indexes=st.booleans())
     def compact(self, files: bool, indexes: bool) -> None:
-        compact(self.other.base(), self.store, compact_files=files, optimize_indexes=indexes)
+        compact(self.store, compact_files=files, optimize_indexes=indexes)
 
     @rule(place=places, count=st.integers(1, 3))
     def compact_by_hand(self, place: int, count: int) -> None:
@@ -221,7 +222,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(place=places, passed=st.integers(0, 1))
     def compact_and_die(self, place: int, passed: int) -> None:
         """The compactor is gone when it comes to some point once more than ``passed`` times."""
-        known = points.APPEND_POINTS if self.append_only else points.MERGE_POINTS
+        known = APPEND_POINTS if self.append_only else MERGE_POINTS
         point = known[place % len(known)]
         left = [passed]
 
@@ -230,13 +231,13 @@ class TableMachine(RuleBasedStateMachine):
             if left[0] < 0:
                 raise _DeadError
 
-        points.on_reached(die)
+        at_crash_points(die)
         try:
-            compact(self.other.base(), self.store, max_workers=1)
+            compact(self.store, max_workers=1)
         except _DeadError:
             event(f"died at {point}")
         finally:
-            points.on_reached(None)
+            at_crash_points(None)
 
     @rule(collect=st.booleans())
     def prune(self, collect: bool) -> None:
@@ -244,7 +245,7 @@ class TableMachine(RuleBasedStateMachine):
         if collect and not any(map(self._lost_shards, self.writers.values())):
             # As if all were old. A writer that lost a shard would know by then, so there is none.
             old = set(Resource) - {Resource.ORPHANS, Resource.STAGING_FILES}
-            collect_later(self.other.base(), self.store, resources=old)
+            collect_later(self.store, resources=old)
             return
         base = self.other.base()
         for manifest in discover_manifests(self.store):

@@ -24,8 +24,8 @@ from lance.mem_wal import ShardSnapshot as LanceShard
 
 import lancewal
 from lancewal.reader import TableReader
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.model.table_model import KEY_NUMBERS, NUMBER_KEYS, PAIR_KEYS, WORD_KEYS, Keys, TableModel, as_bag

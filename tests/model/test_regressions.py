@@ -13,19 +13,13 @@ import pytest
 
 import lancewal
 from lancewal.base.table import BaseTable
-from lancewal.maintenance import compact, points
+from lancewal.maintenance import at_crash_points, compact
+from lancewal.maintenance.commits import APPEND_POINTS
 from lancewal.reader import TableReader
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named
-from tests.tables import APPEND_ONLY, KEYED, abandon, rows
-
-DEFAULTS = {"fsync": "false", "stats_log_interval_ms": "0"}
-
-
-def new_table(where: Path, schema: pa.Schema = KEYED, **sharding: Any) -> Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    return lancewal.initialize(where, writer_defaults=DEFAULTS, **(sharding or {"unsharded": True}))
+from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
 
 
 def readers(table: Table) -> list[TableReader]:
@@ -50,7 +44,7 @@ def test_a_key_in_two_shards_that_name_a_spec_but_no_value_came_twice(tmp_path: 
 
 
 def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", bucket=("id", 3))
+    table = wal_table(tmp_path / "t", bucket=("id", 3))
     with table.writer() as writer:
         writer.put(rows(0, 12))
         writer.flush()
@@ -62,7 +56,7 @@ def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Pat
 
 
 def test_a_flush_failed_because_of_a_writer_here_that_had_been_superseded(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     stale = table.writer()
     stale.put(rows(0, 2))
     # A log-only writer is never read through, so the stale one is still the one known here.
@@ -109,24 +103,24 @@ def dies_at() -> Iterator[Any]:
             if reached == point:
                 raise KeyboardInterrupt
 
-        points.on_reached(hook)
+        at_crash_points(hook)
 
     yield install
-    points.on_reached(None)
+    at_crash_points(None)
 
 
-@pytest.mark.parametrize("point", points.APPEND_POINTS)
+@pytest.mark.parametrize("point", APPEND_POINTS)
 def test_rows_came_twice_while_they_were_appended_but_not_marked_yet(
     tmp_path: Path, dies_at: Any, point: str
 ) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY)
+    table = wal_table(tmp_path / "t", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(0, 3, schema=APPEND_ONLY))
         writer.flush()
         writer.put(rows(10, 1, schema=APPEND_ONLY))
         dies_at(point)
         with pytest.raises(KeyboardInterrupt):
-            compact(BaseTable.open(table.uri))
+            compact(ObjectStore.from_uri(table.uri))
         for reader in readers(table):
             assert sorted(reader.scan().to_table()["id"].to_pylist()) == [0, 1, 2, 10]
             assert reader.scan(filter="id < 5").count_rows() == 3
@@ -144,7 +138,7 @@ def replace_column(table: Table, old: str, new: str) -> None:
 
 
 def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("first", pa.string()))
     lance.dataset(table.uri).alter_columns({"path": "first", "name": "draft"})
 
@@ -164,13 +158,13 @@ def test_a_reused_field_id_paired_a_new_column_with_the_values_of_a_dropped_one(
     writer.flush()
     check("note", None)
     writer.close()
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     check("note", None)
 
 
 def table_with_drafts_in_its_log(tmp_path: Path) -> Table:
     """Its writer died before it flushed two rows with a column ``draft``."""
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     dying = table.writer()
     dying.put(pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]}))
@@ -210,7 +204,7 @@ def values(table: Table, column: str) -> dict[int, Any]:
 def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
     tmp_path: Path, new: str, has_memtable: bool
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     writer = table.writer(enable_memtable=has_memtable)
     old = pa.table({"id": [1, 2], "name": ["x", "y"], "draft": ["old value", "old value"]})
@@ -227,7 +221,7 @@ def test_a_column_showed_the_values_of_the_one_it_replaced_whatever_their_names(
     with table.writer() as successor:
         successor.put(pa.table({"id": [2], "name": ["y"], new: ["new value"]}))
         assert values(table, new) == {1: None, 2: "new value"}
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     assert values(table, new) == {1: None, 2: "new value"}
 
 
@@ -244,7 +238,7 @@ def test_replay_gave_a_column_the_values_of_one_that_had_its_name(tmp_path: Path
 def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_the_log(
     tmp_path: Path, change: str
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     # Opened now, but it comes to the shard only with its first row.
     stale = table.writer()
@@ -266,7 +260,7 @@ def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_
     assert values(table, name) == {1: "kept", 2: own}
     stale.close()
     assert values(table, name) == {1: "kept", 2: own}
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     assert values(table, name) == {1: "kept", 2: own}
 
 
@@ -274,7 +268,7 @@ def test_a_stale_writer_failed_on_the_index_of_a_column_that_was_replaced(tmp_pa
     lance.write_dataset(pa.table({"id": [7], "name": ["base"], "tag": ["t"]}, _tagged()), str(tmp_path / "t"))
     lance.dataset(str(tmp_path / "t")).create_scalar_index("tag", "BTREE")
     lance.dataset(str(tmp_path / "t")).create_scalar_index("name", "BTREE")
-    table = lancewal.initialize(tmp_path / "t", writer_defaults=DEFAULTS, unsharded=True)
+    table = lancewal.initialize(tmp_path / "t", writer_defaults=fast(), unsharded=True)
     stale = table.writer()
     lance.dataset(table.uri).drop_columns(["tag"])
     lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
@@ -295,7 +289,7 @@ def test_a_stale_writer_failed_on_the_index_of_a_column_that_was_replaced(tmp_pa
 def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_values(
     tmp_path: Path, schema: pa.Schema, new: str
 ) -> None:
-    table = new_table(tmp_path / "t", schema)
+    table = wal_table(tmp_path / "t", schema)
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     with table.writer() as writer:
         writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
@@ -306,11 +300,11 @@ def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_valu
             replaced.append(point)
             replace_column(table, "draft", new)
 
-    points.on_reached(replace_once)
+    at_crash_points(replace_once)
     try:
-        compact(BaseTable.open(table.uri))
+        compact(ObjectStore.from_uri(table.uri))
     finally:
-        points.on_reached(None)
+        at_crash_points(None)
     assert replaced
     assert lance.dataset(table.uri).to_table()[new].to_pylist() == [None]
     assert table.scan().to_table()[new].to_pylist() == [None]
@@ -319,12 +313,12 @@ def test_a_column_that_was_replaced_while_its_rows_were_compacted_got_their_valu
 def test_a_replaced_column_was_taken_for_the_old_one_once_old_versions_were_cleaned_up(
     tmp_path: Path,
 ) -> None:
-    table = new_table(tmp_path / "t", bucket=("id", 2))
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     writer = table.writer()
     writer.put(pa.table({"id": [1], "name": ["x"], "draft": ["old value"]}))
     replace_column(table, "draft", "draft")
-    compact(BaseTable.open(table.uri))
+    compact(ObjectStore.from_uri(table.uri))
     versions = Path(table.uri) / "_versions"
     *old, _ = sorted(versions.glob("*.manifest"), reverse=True)
     for manifest in old:
@@ -340,7 +334,7 @@ def _tagged() -> pa.Schema:
 
 
 def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.writer() as writer:
         writer.put(rows(0, 2))
         lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
@@ -355,7 +349,7 @@ def test_a_renamed_column_keeps_its_values_when_the_versions_before_are_gone(tmp
 def test_old_versions_are_read_once_however_often_a_renamed_column_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = new_table(tmp_path / "t")
+    table = wal_table(tmp_path / "t")
     with table.writer() as writer:
         writer.put(rows(0, 2))
         lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})

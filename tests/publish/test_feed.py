@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import lance
@@ -16,28 +15,20 @@ from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.publish import publishing as publish
 from lancewal.publish.feed import ChangeFeed, feed_schema
-from lancewal.publish.pointers import Fate, Pointer, confirmation_tags, fate_of
+from lancewal.publish.sstable_pointers import Fate, SsTablePointer, confirmation_tags, fate_of
 from lancewal.publish.staging import Staged, Stager
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer.intake import Intake
-from tests.tables import APPEND_ONLY, KEYED, fast, rows
+from tests.tables import APPEND_ONLY, KEYED, fast, rows, wal_table
+
+pytestmark = pytest.mark.sharding(unsharded=True)
 
 RUN = "c0ffee"
-
-
-def new_table(path: Path, schema: pa.Schema = KEYED, buckets: int | None = None) -> lancewal.Table:
-    lance.write_dataset(schema.empty_table(), str(path))
-    how: dict[str, Any] = {"unsharded": True} if buckets is None else {"bucket": ("id", buckets)}
-    return lancewal.initialize(str(path), writer_defaults=fast(), **how)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> lancewal.Table:
-    return new_table(tmp_path / "table")
 
 
 @pytest.fixture
@@ -82,7 +73,7 @@ def test_upserts_and_deletes_come_in_the_order_in_which_they_were_written(table:
 
 
 def test_rows_of_a_table_without_a_key_are_inserts(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", APPEND_ONLY)
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
     with table.writer() as writer:
         writer.put(rows(1, 1, schema=APPEND_ONLY))
     assert all_changes(table.uri) == [(1, "name_1", "insert")]
@@ -165,9 +156,9 @@ def test_positions_that_were_collected_are_an_error_and_no_gap(
 
 def pointer_by_hand(
     store: ObjectStore, shard: UUID, names: tuple[str, ...]
-) -> tuple[WalAppender, Pointer, int]:
+) -> tuple[WalAppender, SsTablePointer, int]:
     appender = WalAppender.open(store, shard, ShardManifestStore(store, shard).require_latest().shard_spec_id)
-    pointer = Pointer(RUN, names, 100, Transaction("app", 0).tags["transaction"])
+    pointer = SsTablePointer(RUN, names, 100, Transaction("app", 0).tags["transaction"])
     return appender, pointer, appender.append_pointer(pointer.tags())
 
 
@@ -235,7 +226,7 @@ def test_a_pointer_published_and_pruned_before_its_confirmation_is_not_dropped(
 
 
 def test_limits_are_shared_fairly_by_shards(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", buckets=3)
+    table = wal_table(tmp_path / "table", bucket=("id", 3))
     with table.writer(enable_memtable=False) as writer:
         for start in range(0, 200, 20):
             writer.put(rows(start, 20))

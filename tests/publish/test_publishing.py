@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import lance
 import pyarrow as pa
@@ -16,19 +17,28 @@ import pytest
 
 import lancewal
 from lancewal.base.table import BaseTable
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError, StorageError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.publish import publishing as publish
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
 from lancewal.reader import TableReader
-from lancewal.shard import WalTailer
+from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import ShardRouter, discover_manifests
+from lancewal.shard.routing import ShardRouter
 from lancewal.storage import ObjectStore, layout
+from lancewal.writer import drain_shard
 from lancewal.writer.intake import Intake
-from tests.faults import Call, Faults, FaultyStore
+from tests.faults import FAILURES, Call, Faults, FaultyStore
 from tests.tables import APPEND_ONLY, KEYED, fast, rows
 
 SHARDS = 3
@@ -235,7 +245,7 @@ def test_a_run_that_dies_at_any_storage_call_is_completed_by_the_next(
         batch = batch_of(base, version * 10, 10)
         try:
             write(faulty, batch, Transaction("app", version))
-        except (CrashError, StorageError, PartialWriteError):
+        except (CrashError, *FAILURES, PartialWriteError):
             write(store, batch, Transaction("app", version))
         done.append((version * 10, 10))
     assert content(store) == expected(*done)
@@ -259,18 +269,98 @@ def test_a_run_is_completed_although_compaction_and_collection_came_between(
         batch = batch_of(base, 0, 10)
         try:
             write(faulty, batch, Transaction("app", 0))
-        except (CrashError, StorageError, PartialWriteError):
+        except (CrashError, *FAILURES, PartialWriteError):
             before = content(store)
             remove_proofs(store)
             write(store, batch, Transaction("app", 0))
             assert sorted(before + content(store)) == expected((0, 10)), f"call {call}, after={after}"
 
 
+@thoroughly
+@pytest.mark.parametrize("after", [False, True], ids=["refused", "lost reply"])
+def test_a_storage_error_means_that_rows_are_not_there(tmp_path: Path, most: int, after: bool) -> None:
+    """The storage fails at some call and stays away: whoever hears "it did not happen" can rely on it."""
+    probe = new_store(tmp_path / "probe", APPEND_ONLY)
+    total = storage_calls(probe, published, batch_of(base_of(probe), 0, 10))
+    unknown = 0
+    for call in range(1, total + 1, max(1, 2 * total // most)):
+        store = new_store(tmp_path / f"table-{call}", APPEND_ONLY)
+        faulty = FaultyStore(store)
+        faulty.faults.fail("*", nth=call, after=after)
+        faulty.faults.fail("*", nth=call + 1, times=None)
+        base, denied = base_of(store), set[UUID]()
+        shards = {i: ShardRouter.of_table(base, store).shard_of(i) for i in range(10)}
+        try:
+            published(faulty, batch_of(base, 0, 10), Transaction("app", 0))
+        except StorageError:
+            denied = set(shards.values())
+        except OutcomeUnknownError:
+            unknown += 1
+        except PartialWriteError as error:
+            denied = {shard for shard, each in error.failed.items() if isinstance(each, StorageError)}
+            unknown += len(denied) < len(error.failed)
+        assert denied.isdisjoint(shards[i] for i, _ in content(store)), f"call {call} of {total}"
+    assert unknown, "the storage failed after rows were there, too"
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("write", [published, appended])
+def test_rows_that_are_written_are_not_denied_when_their_record_fails(
+    store: ObjectStore, write: Write, after: bool
+) -> None:
+    base = base_of(store)
+    faulty = FaultyStore(store)
+    faulty.faults.fail("put", where=".done", after=after)
+    with pytest.raises(OutcomeUnknownError):
+        write(faulty, batch_of(base, 0, 10), Transaction("app", 0))
+    assert content(store) == expected((0, 10))
+    assert all(each.skipped for each in write(store, batch_of(base, 0, 10), Transaction("app", 0)))
+    assert content(store) == fed(store) == expected((0, 10))
+
+
+def test_published_rows_are_not_denied_when_their_confirmation_fails(store: ObjectStore) -> None:
+    base = base_of(store)
+    one = batch_of(base, 0, 1)
+    faulty = FaultyStore(store)
+    # The pointer comes through, and so does the manifest that lists the SSTable.
+    faulty.faults.fail("put_if_absent", nth=2, where="/wal/")
+    with pytest.raises(PartialWriteError) as caught:
+        published(faulty, one, Transaction("app", 0))
+    (error,) = caught.value.failed.values()
+    assert isinstance(error, OutcomeUnknownError)
+    assert content(store) == expected((0, 1))
+    assert [each.skipped for each in published(store, one, Transaction("app", 0))] == [True]
+    assert content(store) == fed(store) == expected((0, 1))
+
+
+def test_published_rows_are_not_denied_when_the_shard_is_lost_before_their_confirmation(
+    store: ObjectStore,
+) -> None:
+    base = base_of(store)
+    one = batch_of(base, 0, 1)
+    faulty = FaultyStore(store)
+
+    def lose_the_shard() -> None:
+        claim(store, 0)
+        for manifest in discover_manifests(store):
+            WalAppender.open(store, manifest.shard_id, manifest.shard_spec_id)
+        faulty.faults.fail("put_if_absent", times=None, where="/manifest/")
+
+    faulty.faults.before("put_if_absent", lose_the_shard, nth=2, where="/wal/")
+    with pytest.raises(PartialWriteError) as caught:
+        published(faulty, one, Transaction("app", 0))
+    (error,) = caught.value.failed.values()
+    assert isinstance(error, OutcomeUnknownError)
+    assert content(store) == expected((0, 1))
+    assert [each.skipped for each in published(store, one, Transaction("app", 0))] == [True]
+    assert content(store) == fed(store) == expected((0, 1))
+
+
 def remove_proofs(store: ObjectStore) -> None:
     """What a flush, a compaction, pruning and garbage collection do to a shard, without its rows."""
     base = base_of(store)
     for manifest in discover_manifests(store):
-        publish.drain(base, store, manifest.shard_id)
+        drain_shard(base, store, manifest.shard_id)
         manifests = ShardManifestStore(store, manifest.shard_id)
         current = manifests.require_latest()
         positions = range(1, current.replay_after_wal_entry_position + 1)
@@ -292,7 +382,7 @@ def claim(store: ObjectStore, rival_row: int) -> None:
 def flush(store: ObjectStore, rival_row: int) -> None:
     base = base_of(store)
     for manifest in discover_manifests(store):
-        publish.drain(base, store, manifest.shard_id)
+        drain_shard(base, store, manifest.shard_id)
 
 
 def put(store: ObjectStore, rival_row: int) -> None:

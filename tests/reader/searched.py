@@ -15,7 +15,6 @@ import pyarrow as pa
 
 import lancewal
 from lancewal.reader import TableReader
-from lancewal.reader.table_reader import full_text_search, vector_search
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
@@ -110,12 +109,12 @@ class Searched:
     def near(self, query: Sequence[float], k: int = 10, column: str = "v", **options: Any) -> list[Row]:
         """Hits of a vector search, the same whoever reads."""
         return self._agreed(
-            lambda reader: vector_search(reader, column, np.array(query, np.float32), k, **options)
+            lambda reader: reader.vector_search(column, np.array(query, np.float32), k, **options)
         )
 
     def words(self, query: str, k: int = 1000, column: str = "text", **options: Any) -> list[Row]:
         """Hits of a full-text search, the same whoever reads."""
-        return self._agreed(lambda reader: full_text_search(reader, column, query, k, **options))
+        return self._agreed(lambda reader: reader.full_text_search(column, query, k, **options))
 
     def _agreed(self, search: Callable[[TableReader], pa.Table]) -> list[Row]:
         live, other = (search(reader).to_pylist() for reader in (self.live, self.other))

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
+from lancewal.index.full_text import FullTextIndex
 from lancewal.index.kinds import FullTextParams
-from lancewal.reader import corpus
-from lancewal.reader import text_search as text_levels
-from lancewal.reader.base_source import text_params
-from lancewal.reader.text_search import checked_words
+from lancewal.reader import lance_search, words
+from lancewal.reader.lance_search import LanceIndexes, LanceLevel
+from lancewal.reader.search import checked_words, text_levels
+from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.writer.table_writer import TableWriter
 from tests.reader.searched import (
     ALL_INDEXES,
@@ -44,7 +45,7 @@ WORDS = {"text": ALL_INDEXES["text"]}
 def level_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to search SSTables and the base: indexed in memory, and by Lance (or row by row)."""
     if request.param == "large":
-        monkeypatch.setattr(text_levels, "MAX_INDEXED_ROWS", 0)
+        monkeypatch.setattr(words, "MAX_INDEXED_ROWS", 0)
     return str(request.param)
 
 
@@ -369,13 +370,13 @@ def test_indexes_that_a_search_made_serve_the_next_search(
     writer.put(as_table(random_rows(range(40, 60), 2)))
     expected = table.words("fox")
     inserted: list[int] = []
-    insert = text_levels.FullTextIndex.insert
+    insert = FullTextIndex.insert
 
-    def counted(self: text_levels.FullTextIndex, column: pa.Array, first_row: int) -> None:
+    def counted(self: FullTextIndex, column: pa.Array, first_row: int) -> None:
         inserted.append(len(column))
         insert(self, column, first_row)
 
-    monkeypatch.setattr(text_levels.FullTextIndex, "insert", counted)
+    monkeypatch.setattr(FullTextIndex, "insert", counted)
     assert table.words("fox") == expected
     # Only a large base without an index is read each time: by two readers, twice each.
     assert sum(inserted) == (0 if level_size == "small" else 4 * 20)
@@ -397,16 +398,16 @@ def test_each_level_is_searched_in_the_way_that_fits_it(
     def ways() -> list[type]:
         snapshot = table.live.snapshot()
         query = checked_words(snapshot, "text", "fox", 5)
-        return [type(level) for level in text_levels.text_levels(snapshot, query)]
+        return [type(level) for level in text_levels(snapshot, query)]
 
-    in_memory, by_lance = text_levels.IndexedLevel, text_levels.LanceLevel
+    in_memory, by_lance = IndexedLevel, LanceLevel
     assert ways() == [in_memory, in_memory, in_memory]
-    monkeypatch.setattr(text_levels, "MAX_INDEXED_ROWS", 10)
+    monkeypatch.setattr(words, "MAX_INDEXED_ROWS", 10)
     assert ways() == [in_memory, by_lance, by_lance]
     table.dataset.create_scalar_index("text", "INVERTED", name="text_idx", replace=True, stem=False)
     assert ways() == [in_memory, in_memory, by_lance], "the SSTable's index has another tokenizer"
     table.dataset.drop_index("text_idx")
-    assert ways() == [in_memory, in_memory, text_levels.ReadLevel]
+    assert ways() == [in_memory, in_memory, ReadLevel]
     kill(writer)
 
 
@@ -424,9 +425,10 @@ def test_statistics_of_a_lance_index_count_the_words_as_they_were_written(tmp_pa
     rows = [row(i, "generous analyses" if i % 2 else "nothing of note") for i in range(40)]
     table = Searched(tmp_path, [*rows, row(100, None)])
     dataset = table.dataset
-    params = text_params(dataset, "text")
+    indexes = LanceIndexes(lambda: dataset)
+    params = indexes.text_params("text")
     assert params == FullTextParams(with_position=True)
-    found = corpus.lance_statistics(dataset, "text", params, "Generous analyses, nothing")
+    found = indexes.statistics("text", params, "Generous analyses, nothing")
     exact = by_terms(rows, "Generous analyses, nothing")
     assert found.document_frequency == exact
     assert (found.documents, found.tokens) == (40, 80)
@@ -439,12 +441,13 @@ def by_terms(rows: list[Row], text: str) -> dict[str, int]:
 
 
 def test_statistics_of_frequent_words_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_MAX_COUNTED", 5)
+    monkeypatch.setattr(lance_search, "_MAX_COUNTED", 5)
     rows = [row(i, "fox" if i % 4 else "fox dog") for i in range(1000)]
     table = Searched(tmp_path, rows)
-    params = text_params(table.dataset, "text")
+    indexes = LanceIndexes(lambda: table.dataset)
+    params = indexes.text_params("text")
     assert params is not None
-    found = corpus.lance_statistics(table.dataset, "text", params, "fox dog cat")
+    found = indexes.statistics("text", params, "fox dog cat")
     assert found.documents == 1000
     assert found.tokens == pytest.approx(1250, rel=0.1)
     assert found.document_frequency["fox"] == 1000
@@ -457,10 +460,10 @@ def test_a_tokenizer_that_does_not_work_here_is_refused_in_words(
 ) -> None:
     table = Searched(tmp_path, [row(1, "fox")])
 
-    def broken(dataset: lance.LanceDataset, column: str) -> FullTextParams:
+    def broken(self: LanceIndexes, column: str) -> FullTextParams:
         return FullTextParams(base_tokenizer="no such tokenizer")
 
-    monkeypatch.setattr("lancewal.reader.text_search.text_params", broken)
+    monkeypatch.setattr(LanceIndexes, "text_params", broken)
     with pytest.raises(InvalidInputError, match="cannot be searched here"):
         table.words("fox")
 

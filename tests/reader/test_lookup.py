@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
-from lancewal.format.schema import TableSchema
 from lancewal.reader import base_source
-from lancewal.reader.state import ShardReader, ShardState
+from lancewal.reader.state import ShardPlace, ShardReader
 from lancewal.shard.routing import ShardRouter
 from tests.reader.support import TableUnderTest, looked_up, named
 from tests.tables import KEY
@@ -114,9 +113,9 @@ def test_only_the_keys_own_shard_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     asked: list[UUID] = []
     read = ShardReader.read
 
-    def watched(self: ShardReader, schema: TableSchema) -> ShardState | None:
+    def watched(self: ShardReader) -> ShardPlace | None:
         asked.append(self._shard_id)
-        return read(self, schema)
+        return read(self)
 
     monkeypatch.setattr(ShardReader, "read", watched)
     assert table.live.lookup([11]).table["name"].to_pylist() == ["n11"]

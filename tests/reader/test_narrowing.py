@@ -176,6 +176,6 @@ def test_rows_of_wide_and_of_few_results_are_the_same(tmp_path: Path) -> None:
             assert found["id"].to_pylist() == list(range(low, high))
             assert found["text"].to_pylist() == [f"t{i}" for i in range(low, high)]
             assert found["v"].to_pylist() == [[i, 0, 0, 0] for i in range(low, high)]
-        (source,) = table.live.snapshot().groups[0]
+        ((_, (source,)),) = table.live.snapshot().groups
         assert isinstance(source, MemorySource)
-        assert source.narrowed(Predicate.parse("n < 800", source.view.schema.plain)) is not None
+        assert source.narrowed(Predicate.parse("n < 800", source._view.schema.plain)) is not None

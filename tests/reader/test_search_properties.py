@@ -22,8 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lancewal.reader import nearest
-from lancewal.reader import text_search as text_levels
+from lancewal.reader import sstable_source, words
 from lancewal.writer.table_writer import TableWriter
 from tests.reader.searched import (
     ALL_INDEXES,
@@ -61,8 +60,8 @@ class Searches(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.exact_scores = not by_lance
         if by_lance:
-            self.patch.setattr(text_levels, "MAX_INDEXED_ROWS", 3)
-            self.patch.setattr(nearest, "EXACT_SSTABLE_ROWS", 3)
+            self.patch.setattr(words, "MAX_INDEXED_ROWS", 3)
+            self.patch.setattr(sstable_source, "EXACT_SSTABLE_ROWS", 3)
         self.directory = tempfile.TemporaryDirectory()
         self.made = 0
         self.checks = 0

@@ -26,7 +26,7 @@ from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.log import WatchedTip
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import Cache, ObjectStore, layout
 from tests.reader.support import TableUnderTest, everywhere, named, names
 from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, abandon, rows
@@ -179,7 +179,7 @@ def test_repeated_reads_decode_a_log_entry_once(tmp_path: Path, monkeypatch: pyt
         assert sorted(read) == sorted(set(read))
         assert table.other.lookup([99]).table["name"].to_pylist() == ["4"]
         assert len(read) == len(set(read))
-        monkeypatch.setattr(tail, "CACHE", tail.LogCache(0))
+        monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache(0)))
         fresh = TableReader(table.store, live_writers=False)
         assert names(fresh.scan().to_table()) == names(fresh.scan().to_table())
         assert len(read) > len(set(read))
@@ -219,6 +219,45 @@ def test_log_entries_that_vanish_while_they_are_read_start_the_snapshot_again(
 
         once(monkeypatch, WatchedTip, "find", flush_and_collect, before=False)
         assert ids(appended.other) == list(range(6))
+
+
+def test_a_reader_missed_rows_that_were_flushed_while_another_thread_read_with_it(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread kept the log behind the flush, and the first one took it for all of the log."""
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+
+        def flush_and_read() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            writer.put(rows(3, 3, schema=APPEND_ONLY))
+            assert ids(appended.other) == list(range(6))
+
+        once(monkeypatch, WatchedTip, "find", flush_and_read)
+        assert ids(appended.other) == list(range(6))
+
+
+def test_a_state_is_opened_after_the_log_was_read_beyond_it(appended: TableUnderTest) -> None:
+    """Also where another thread keeps a part of the log that begins behind the state's."""
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        place = appended.other._readers()[0].read()
+        assert place is not None
+        base = appended.other.base()
+        writer.put(rows(3, 3, schema=APPEND_ONLY))
+        assert ids(appended.other) == list(range(6))
+        (shard,) = appended.other._readers()
+
+        def held() -> list[int]:
+            return [source.row_count for source in shard.open(place, base).sources]  # type: ignore[attr-defined]
+
+        assert held() == [3]
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+        writer.put(rows(6, 1, schema=APPEND_ONLY))
+        assert ids(appended.other) == list(range(7))
+        assert held() == [3]
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -412,7 +451,7 @@ def log_readers(table: TableUnderTest, manifest: ShardManifest) -> list[Callable
     """Everything that reads a log to its end, for the first time; the last three never end, or claim."""
     reader = TableReader(table.store, live_writers=False)
     feed = ChangeFeed.open(table.uri)
-    tailer = WalTailer(table.store, table.shard, update_cursor=False)
+    tailer = WalTailer(table.store, table.shard)
     return [
         lambda: reader.scan().to_table(),
         lambda: reader.scan().count_rows(),

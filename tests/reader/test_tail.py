@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,19 @@ from hypothesis import strategies as st
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, tail
-from lancewal.reader.nearest import checked_nearest, nearest
-from lancewal.reader.streamed_source import StreamedSource
-from lancewal.reader.table_reader import full_text_search
-from lancewal.shard import WalAppender, WalTailer
-from lancewal.storage import layout
+from lancewal.reader.memory_source import StreamedSource
+from lancewal.reader.search import checked_nearest, nearest
+from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
+from lancewal.storage import Cache, layout
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import APPEND_ONLY, KEY, KEYED
 
 
 @pytest.fixture
-def no_room(monkeypatch: pytest.MonkeyPatch) -> tail.LogCache:
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Cache:
     """No entry is kept: all rows are fetched again."""
-    cache = tail.LogCache(0)
-    monkeypatch.setattr(tail, "CACHE", cache)
+    cache = Cache(0)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
     return cache
 
 
@@ -73,7 +73,7 @@ def test_any_log_reads_the_same_whatever_fits_in_memory(
     base = BaseTable.open(table.uri)
     appender = WalAppender.open(table.store, table.shard)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "CACHE", tail.LogCache(room))
+        patch.setattr(tail, "ROOM", tail.LogRoom(Cache(room)))
         # One that follows the log, and one that meets all of it at once.
         follower = other(table)
         state: dict[int, str] = {}
@@ -121,7 +121,7 @@ def check(reader: TableReader, rows: list[Any], keyed: bool) -> None:
 
 
 def test_only_the_entries_that_hold_wanted_rows_are_fetched(
-    tmp_path: Path, no_room: tail.LogCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_room: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = TableUnderTest(tmp_path / "t")
     with table.writer() as writer:
@@ -158,7 +158,7 @@ def test_only_the_entries_that_hold_wanted_rows_are_fetched(
         assert 5 not in reading(lambda: reader.scan().to_table())
 
 
-def test_rows_are_kept_once_there_is_room(tmp_path: Path, no_room: tail.LogCache) -> None:
+def test_rows_are_kept_once_there_is_room(tmp_path: Path, no_room: Cache) -> None:
     table = TableUnderTest(tmp_path / "t")
     with table.writer() as writer:
         writer.put(named({1: "a"}))
@@ -181,8 +181,8 @@ def test_rows_are_kept_once_there_is_room(tmp_path: Path, no_room: tail.LogCache
 
 
 def test_the_room_is_for_all_tables_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tail.LogCache(20_000)
-    monkeypatch.setattr(tail, "CACHE", cache)
+    cache = Cache(20_000)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
     tables = [TableUnderTest(tmp_path / str(number)) for number in range(3)]
     writers = [table.open() for table in tables]
     for writer in writers:
@@ -204,7 +204,7 @@ def test_the_room_is_for_all_tables_of_the_process(tmp_path: Path, monkeypatch: 
         writer.close()
 
 
-def test_columns_that_changed_since_the_keys_were_read(tmp_path: Path, no_room: tail.LogCache) -> None:
+def test_columns_that_changed_since_the_keys_were_read(tmp_path: Path, no_room: Cache) -> None:
     table = TableUnderTest(tmp_path / "t")
     with table.writer() as writer:
         writer.put(named({1: "a", 2: "b"}))
@@ -220,13 +220,13 @@ def test_columns_that_changed_since_the_keys_were_read(tmp_path: Path, no_room: 
 
 
 def test_an_entry_that_was_collected_before_its_rows_were_fetched(
-    tmp_path: Path, no_room: tail.LogCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_room: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = TableUnderTest(tmp_path / "t")
     with table.writer() as writer:
         writer.put(named({1: "a"}))
         reader = other(table)
-        take = StreamedSource.take
+        take = StreamedSource._marked
 
         def flush_and_collect(self: StreamedSource, *args: Any) -> Any:
             if table.store.head(layout.wal_entry(table.shard, 1)) is not None:
@@ -235,8 +235,45 @@ def test_an_entry_that_was_collected_before_its_rows_were_fetched(
                 table.store.delete(layout.wal_entry(table.shard, 1))
             return take(self, *args)
 
-        monkeypatch.setattr(StreamedSource, "take", flush_and_collect)
+        monkeypatch.setattr(StreamedSource, "_marked", flush_and_collect)
         assert reader.lookup([1]).table["name"].to_pylist() == ["a"]
+
+
+def test_two_threads_that_extended_one_tail_took_each_others_rows_for_their_own(
+    tmp_path: Path, no_room: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They shared what grows with the rows, but had cut the new rows into different batches."""
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    with table.writer() as writer:
+        for number in range(4):
+            writer.put(named({number: "row"}))
+        manifest = ShardManifestStore(table.store, table.shard).require_latest()
+        shared = tail.ShardTail(table.store, table.shard)
+        known = shared.load(manifest, 3, schema)
+        shared.sources(known, manifest, schema)
+        shorter = shared.load(manifest, 4, schema)
+        shared._kept = known
+        longer = shared.load(manifest, 5, schema)
+        found: dict[str, int] = {}
+
+        def extend(name: str, entries: tail.TailEntries) -> None:
+            (source,) = shared.sources(entries, manifest, schema)
+            found[name] = len(source.keys())
+
+        other = threading.Thread(target=extend, args=("longer", longer))
+        batches = tail._batches
+
+        def interrupted(*arguments: Any) -> Any:
+            if other.ident is None:
+                other.start()
+                other.join(0.5)
+            return batches(*arguments)
+
+        monkeypatch.setattr(tail, "_batches", interrupted)
+        extend("shorter", shorter)
+        other.join()
+        assert found == {"shorter": 3, "longer": 4}
 
 
 SEARCHED = pa.schema(
@@ -259,11 +296,11 @@ def test_searches_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         writer.delete([7])
         found = []
         for room in (1 << 20, 0):
-            monkeypatch.setattr(tail, "CACHE", tail.LogCache(room))
+            monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache(room)))
             reader = other(table)
             scan = reader.scan()
             query = checked_nearest(scan.snapshot, "vector", [3.0, 1.0], 5)
-            words = full_text_search(reader, "text", "fox", 8, filter="id > 2")
+            words = reader.full_text_search("text", "fox", 8, filter="id > 2")
             found.append((nearest(scan.snapshot, query).to_pylist(), words.to_pylist()))
         assert found[0] == found[1]
         assert len(found[0][0]) == 5
@@ -271,12 +308,12 @@ def test_searches_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_wrong_size_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(tail.LOG_CACHE_VARIABLE, "256MB")
-    monkeypatch.setattr(tail, "CACHE", tail.LogCache())
+    monkeypatch.setenv("LANCEWAL_CACHE_BYTES", "256MB")
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache()))
     table = TableUnderTest(tmp_path / "t")
     with table.writer() as writer:
         writer.put(named({1: "a"}))
-        with pytest.raises(InvalidInputError, match="LANCEWAL_LOG_CACHE_BYTES must be a number of bytes"):
+        with pytest.raises(InvalidInputError, match="LANCEWAL_CACHE_BYTES must be a number of bytes"):
             other(table).scan()
 
 
@@ -340,7 +377,7 @@ def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
     room = 16 * MEGABYTE
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(READ), small, long, what],
-        env={"LANCEWAL_LOG_CACHE_BYTES": str(room), "PYTHONPATH": ":".join(sys.path)},
+        env={"LANCEWAL_CACHE_BYTES": str(2 * room), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         check=True,
         timeout=120,

@@ -14,7 +14,9 @@ from lancewal.format.schema import TableSchema
 from lancewal.index.full_text import index_of
 from lancewal.index.kinds import FullTextParams
 from lancewal.index.store import IndexStore
-from lancewal.reader.corpus import FixedIndex, FixedIndexes, index_from
+from lancewal.memtable import RowsSoFar
+from lancewal.reader.words import FixedIndex, FixedIndexes
+from lancewal.storage import Cache
 
 PARAMS = FullTextParams()
 TEXTS = pa.chunked_array([["fox", "dog"], ["the fox"], ["cat", "fox dog"]])
@@ -39,8 +41,9 @@ def test_each_is_made_once_while_there_is_room() -> None:
 
 
 def test_the_least_recently_used_makes_room() -> None:
-    size = fixed().memory_bytes
-    indexes = FixedIndexes(max_bytes=2 * size + size // 2)
+    cache = Cache(1 << 20)
+    FixedIndexes(cache).get("a", fixed)
+    indexes = FixedIndexes(Cache(2 * cache.used_bytes + cache.used_bytes // 2))
     a, b = indexes.get("a", fixed), indexes.get("b", fixed)
     assert indexes.get("a", fixed) is a
     indexes.get("c", fixed)
@@ -49,7 +52,7 @@ def test_the_least_recently_used_makes_room() -> None:
 
 
 def test_one_that_is_too_large_is_used_and_not_kept() -> None:
-    indexes = FixedIndexes(max_bytes=1)
+    indexes = FixedIndexes(Cache(1))
     large = indexes.get("a", lambda: fixed(1000))
     assert large.index.rows == 1000
     assert indexes.get("a", fixed) is not large
@@ -99,31 +102,32 @@ def test_a_thread_that_waited_in_vain_makes_it_itself() -> None:
         assert second.result() is indexes.get("a", fail)
 
 
-def owner() -> IndexStore:
-    return IndexStore((), TableSchema(pa.schema([("text", pa.string())]), ()))
+def owner() -> RowsSoFar:
+    schema = TableSchema(pa.schema([("text", pa.string())]), ())
+    return RowsSoFar(schema, IndexStore((), schema))
 
 
 def test_an_index_of_a_memtable_grows_with_it_and_starts_where_it_is_told() -> None:
-    store = owner()
-    index = index_from(store, 1, PARAMS, TEXTS.slice(0, 3), 0)
+    rows = owner()
+    index = rows.text_index(1, PARAMS, TEXTS.slice(0, 3), 0)
     assert index.rows == 3
-    assert index_from(store, 1, PARAMS, TEXTS, 0) is index
+    assert rows.text_index(1, PARAMS, TEXTS, 0) is index
     assert index.rows == 5
     assert index.search("fox", 5).positions.tolist() == [0, 2, 4]
     # A reader with an older view finds more in it than it may see, and bounds its search.
-    assert index_from(store, 1, PARAMS, TEXTS.slice(0, 1), 0) is index
-    assert index_from(store, 2, PARAMS, TEXTS, 0) is not index
-    assert index_from(store, 1, FullTextParams(stem=False), TEXTS, 0) is not index
-    rest = index_from(store, 1, PARAMS, TEXTS, 3)
+    assert rows.text_index(1, PARAMS, TEXTS.slice(0, 1), 0) is index
+    assert rows.text_index(2, PARAMS, TEXTS, 0) is not index
+    assert rows.text_index(1, FullTextParams(stem=False), TEXTS, 0) is not index
+    rest = rows.text_index(1, PARAMS, TEXTS, 3)
     assert rest.rows == 2
     assert rest.search("dog", 2).positions.tolist() == [1]
-    assert index_from(owner(), 1, PARAMS, TEXTS, 0) is not index
+    assert owner().text_index(1, PARAMS, TEXTS, 0) is not index
 
 
 def test_readers_at_once_add_each_row_once() -> None:
-    store, texts = owner(), pa.chunked_array([["fox"] for _ in range(500)])
+    rows, texts = owner(), pa.chunked_array([["fox"] for _ in range(500)])
     with ThreadPoolExecutor(8) as pool:
-        sizes = [pool.submit(index_from, store, 1, PARAMS, texts.slice(0, n), 0) for n in range(1, 500, 7)]
+        sizes = [pool.submit(rows.text_index, 1, PARAMS, texts.slice(0, n), 0) for n in range(1, 500, 7)]
         index = {id(each.result()): each.result() for each in sizes}
     (one,) = index.values()
     assert len(one.search("fox", one.rows).positions) == one.rows

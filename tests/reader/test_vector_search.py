@@ -13,7 +13,8 @@ import pytest
 
 import lancewal
 from lancewal.errors import InvalidInputError
-from lancewal.reader import nearest
+from lancewal.reader import sstable_source
+from lancewal.reader.lance_search import LanceIndexes
 from lancewal.reader.sstable_source import SsTableSource
 from tests.reader.searched import (
     ALL_INDEXES,
@@ -41,7 +42,7 @@ QUERY = [0.3, -0.2, 0.9, 0.1]
 def sstable_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to search an SSTable: row by row, and through its index."""
     if request.param == "large":
-        monkeypatch.setattr(nearest, "EXACT_SSTABLE_ROWS", 0)
+        monkeypatch.setattr(sstable_source, "EXACT_SSTABLE_ROWS", 0)
     return str(request.param)
 
 
@@ -402,7 +403,7 @@ def test_sstables_that_pylance_wrote(tmp_path: Path) -> None:
         del model[key]
     ((source,),) = [shard.sources for shard in table.live.snapshot().shards]
     assert isinstance(source, SsTableSource)
-    sstable = source.sstable.dataset
+    sstable = source._sstable.dataset
     assert "IVF_HNSW_SQ" in {str(each.index_type) for each in sstable.describe_indices()}
     for metric in METRICS:
         check(table, model, QUERY, 10, metric=metric)
@@ -441,19 +442,19 @@ def test_large_sstables_and_the_base_are_searched_through_their_index(
     table = Searched(tmp_path, random_rows(range(20), 0))
     table.flushed(random_rows(range(20, 40), 1))
     used: list[bool] = []
-    by_lance = nearest._by_lance
+    by_lance = LanceIndexes.nearest
 
     def noted(*arguments: Any, use_index: bool, **options: Any) -> pa.Table:
         used.append(use_index)
         return by_lance(*arguments, use_index=use_index, **options)
 
-    monkeypatch.setattr(nearest, "_by_lance", noted)
+    monkeypatch.setattr(LanceIndexes, "nearest", noted)
     for rows, metric, expected in (
         (4096, "l2", [True]),
         (10, "l2", [True, True]),
         (10, "cosine", [False]),
     ):
-        monkeypatch.setattr(nearest, "EXACT_SSTABLE_ROWS", rows)
+        monkeypatch.setattr(sstable_source, "EXACT_SSTABLE_ROWS", rows)
         assert len(nearest_ids(table, metric)) == 5
         assert used == expected
         del used[:]

@@ -88,9 +88,8 @@ def values(tailer: WalTailer, start: int | None = None, end: int | None = None) 
     ]
 
 
-def quiet_tailer(store: ObjectStore, shard: UUID = SHARD) -> WalTailer:
-    """A tailer that leaves no cursor hint behind."""
-    return WalTailer(store, shard, update_cursor=False)
+def tailer_of(store: ObjectStore, shard: UUID = SHARD) -> WalTailer:
+    return WalTailer(store, shard)
 
 
 def appender_at(store: ObjectStore, epoch: int, clock: Clock = boot_time) -> WalAppender:

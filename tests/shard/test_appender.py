@@ -14,6 +14,7 @@ from lancewal.errors import (
     CorruptManifestError,
     FencedError,
     InvalidInputError,
+    OutcomeUnknownError,
     SealedShardError,
     StorageError,
 )
@@ -34,22 +35,12 @@ from tests.shard.support import (
     contents,
     cover,
     doing,
-    quiet_tailer,
+    tailer_of,
     values,
 )
 
 WAL = f"{layout.wal_dir(SHARD)}/"
 LISTED = layout.wal_dir(SHARD)
-
-
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def successor(store: ObjectStore, *rows: int) -> WalAppender:
@@ -62,7 +53,7 @@ def successor(store: ObjectStore, *rows: int) -> WalAppender:
 
 def flushed_and_collected(appender: WalAppender, store: ObjectStore) -> None:
     """All entries of the shard are covered by SSTables, and deleted."""
-    tip = quiet_tailer(store).next_position()
+    tip = tailer_of(store).next_position()
     cover(appender.manifests, appender.epoch, tip - 1)
     collect_entries(store, tip - 1)
 
@@ -84,7 +75,7 @@ def test_what_is_appended_can_be_read(any_store: ObjectStore) -> None:
     assert first == AppendResult(SHARD, 1, 1, 4, any_store.head(layout.wal_entry(SHARD, 1)).size)  # type: ignore[union-attr]
     second = appender.append([batch(5), batch(6, 7)], generation=3, tags={"query": "q"})
     assert (second.position, second.num_batches, second.num_rows) == (2, 2, 3)
-    tailer = quiet_tailer(any_store)
+    tailer = tailer_of(any_store)
     assert (tailer.first_position(), tailer.next_position()) == (1, 3)
     entry = tailer.read_entry(2)
     assert entry is not None
@@ -98,8 +89,8 @@ def test_reopening_goes_on_behind_a_sentinel(any_store: ObjectStore) -> None:
     again = WalAppender.open(any_store, SHARD)
     assert (again.epoch, again.sentinel_position, again.next_position_hint) == (2, 3, 4)
     assert again.append([batch(3)]).position == 4
-    assert [entry.sentinel for entry in quiet_tailer(any_store)] == [False, False, True, False]
-    assert values(quiet_tailer(any_store)) == [1, 2, 3]
+    assert [entry.sentinel for entry in tailer_of(any_store)] == [False, False, True, False]
+    assert values(tailer_of(any_store)) == [1, 2, 3]
 
 
 def test_one_append_costs_one_request(faulty: FaultyStore) -> None:
@@ -118,7 +109,7 @@ def test_a_change_of_generation_or_field_ids_is_not_missed(memory_store: ObjectS
     appender = WalAppender.open(memory_store, SHARD)
     for number, generation in ((0, 1), (0, 2), (5, 2), (0, None)):
         appender.append([with_id(number)], generation=generation)
-    read = [(entry.batches[0], entry.generation) for entry in quiet_tailer(memory_store)]
+    read = [(entry.batches[0], entry.generation) for entry in tailer_of(memory_store)]
     assert [generation for _, generation in read] == [1, 2, 2, None]
     assert [each.schema.field(0).metadata[b"lance:field_id"] for each, _ in read] == [b"0", b"0", b"5", b"0"]
 
@@ -126,7 +117,7 @@ def test_a_change_of_generation_or_field_ids_is_not_missed(memory_store: ObjectS
 def test_a_pointer_is_a_sentinel_with_tags(memory_store: ObjectStore) -> None:
     appender = successor(memory_store, 1)
     assert appender.append_pointer({"sstables": "a"}) == 2
-    entry = quiet_tailer(memory_store).read_entry(2)
+    entry = tailer_of(memory_store).read_entry(2)
     assert entry is not None
     assert (entry.sentinel, entry.tags, entry.writer_epoch) == (True, {"sstables": "a"}, 1)
 
@@ -146,7 +137,7 @@ def test_threads_of_one_appender_share_the_positions(any_store: ObjectStore) -> 
     for thread in threads:
         thread.join()
     assert sorted(position for position, _ in results) == list(range(1, 25))
-    assert values(quiet_tailer(any_store)) == [value for _, value in sorted(results)]
+    assert values(tailer_of(any_store)) == [value for _, value in sorted(results)]
 
 
 def test_the_clock_of_the_process_never_stands_still() -> None:
@@ -253,7 +244,7 @@ def test_a_predecessor_cannot_write_into_the_empty_slot_before_the_successors_fi
     successor(any_store)
     with pytest.raises(FencedError):
         first.append([batch(9)])
-    assert values(quiet_tailer(any_store)) == [1]
+    assert values(tailer_of(any_store)) == [1]
 
 
 def test_a_writer_that_never_wrote_is_fenced_too(any_store: ObjectStore) -> None:
@@ -262,7 +253,7 @@ def test_a_writer_that_never_wrote_is_fenced_too(any_store: ObjectStore) -> None
     successor(any_store, 2, 3)
     with pytest.raises(FencedError):
         first.append([batch(9)])
-    assert values(quiet_tailer(any_store)) == [2, 3]
+    assert values(tailer_of(any_store)) == [2, 3]
 
 
 def test_a_claimer_that_stalls_before_its_sentinel_is_fenced(faulty: FaultyStore) -> None:
@@ -271,7 +262,7 @@ def test_a_claimer_that_stalls_before_its_sentinel_is_fenced(faulty: FaultyStore
     with pytest.raises(FencedError) as refusal:
         WalAppender.open(faulty, SHARD)
     assert (refusal.value.local_epoch, refusal.value.stored_epoch) == (2, 3)
-    assert [entry.writer_epoch for entry in quiet_tailer(faulty)] == [1, 3, 3]
+    assert [entry.writer_epoch for entry in tailer_of(faulty)] == [1, 3, 3]
 
 
 def test_a_put_that_was_under_way_when_the_successor_came_is_fenced(faulty: FaultyStore) -> None:
@@ -279,7 +270,7 @@ def test_a_put_that_was_under_way_when_the_successor_came_is_fenced(faulty: Faul
     faulty.faults.before("put_if_absent", doing(lambda: successor(faulty.inner, 2)), where=WAL)
     with pytest.raises(FencedError):
         first.append([batch(9)])
-    assert values(quiet_tailer(faulty)) == [1, 2]
+    assert values(tailer_of(faulty)) == [1, 2]
 
 
 def test_an_append_between_claim_and_sentinel_lies_below_the_sentinel(faulty: FaultyStore) -> None:
@@ -287,7 +278,7 @@ def test_an_append_between_claim_and_sentinel_lies_below_the_sentinel(faulty: Fa
     faulty.faults.before("put_if_absent", doing(lambda: first.append([batch(2)])), where=WAL)
     second = WalAppender.open(faulty, SHARD)
     assert second.sentinel_position == 3
-    assert values(quiet_tailer(faulty), 1, second.sentinel_position) == [1, 2]
+    assert values(tailer_of(faulty), 1, second.sentinel_position) == [1, 2]
     with pytest.raises(FencedError):
         first.append([batch(9)])
 
@@ -300,7 +291,7 @@ def test_a_search_after_conflicts_does_not_pass_a_successors_sentinel(faulty: Fa
     faulty.faults.before("list", doing(lambda: successor(faulty.inner, 99)), where=LISTED)
     with pytest.raises(FencedError):
         stalled.append([batch(-1)])
-    assert values(quiet_tailer(faulty)) == [*range(REFRESH_EVERY + 1), 99]
+    assert values(tailer_of(faulty)) == [*range(REFRESH_EVERY + 1), 99]
 
 
 @pytest.mark.parametrize("others", [1, REFRESH_EVERY - 1, REFRESH_EVERY, 3 * REFRESH_EVERY + 1])
@@ -309,7 +300,7 @@ def test_positions_taken_by_a_predecessor_are_passed(memory_store: ObjectStore, 
     for value in range(1, others + 1):
         left_by_a_predecessor(memory_store, value + 1, value)
     assert first.append([batch(-1)]).position == others + 2
-    assert values(quiet_tailer(memory_store)) == [*range(others + 1), -1]
+    assert values(tailer_of(memory_store)) == [*range(others + 1), -1]
 
 
 # ---------------------------------------------------------------- copies of an appender
@@ -334,7 +325,7 @@ def test_entries_of_a_cloned_machine_were_passed_over(any_store: ObjectStore, ot
             first.append([batch(-1)])
         assert refusal.value.local_epoch == refusal.value.stored_epoch == 1
     assert second.append([batch(99)]).position == others + 2
-    assert values(quiet_tailer(any_store)) == [*range(others + 1), 99]
+    assert values(tailer_of(any_store)) == [*range(others + 1), 99]
     assert successor(any_store, 100).epoch == 2, "whoever ended takes the shard back with a new claim"
     with pytest.raises(FencedError, match="is at epoch 2"):
         second.append([batch(-2)])
@@ -368,7 +359,7 @@ def test_an_append_beside_the_check_for_copies_is_no_copy(faulty: FaultyStore) -
     assert first.append([batch(2)]).position == 3
 
 
-@pytest.mark.parametrize("error", [StorageError("timeout"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OutcomeUnknownError("timeout"), KeyboardInterrupt()])
 def test_an_entry_that_was_given_up_is_still_our_own(faulty: FaultyStore, error: BaseException) -> None:
     """It was stored, but nobody said so; the next append has other rows."""
     first = successor(faulty, 0)
@@ -377,7 +368,7 @@ def test_an_entry_that_was_given_up_is_still_our_own(faulty: FaultyStore, error:
         first.append([batch(1)])
     first.check_alone()
     assert first.append([batch(2)]).position == 3
-    assert values(quiet_tailer(faulty)) == [0, 1, 2]
+    assert values(tailer_of(faulty)) == [0, 1, 2]
 
 
 def test_endless_conflicts_are_given_up(local_store: ObjectStore) -> None:
@@ -407,7 +398,7 @@ def test_the_first_writer_has_nobody_to_fence(memory_store: ObjectStore) -> None
     manifests.initialize_shard()
     appender = WalAppender.open(memory_store, SHARD)
     assert (appender.epoch, appender.fence_predecessor()) == (1, None)
-    assert quiet_tailer(memory_store).next_position() == 1
+    assert tailer_of(memory_store).next_position() == 1
 
 
 @pytest.mark.parametrize("hint", [0, 1, 3, 4, 5, 2**63])
@@ -460,7 +451,7 @@ def test_a_tip_that_was_told_after_a_successor_came_is_refused(memory_store: Obj
     first = WalAppender.open(memory_store, SHARD)
     successor(memory_store, 2)
     with pytest.raises(FencedError):
-        first.seed_next_position(quiet_tailer(memory_store).next_position())
+        first.seed_next_position(tailer_of(memory_store).next_position())
     with pytest.raises(FencedError):
         first.append([batch(9)])
 
@@ -486,7 +477,7 @@ def test_a_lost_reply_to_an_append_is_not_taken_for_a_rival(memory_store: Object
     backend.faults.fail("create", after=True, error=TransientError("the reply was lost"))
     assert appender.append([batch(2)]).position == 2
     assert appender.append([batch(3)]).position == 3
-    assert values(quiet_tailer(memory_store)) == [1, 2, 3]
+    assert values(tailer_of(memory_store)) == [1, 2, 3]
 
 
 def test_a_lost_reply_to_a_sentinel_is_not_taken_for_a_rival(memory_store: ObjectStore) -> None:
@@ -494,27 +485,50 @@ def test_a_lost_reply_to_a_sentinel_is_not_taken_for_a_rival(memory_store: Objec
     successor(store, 1)
     backend.faults.fail("create", after=True, error=TransientError("the reply was lost"), where=WAL)
     assert WalAppender.open(store, SHARD).sentinel_position == 2
-    assert quiet_tailer(memory_store).next_position() == 3
+    assert tailer_of(memory_store).next_position() == 3
 
 
 def test_an_append_whose_outcome_is_unknown_can_be_repeated_with_the_same_bytes(faulty: FaultyStore) -> None:
     appender = successor(faulty, 1)
     data = appender.encode([batch(2)])
     faulty.faults.fail("put_if_absent", after=True, where=WAL)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError):
         appender.append_encoded(data)
     assert appender.append_encoded(data) == 2
-    assert values(quiet_tailer(faulty)) == [1, 2]
+    assert values(tailer_of(faulty)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "lost", [OutcomeUnknownError("timeout"), KeyboardInterrupt()], ids=["reply", "caller"]
+)
+@pytest.mark.parametrize("kind", ["put_if_absent", "list"], ids=["put", "search for the tip"])
+def test_a_refusal_does_not_deny_an_entry_that_was_sent_before(
+    faulty: FaultyStore, lost: BaseException, kind: str
+) -> None:
+    appender = successor(faulty, 1)
+    data = appender.encode([batch(2)])
+    faulty.faults.fail("put_if_absent", after=True, error=lost, where=WAL)
+    with pytest.raises(type(lost)):
+        appender.append_encoded(data)
+    if kind == "list":
+        appender._next = None
+    faulty.faults.fail(kind, where="/wal")
+    with pytest.raises(OutcomeUnknownError, match="may be written already: injected"):
+        appender.append_encoded(data)
+    assert values(tailer_of(faulty.inner)) == [1, 2]
+    faulty.faults.fail("put_if_absent", nth=1, where="/wal")
+    with pytest.raises(StorageError, match="injected"):
+        appender.append([batch(3)])
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_failed_append_leaves_no_gap(faulty: FaultyStore, after: bool) -> None:
     appender = successor(faulty, 1)
     faulty.faults.fail("put_if_absent", after=after, where=WAL)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError if after else StorageError):
         appender.append([batch(2)])
     assert appender.append([batch(3)]).position == (3 if after else 2)
-    assert values(quiet_tailer(faulty)) == ([1, 2, 3] if after else [1, 3])
+    assert values(tailer_of(faulty)) == ([1, 2, 3] if after else [1, 3])
 
 
 def test_a_store_that_fails_does_not_hide_the_fence(faulty: FaultyStore) -> None:
@@ -550,7 +564,7 @@ def test_a_stalled_writer_that_fills_an_emptied_slot_is_fenced(
         stalled.append([batch(9)])
     # The entry it left behind is nowhere near what anybody reads.
     assert faulty.head(layout.wal_entry(SHARD, 2)) is not None
-    tailer = quiet_tailer(faulty)
+    tailer = tailer_of(faulty)
     assert tailer.first_position() == tailer.next_position() == 4
     assert list(tailer) == []
     assert WalAppender.open(faulty, SHARD).sentinel_position == 4
@@ -586,7 +600,7 @@ def test_an_idle_writer_is_not_fenced_by_time_alone(faulty: FaultyStore, clock: 
     for position in (1, 2, 3):
         clock.stall()
         assert appender.append([batch(position)]).position == position
-    assert values(quiet_tailer(faulty)) == [1, 2, 3]
+    assert values(tailer_of(faulty)) == [1, 2, 3]
 
 
 def test_the_epoch_is_checked_again_exactly_when_a_slot_may_have_been_emptied(
@@ -614,7 +628,7 @@ def test_a_check_that_could_not_be_made_is_made_again(faulty: FaultyStore, clock
     data = appender.encode([batch(2)])
     clock.stall()
     faulty.faults.fail("head", where="manifest")
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError, match="may be written already"):
         appender.append_encoded(data)
     successor(faulty.inner)
     with pytest.raises(FencedError):
@@ -635,7 +649,7 @@ def test_an_entry_in_a_slot_that_ones_own_flush_emptied_is_written_again(
 
     faulty.faults.before("put_if_absent", meanwhile, where=WAL)
     assert stalled.append([batch(4)]).position == 4
-    assert values(quiet_tailer(faulty), 4) == [4]
+    assert values(tailer_of(faulty), 4) == [4]
 
 
 @pytest.fixture
@@ -658,5 +672,5 @@ def test_an_interrupted_append_leaves_no_gap(faulty: FaultyStore, interrupted: C
 def test_the_tailer_shows_the_rows_of_every_epoch(memory_store: ObjectStore) -> None:
     for value in (1, 2, 3):
         successor(memory_store, value)
-    entries = list(WalTailer(memory_store, SHARD, update_cursor=False))
+    entries = list(WalTailer(memory_store, SHARD))
     assert [entry.writer_epoch for entry in entries] == [1, 2, 2, 3, 3]

@@ -29,7 +29,7 @@ from tests.shard.support import (
     collect_entries,
     collect_manifests,
     cover,
-    quiet_tailer,
+    tailer_of,
 )
 
 
@@ -50,7 +50,7 @@ class World:
         """Claim the shard; also the rows that the new writer restores."""
         store = store or self.store
         appender = WalAppender.open(store, SHARD, clock=self.clock)
-        replay = Replay(appender, quiet_tailer(store))
+        replay = Replay(appender, tailer_of(store))
         appender.seed_next_position(replay.next_position)
         restored = [value for entry in replay.entries() for value in entry.batches[0]["id"].to_pylist()]
         return appender, restored
@@ -181,7 +181,7 @@ def check(world: World) -> None:
     there = Counter([*world.flushed, *restored])
     assert there >= Counter(row for row, _ in world.acknowledged)
     assert max(there.values(), default=1) == 1
-    epochs = [entry.writer_epoch for entry in quiet_tailer(world.store)]
+    epochs = [entry.writer_epoch for entry in tailer_of(world.store)]
     assert epochs == sorted(epochs)
 
 

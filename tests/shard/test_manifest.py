@@ -14,8 +14,8 @@ from lancewal.errors import (
     CorruptManifestError,
     FencedError,
     InvalidInputError,
+    OutcomeUnknownError,
     SealedShardError,
-    StorageError,
 )
 from lancewal.format.shard_manifest import (
     ShardFieldEntry,
@@ -50,11 +50,6 @@ def claimed(store: ObjectStore, times: int) -> ShardManifestStore:
 def newest(store: ObjectStore) -> ShardManifest:
     """What a process that knows nothing yet reads."""
     return ShardManifestStore(store, SHARD).require_latest()
-
-
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
 
 
 # ---------------------------------------------------------------- reading the newest
@@ -282,9 +277,20 @@ def test_a_rivals_equal_claim_is_not_taken_for_ones_own(faulty: FaultyStore) -> 
 def test_a_claim_whose_outcome_is_unknown_leaves_a_claimable_shard(faulty: FaultyStore) -> None:
     faulty.faults.fail("put_if_absent", after=True)
     manifests = ShardManifestStore(faulty, SHARD)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError):
         manifests.claim_epoch()
     assert manifests.claim_epoch()[0] == 2
+
+
+def test_a_commit_that_could_not_be_looked_up_may_count(faulty: FaultyStore, clock: ManualClock) -> None:
+    """It was written after a stall, and whether its slot had been emptied meanwhile is not known."""
+    manifests = ShardManifestStore(faulty, SHARD, clock=clock)
+    manifests.claim_epoch()
+    faulty.faults.before("put_if_absent", clock.stall)
+    faulty.faults.fail("list", where="manifest")
+    with pytest.raises(OutcomeUnknownError, match="version 2 was written"):
+        manifests.commit_update(1, lambda m: replace(m, wal_entry_position_last_seen=9))
+    assert manifests.require_latest().wal_entry_position_last_seen == 9
 
 
 def test_claims_that_always_lose_are_given_up(memory_store: ObjectStore) -> None:
@@ -428,11 +434,6 @@ def test_two_that_initialise_at_once_agree(faulty: FaultyStore) -> None:
 
 
 # ---------------------------------------------------------------- after garbage collection
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def collected_meanwhile(store: ObjectStore, clock: ManualClock) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from lancewal.shard import WalAppender
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from tests.servers import S3Server
-from tests.shard.support import SHARD, appender_at, batch, quiet_tailer, values
+from tests.shard.support import SHARD, appender_at, batch, tailer_of, values
 
 THREADS = 16
 PROCESSES = 4
@@ -118,7 +118,7 @@ def appends_at_one_epoch(store: ObjectStore, number: int, ready: Callable[[], ob
 def check_positions(store: ObjectStore, racers: Sequence[list[Acknowledged]]) -> None:
     acknowledged = sorted(each for racer in racers for each in racer)
     assert [position for position, _, _ in acknowledged] == list(range(1, len(acknowledged) + 1))
-    assert values(quiet_tailer(store)) == [row for _, row, _ in acknowledged]
+    assert values(tailer_of(store)) == [row for _, row, _ in acknowledged]
     for racer in racers:
         assert racer == sorted(racer), "a writer's own entries keep their order"
     assert any(len(racer) == 2 for racer in racers), "the last one has nobody to meet"
@@ -161,7 +161,7 @@ def check_takeovers(
     assert newest == claims
     assert newest in [epoch for epoch, _ in outcomes]
     acknowledged = {position: (row, epoch) for _, each in outcomes for position, row, epoch in each}
-    entries = list(quiet_tailer(store))
+    entries = list(tailer_of(store))
     assert [entry.position for entry in entries] == list(range(1, len(entries) + 1))
     stored = {
         entry.position: (entry.batches[0].column("id")[0].as_py(), entry.writer_epoch)
@@ -201,4 +201,4 @@ def test_after_the_last_sentinel_only_the_newest_writes(any_store: ObjectStore) 
 
     written = in_threads(write, any_store)
     assert [number for number, done in enumerate(written) if done] == [3, 7, 11, 15]
-    assert sorted(values(quiet_tailer(any_store), sentinel + 1)) == [3, 7, 11, 15]
+    assert sorted(values(tailer_of(any_store), sentinel + 1)) == [3, 7, 11, 15]

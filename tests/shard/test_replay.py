@@ -14,11 +14,11 @@ from lancewal.shard import WalAppender
 from lancewal.shard.replay import Replay, ReplayRange
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
-from tests.shard.support import SHARD, batch, collect_entries, cover, doing, quiet_tailer
+from tests.shard.support import SHARD, batch, collect_entries, cover, doing, tailer_of
 
 
 def replay_of(appender: WalAppender, store: ObjectStore) -> Replay:
-    return Replay(appender, quiet_tailer(store))
+    return Replay(appender, tailer_of(store))
 
 
 def rows(replay: Replay) -> list[int]:
@@ -28,7 +28,7 @@ def rows(replay: Replay) -> list[int]:
 def written(store: ObjectStore, *generations: int | None) -> WalAppender:
     """A log with one entry per generation; entry n has the row n."""
     appender = WalAppender.open(store, SHARD)
-    first = quiet_tailer(store).next_position()
+    first = tailer_of(store).next_position()
     for row, generation in enumerate(generations, first):
         appender.append([batch(row)], generation=generation)
     return appender

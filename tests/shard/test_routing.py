@@ -23,15 +23,9 @@ from lancewal.format.base_manifest import MemWalDetails, ShardingField, Sharding
 from lancewal.format.bucket import result_type_to_arrow
 from lancewal.format.schema import FIELD_ID_KEY, TableSchema
 from lancewal.format.shard_manifest import ShardFieldEntry, ShardManifest
+from lancewal.shard.discovery import discover_manifests, discover_shards
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import (
-    ShardRouter,
-    decoded_values,
-    discover_manifests,
-    discover_shards,
-    former_shard_id_of,
-    shard_id_of,
-)
+from lancewal.shard.routing import ShardRouter, decoded_values, former_shard_id_of, shard_id_of
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from tests.tables import APPEND_ONLY, KEYED, new_table, open_writer, rows

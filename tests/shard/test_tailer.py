@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +12,8 @@ import pytest
 
 from lancewal.errors import CorruptManifestError, InvalidInputError, WalCorruptError, WalTruncatedError
 from lancewal.shard import WalAppender, WalTailer
-from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import RECHECK_AFTER
-from lancewal.storage.parallel import Task
 from tests.faults import FaultyStore
 from tests.shard.support import (
     SHARD,
@@ -25,7 +22,7 @@ from tests.shard.support import (
     collect_entries,
     contents,
     cover,
-    quiet_tailer,
+    tailer_of,
     values,
 )
 
@@ -46,21 +43,11 @@ def damage(store: ObjectStore, position: int, change: Callable[[bytes], bytes]) 
     store.put(path, change(store.get(path)))
 
 
-@pytest.fixture
-def faulty(memory_store: ObjectStore) -> FaultyStore:
-    return FaultyStore(memory_store)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 # ---------------------------------------------------------------- single entries
 
 
 def test_a_position_without_an_entry_is_nothing(any_store: ObjectStore) -> None:
-    tailer = quiet_tailer(any_store)
+    tailer = tailer_of(any_store)
     assert tailer.read_entry(1) is None
     assert tailer.read_header(1) is None
     assert (tailer.first_position(), tailer.next_position()) == (1, 1)
@@ -71,7 +58,7 @@ def test_a_position_without_an_entry_is_nothing(any_store: ObjectStore) -> None:
 
 def test_an_entry_is_read_without_the_metadata_of_its_storage(memory_store: ObjectStore) -> None:
     written(memory_store, 1)
-    entry = quiet_tailer(memory_store).read_entry(1)
+    entry = tailer_of(memory_store).read_entry(1)
     assert entry is not None
     assert entry.batches[0].schema.metadata is None
     assert entry.num_rows == 1
@@ -80,9 +67,9 @@ def test_an_entry_is_read_without_the_metadata_of_its_storage(memory_store: Obje
 @pytest.mark.parametrize("position", [0, -1])
 def test_a_position_below_one_is_refused(memory_store: ObjectStore, position: int) -> None:
     with pytest.raises(InvalidInputError, match="start at 1"):
-        quiet_tailer(memory_store).read_entry(position)
+        tailer_of(memory_store).read_entry(position)
     with pytest.raises(InvalidInputError, match="start at 1"):
-        list(quiet_tailer(memory_store).entries(position, 3))
+        list(tailer_of(memory_store).entries(position, 3))
 
 
 def test_bad_arguments_are_refused(memory_store: ObjectStore) -> None:
@@ -108,7 +95,7 @@ def test_a_damaged_entry_is_refused_by_name(
     written(memory_store, 3)
     damage(memory_store, 2, change)
     before = contents(memory_store)
-    tailer = quiet_tailer(memory_store)
+    tailer = tailer_of(memory_store)
     read = tailer.entries()
     assert next(read).position == 1
     with pytest.raises(WalCorruptError, match=rf"entry 2 of shard {SHARD} is corrupt") as refusal:
@@ -121,7 +108,7 @@ def test_a_header_is_read_without_the_rows(memory_store: ObjectStore) -> None:
     appender = WalAppender.open(memory_store, SHARD)
     appender.append([pa.record_batch({"id": pa.array(range(50_000))})], generation=4)
     store = FaultyStore(memory_store)
-    header = quiet_tailer(store).read_header(1)
+    header = tailer_of(store).read_header(1)
     assert header is not None
     assert (header.writer_epoch, header.generation, header.sentinel) == (1, 4, False)
     assert store.faults.count("get") == 0
@@ -131,7 +118,7 @@ def test_the_header_of_a_very_wide_entry_is_read_too(memory_store: ObjectStore) 
     appender = WalAppender.open(memory_store, SHARD)
     wide = pa.record_batch({f"column_{number:05d}": pa.array([1]) for number in range(2000)})
     appender.append([wide], generation=4)
-    header = quiet_tailer(memory_store).read_header(1)
+    header = tailer_of(memory_store).read_header(1)
     assert header is not None
     assert header.generation == 4
 
@@ -140,13 +127,13 @@ def test_a_damaged_header_is_refused_by_name(memory_store: ObjectStore) -> None:
     written(memory_store, 1)
     damage(memory_store, 1, lambda data: data[:40])
     with pytest.raises(WalCorruptError, match=f"entry 1 of shard {SHARD}"):
-        quiet_tailer(memory_store).read_header(1)
+        tailer_of(memory_store).read_header(1)
 
 
 def test_headers_of_a_range(any_store: ObjectStore) -> None:
     written(any_store, 2)
     WalAppender.open(any_store, SHARD)
-    headers = list(quiet_tailer(any_store).headers(1, 5))
+    headers = list(tailer_of(any_store).headers(1, 5))
     assert [header and (header.writer_epoch, header.sentinel) for header in headers] == [
         (1, False),
         (1, False),
@@ -161,7 +148,7 @@ def test_headers_of_a_range(any_store: ObjectStore) -> None:
 @pytest.mark.parametrize("read_ahead", [1, 3, 50])
 def test_a_range_is_read_in_order(any_store: ObjectStore, read_ahead: int) -> None:
     written(any_store, 12)
-    tailer = WalTailer(any_store, SHARD, read_ahead=read_ahead, update_cursor=False)
+    tailer = WalTailer(any_store, SHARD, read_ahead=read_ahead)
     assert values(tailer) == list(range(1, 13))
     assert values(tailer, 4, 9) == list(range(4, 9))
     assert values(tailer, 10) == [10, 11, 12]
@@ -170,7 +157,7 @@ def test_a_range_is_read_in_order(any_store: ObjectStore, read_ahead: int) -> No
 
 def test_a_remote_range_is_read_ahead_but_not_far(faulty: FaultyStore) -> None:
     written(faulty.inner, 20)
-    read = WalTailer(faulty, SHARD, read_ahead=4, update_cursor=False).entries(1, 21)
+    read = WalTailer(faulty, SHARD, read_ahead=4).entries(1, 21)
     next(read)
     read.close()  # type: ignore[attr-defined]
     assert 2 <= faulty.faults.count("get", WAL) <= 5
@@ -179,7 +166,7 @@ def test_a_remote_range_is_read_ahead_but_not_far(faulty: FaultyStore) -> None:
 def test_a_hole_is_refused_by_name(any_store: ObjectStore) -> None:
     written(any_store, 5)
     any_store.delete(layout.wal_entry(SHARD, 3))
-    for read in (quiet_tailer(any_store).entries(1, 6), quiet_tailer(any_store).entries(2, 6)):
+    for read in (tailer_of(any_store).entries(1, 6), tailer_of(any_store).entries(2, 6)):
         with pytest.raises(WalCorruptError, match=rf"entry 3 of shard {SHARD}.*missing.*up to 5") as refusal:
             list(read)
         assert (refusal.value.shard_id, refusal.value.position) == (SHARD, 3)
@@ -188,14 +175,14 @@ def test_a_hole_is_refused_by_name(any_store: ObjectStore) -> None:
 def test_an_end_beyond_the_tip_is_a_hole(memory_store: ObjectStore) -> None:
     written(memory_store, 2)
     with pytest.raises(WalCorruptError, match="entry 3"):
-        list(quiet_tailer(memory_store).entries(1, 9))
+        list(tailer_of(memory_store).entries(1, 9))
 
 
 def test_a_collected_prefix_is_refused_by_name(any_store: ObjectStore) -> None:
     appender = written(any_store, 6)
     cover(appender.manifests, 1, 4)
     collect_entries(any_store, 3)
-    tailer = quiet_tailer(any_store)
+    tailer = tailer_of(any_store)
     for start in (1, 3):
         with pytest.raises(WalTruncatedError, match=f"position {start} of shard {SHARD}") as refusal:
             list(tailer.entries(start, 7))
@@ -208,7 +195,7 @@ def test_an_emptied_wal_has_no_entries_and_no_error(any_store: ObjectStore) -> N
     appender = written(any_store, 3)
     cover(appender.manifests, 1, 3)
     collect_entries(any_store, 3)
-    tailer = quiet_tailer(any_store)
+    tailer = tailer_of(any_store)
     assert (tailer.first_position(), tailer.next_position()) == (4, 4)
     assert list(tailer) == []
     with pytest.raises(WalTruncatedError) as refusal:
@@ -221,7 +208,7 @@ def test_an_emptied_wal_has_no_entries_and_no_error(any_store: ObjectStore) -> N
 def test_a_manifest_that_does_not_parse_is_refused(memory_store: ObjectStore) -> None:
     written(memory_store, 1)
     memory_store.put_if_absent(layout.manifest_file(SHARD, 2), b"no manifest")
-    tailer = quiet_tailer(memory_store)
+    tailer = tailer_of(memory_store)
     for ask in (tailer.next_position, tailer.first_position, lambda: list(tailer)):
         with pytest.raises(CorruptManifestError, match=f"version 2 of shard {SHARD}"):
             ask()
@@ -255,7 +242,7 @@ def test_following_sees_entries_as_they_come(any_store: ObjectStore) -> None:
     seen: list[int] = []
     stop = threading.Event()
     thread = collecting(
-        quiet_tailer(any_store).follow(stop=stop.is_set, poll_interval=0.001, wait=stop.wait), seen
+        tailer_of(any_store).follow(stop=stop.is_set, poll_interval=0.001, wait=stop.wait), seen
     )
     for value in (3, 4, 5):
         until(lambda value=value: len(seen) == value - 1)  # type: ignore[misc]
@@ -277,9 +264,7 @@ def test_a_stop_is_heard_at_once_while_waiting(memory_store: ObjectStore) -> Non
         return stop.wait(seconds)
 
     # An hour between polls: only the stop itself can end it in time.
-    thread = collecting(
-        quiet_tailer(memory_store).follow(stop=stop.is_set, poll_interval=3600, wait=wait), seen
-    )
+    thread = collecting(tailer_of(memory_store).follow(stop=stop.is_set, poll_interval=3600, wait=wait), seen)
     assert waiting.wait(PATIENCE_SECONDS)
     stop.set()
     thread.join(PATIENCE_SECONDS)
@@ -289,10 +274,10 @@ def test_a_stop_is_heard_at_once_while_waiting(memory_store: ObjectStore) -> Non
 def test_a_stop_is_asked_for_before_every_read(memory_store: ObjectStore) -> None:
     written(memory_store, 5)
     seen: list[int] = []
-    for entry in quiet_tailer(memory_store).follow(stop=lambda: len(seen) == 3):
+    for entry in tailer_of(memory_store).follow(stop=lambda: len(seen) == 3):
         seen.append(entry.position)
     assert seen == [1, 2, 3]
-    assert list(quiet_tailer(memory_store).follow(stop=lambda: True)) == []
+    assert list(tailer_of(memory_store).follow(stop=lambda: True)) == []
 
 
 def polls(count: int) -> Callable[[], bool]:
@@ -303,7 +288,7 @@ def polls(count: int) -> Callable[[], bool]:
 
 def test_following_starts_where_it_is_told(memory_store: ObjectStore) -> None:
     written(memory_store, 4)
-    follow = quiet_tailer(memory_store).follow(3, stop=polls(4), wait=lambda _: None)
+    follow = tailer_of(memory_store).follow(3, stop=polls(4), wait=lambda _: None)
     assert [entry.position for entry in follow] == [3, 4]
 
 
@@ -312,7 +297,7 @@ def test_following_from_a_collected_position_is_refused(memory_store: ObjectStor
     cover(appender.manifests, 1, 3)
     collect_entries(memory_store, 2)
     with pytest.raises(WalTruncatedError) as refusal:
-        list(quiet_tailer(memory_store).follow(1, stop=lambda: False))
+        list(tailer_of(memory_store).follow(1, stop=lambda: False))
     assert (refusal.value.position, refusal.value.first_retained) == (1, 3)
 
 
@@ -320,7 +305,7 @@ def test_following_that_fell_behind_collection_is_refused(
     memory_store: ObjectStore, clock: ManualClock
 ) -> None:
     appender = written(memory_store, 1)
-    tailer = WalTailer(memory_store, SHARD, update_cursor=False, clock=clock)
+    tailer = WalTailer(memory_store, SHARD, clock=clock)
     follow = tailer.follow(stop=lambda: False, wait=lambda _: None)
     assert next(follow).position == 1
     for value in (2, 3):
@@ -340,14 +325,14 @@ def test_an_entry_that_comes_and_is_covered_between_two_looks_is_not_lost(faulty
         appender.append([batch(2)])
         cover(appender.manifests, 1, 2)
 
-    follow = quiet_tailer(faulty).follow(2, stop=polls(4), wait=lambda _: None)
+    follow = tailer_of(faulty).follow(2, stop=polls(4), wait=lambda _: None)
     faulty.faults.before("*", come, where="manifest")
     assert [entry.position for entry in follow] == [2]
 
 
 def test_waiting_for_the_next_entry_costs_one_request_a_poll(faulty: FaultyStore, clock: ManualClock) -> None:
     written(faulty.inner, 1)
-    tailer = WalTailer(faulty, SHARD, update_cursor=False, clock=clock)
+    tailer = WalTailer(faulty, SHARD, clock=clock)
     list(tailer.follow(2, stop=polls(10), wait=lambda _: None))
     before = len(faulty.faults.calls)
     list(tailer.follow(2, stop=polls(20), wait=lambda _: None))
@@ -362,152 +347,23 @@ def test_waiting_for_the_next_entry_costs_one_request_a_poll(faulty: FaultyStore
     assert faulty.faults.count("list") + faulty.faults.count("head") > 0
 
 
-# ---------------------------------------------------------------- the cursor hint
+# ---------------------------------------------------------------- beside a writer
 
 
-def hint(store: ObjectStore) -> int:
-    return ShardManifestStore(store, SHARD).require_latest().wal_entry_position_last_seen
-
-
-@pytest.fixture
-def _hints_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hints are written before the read returns, so that a test can count them."""
-
-    class AtOnce:
-        def take(self, update: Task[None]) -> None:
-            update.run()
-
-    monkeypatch.setattr("lancewal.shard.tail._cursor_thread", AtOnce)
-
-
-def test_reading_leaves_a_hint_of_the_position(any_store: ObjectStore) -> None:
-    written(any_store, 3)
-    tailer = WalTailer(any_store, SHARD)
-    assert tailer.read_entry(1) is not None
-    until(lambda: hint(any_store) >= 1)
-    assert tailer.next_position() == 4
-    assert ShardManifestStore(any_store, SHARD).require_latest().writer_epoch == 1
-
-
-@pytest.mark.usefixtures("_hints_at_once")
-def test_a_hint_is_not_written_for_every_entry(memory_store: ObjectStore, clock: ManualClock) -> None:
-    written(memory_store, 9)
-    tailer = WalTailer(memory_store, SHARD, clock=clock)
-    list(tailer)
-    version = ShardManifestStore(memory_store, SHARD).require_latest().version
-    assert version == 2
-    list(tailer)
-    assert ShardManifestStore(memory_store, SHARD).require_latest().version == version
-    clock.advance(60)
-    tailer.read_entry(9)
-    assert hint(memory_store) == 9
-
-
-@pytest.mark.usefixtures("_hints_at_once")
-def test_a_hint_never_goes_back(memory_store: ObjectStore, clock: ManualClock) -> None:
-    appender = written(memory_store, 3)
-    appender.manifests.commit_update(1, lambda m: replace(m, wal_entry_position_last_seen=3))
-    tailer = WalTailer(memory_store, SHARD, clock=clock)
-    tailer.read_entry(1)
-    assert hint(memory_store) == 3
-    clock.advance(60)
-    tailer.read_entry(3)
-    before = ShardManifestStore(memory_store, SHARD).require_latest().version
-    appender.append([batch(4)])
-    clock.advance(60)
-    tailer.read_entry(4)
-    assert hint(memory_store) == 4
-    assert ShardManifestStore(memory_store, SHARD).require_latest().version == before + 1
-
-
-def test_a_hint_that_hangs_does_not_block_a_read(faulty: FaultyStore, clock: ManualClock) -> None:
-    written(faulty.inner, 3)
-    tailer = WalTailer(faulty, SHARD, clock=clock)
-    writers: list[threading.Thread] = []
-    faulty.faults.before("put_if_absent", lambda: writers.append(threading.current_thread()))
-    with faulty.faults.pause("put_if_absent", where="manifest") as pause:
-        for position in (1, 2, 3):
-            assert tailer.read_entry(position) is not None
-            clock.advance(60)
-        pause.wait_until_reached()
-        assert tailer.read_entry(3) is not None
-        assert tailer.next_position() == 4
-        assert threading.current_thread() not in writers
-    until(lambda: hint(faulty.inner) > 0)
-
-
-def test_hints_that_hang_do_not_pile_up(
-    faulty: FaultyStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted: list[Callable[[], None]] = []
-
-    class Idle:
-        def take(self, update: Task[None]) -> None:
-            submitted.append(update.run)
-
-    monkeypatch.setattr("lancewal.shard.tail._cursor_thread", Idle)
-    written(faulty.inner, 3)
-    tailer = WalTailer(faulty, SHARD, clock=clock)
-    for position in (1, 2, 3):
-        tailer.read_entry(position)
-        clock.advance(60)
-    assert len(submitted) == 1
-    submitted.pop()()
-    assert hint(faulty.inner) == 3
-    tailer.read_entry(3)
-    assert len(submitted) == 1
-
-
-def test_a_hint_that_fails_does_not_fail_a_read(faulty: FaultyStore, clock: ManualClock) -> None:
-    written(faulty.inner, 2)
-    faulty.faults.fail("put_if_absent", times=None)
-    tailer = WalTailer(faulty, SHARD, clock=clock)
-    assert tailer.read_entry(1) is not None
-    until(lambda: faulty.faults.count("put_if_absent") > 0)
-    clock.advance(60)
-    assert tailer.read_entry(2) is not None
-    assert hint(faulty.inner) == 0
-
-
-def test_a_read_during_the_interpreters_shutdown_still_counts(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Shut:
-        def take(self, update: object) -> None:
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr("lancewal.shard.tail._cursor_thread", Shut)
-    written(memory_store, 1)
-    assert WalTailer(memory_store, SHARD).read_entry(1) is not None
-
-
-def test_a_tailer_without_a_cursor_writes_nothing(memory_store: ObjectStore) -> None:
+def test_a_tailer_writes_nothing(memory_store: ObjectStore) -> None:
     written(memory_store, 3)
     before = contents(memory_store)
-    tailer = quiet_tailer(memory_store)
+    tailer = tailer_of(memory_store)
     list(tailer)
     list(tailer.follow(stop=polls(5), wait=lambda _: None))
     assert contents(memory_store) == before
 
 
-def test_a_shard_without_a_manifest_takes_no_hint(memory_store: ObjectStore, clock: ManualClock) -> None:
+def test_a_shard_without_a_manifest_can_be_read(memory_store: ObjectStore) -> None:
     appender = written(memory_store, 1)
     memory_store.delete_prefix(layout.manifest_dir(SHARD))
-    tailer = WalTailer(memory_store, SHARD, clock=clock)
+    tailer = tailer_of(memory_store)
     assert tailer.read_entry(1) is not None
     assert tailer.next_position() == 2
     with pytest.raises(InvalidInputError, match="no manifest"):
         appender.check_fenced()
-
-
-@pytest.mark.usefixtures("_hints_at_once")
-def test_a_writer_goes_on_beside_a_tailers_hints(memory_store: ObjectStore, clock: ManualClock) -> None:
-    appender = written(memory_store, 1)
-    tailer = WalTailer(memory_store, SHARD, clock=clock)
-    for value in (2, 3, 4):
-        tailer.read_entry(value - 1)
-        assert hint(memory_store) == value - 1
-        clock.advance(60)
-        assert appender.append([batch(value)]).position == value
-        appender.check_fenced()
-    assert cover(appender.manifests, 1, 4).replay_after_wal_entry_position == 4

@@ -153,15 +153,27 @@ class FaultyWalSink(WalSink):
             super().commit(messages)
 
 
-class FaultySource(DefaultSource):
+class SourceWithSinks(DefaultSource):
+    """lancewal's data source under another name, with other sinks for batches."""
+
+    format: str
+    batch_sink: type[BatchSink]
+    wal_sink: type[WalSink]
+
     @classmethod
     def name(cls) -> str:
-        return FORMAT
+        return cls.format
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         options = self._parsed()
-        transaction = options.text("walTransaction")
-        return FaultyBatchSink(options) if transaction is None else FaultyWalSink(options, transaction)
+        sink = self.batch_sink if options.text("walTransaction") is None else self.wal_sink
+        return sink(options)
+
+
+class FaultySource(SourceWithSinks):
+    format = FORMAT
+    batch_sink = FaultyBatchSink
+    wal_sink = FaultyWalSink
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         return FaultyStreamSink(self._parsed())

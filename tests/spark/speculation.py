@@ -20,13 +20,12 @@ from pyspark import TaskContext
 from lancewal.spark import low_latency, session
 from lancewal.spark.low_latency import AppendedMessage, WalSink
 from lancewal.spark.sink import BatchSink, StagedMessage
-from lancewal.spark.source import DefaultSource
 from tests.spark.conftest import TEST_CONF
+from tests.spark.faulty import SourceWithSinks
 from tests.spark.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 FORMAT = "slow_lancewal"
 DIRECTORY = "LANCEWAL_TEST_SPECULATION"
@@ -92,15 +91,10 @@ class SlowWalSink(WalSink):
                 done.rename(note(f"{Path(self._options.uri).name} loser"))
 
 
-class SlowSource(DefaultSource):
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
-        options = self._parsed()
-        transaction = options.text("walTransaction")
-        return SlowBatchSink(options) if transaction is None else SlowWalSink(options, transaction)
+class SlowSource(SourceWithSinks):
+    format = FORMAT
+    batch_sink = SlowBatchSink
+    wal_sink = SlowWalSink
 
 
 def main(config: dict[str, Any]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lance
 import pyarrow as pa
 
 import lancewal
 from lancewal.spark.options import Options
-from tests.tables import APPEND_ONLY, KEYED, fast
+from tests.tables import APPEND_ONLY, KEYED, writable_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,8 +21,7 @@ def new_table(
     path: Path, schema: pa.Schema = KEYED, data: pa.Table | None = None, **how: Any
 ) -> lancewal.Table:
     """A table in three buckets of ``id``, unless told otherwise."""
-    lance.write_dataset(schema.empty_table() if data is None else data, str(path), schema=schema)
-    return lancewal.initialize(str(path), writer_defaults=fast(), **(how or {"bucket": ("id", 3)}))
+    return writable_table(path, schema, data, **(how or {"bucket": ("id", 3)}))
 
 
 def schema_of(keyed: bool) -> pa.Schema:

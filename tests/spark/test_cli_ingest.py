@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,18 +12,13 @@ from lancewal.cli import exits
 from lancewal.ingest import LocalParts, find_files
 from lancewal.ingest.journal import Journal
 from lancewal.storage import ObjectStore
-from tests.cli.support import new_table, ok, run
+from tests.cli.support import new_table, ok, run, write_files
 from tests.tables import APPEND_ONLY, ids, rows
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    where = tmp_path / "in"
-    where.mkdir()
-    pq.write_table(pa.Table.from_batches([rows(0, 10, schema=APPEND_ONLY)]), where / "a.parquet")
-    (where / "b.csv").write_text("id,name\n10,x\n11,\n")
-    (where / "c.jsonl").write_text(json.dumps({"id": 12, "name": "z"}) + "\n")
-    return where
+    return write_files(tmp_path / "in")
 
 
 def test_files_go_in_once_with_either_engine(spark: SparkSession, tmp_path: Path, folder: Path) -> None:

@@ -13,8 +13,8 @@ from pyspark.sql import types as st
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError
-from lancewal.spark.creation import open_for_writing
 from lancewal.spark.options import Options
+from lancewal.spark.sink import open_for_writing
 from tests.spark.tables import new_table, options_of
 
 SCHEMA = st.StructType(

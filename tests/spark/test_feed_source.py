@@ -13,7 +13,7 @@ import lancewal
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.publish.feed import ChangeFeed, feed_schema
 from lancewal.publish.publishing import publish
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import changes
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.feed_source import FeedReader, FeedStream

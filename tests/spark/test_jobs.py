@@ -18,8 +18,8 @@ import pytest
 import lancewal
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.spark import JobFailedError, compact, flush, gc, jobs
 from lancewal.spark.jobs import JobReader, Unit
 from lancewal.storage import ObjectStore, layout
@@ -27,6 +27,7 @@ from tests.cli.support import ok, run
 from tests.spark.processes import spark_environment
 from tests.spark.tables import content, new_table, options_of, schema_of, spark_content
 from tests.spark.test_merged import fill_all_levels
+from tests.sstable.test_lineage import Copied
 from tests.tables import KEYED, fast, rows
 
 if TYPE_CHECKING:
@@ -88,6 +89,15 @@ def test_a_compaction_job_changed_what_reads_give_for_keys_in_two_shards(tmp_pat
     for unit in reader.partitions():
         assert [batch.to_pylist()[0]["error"] for batch in reader.read(unit)] == [None] * len(unit.parts)
     assert content(table) == expected
+
+
+def test_sparks_flush_left_the_generations_of_a_copied_table_below_its_marker(tmp_path: Path) -> None:
+    site = Copied(tmp_path)
+    site.flush_by_lance(10, "copy")
+    reader = JobReader(options_of(site.store.uri), "flush")
+    reports = [batch.to_pylist()[0] for unit in reader.partitions() for batch in reader.read(unit)]
+    assert [report["error"] for report in reports] == [None]
+    assert site.generations == [4], "as Table.flush does"
 
 
 def manifest_of(store: ObjectStore, shard_id: UUID) -> ShardManifest:

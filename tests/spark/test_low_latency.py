@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +20,10 @@ from lancewal.format.bucket import bucket_of
 from lancewal.publish.publishing import begin_append
 from lancewal.publish.transactions import Transaction
 from lancewal.shard import WalTailer
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import route, stream, write
-from lancewal.spark.columns import spark_schema
-from lancewal.spark.low_latency import WalSink, encode_transaction
-from lancewal.spark.routing import bucket_column
+from lancewal.spark.columns import bucket_column, spark_schema
+from lancewal.spark.low_latency import WalSink
 from lancewal.storage import ObjectStore, layout
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
 from tests.spark.test_columns import COLUMNS
@@ -40,7 +41,7 @@ ROUTABLE = [
 def entries(table: lancewal.Table) -> dict[UUID, list[Any]]:
     store = ObjectStore.from_uri(table.uri)
     return {
-        m.shard_id: [e for e in WalTailer(store, m.shard_id, update_cursor=False) if not e.sentinel]
+        m.shard_id: [e for e in WalTailer(store, m.shard_id) if not e.sentinel]
         for m in discover_manifests(store)
     }
 
@@ -163,7 +164,7 @@ def test_half_an_identity_is_refused(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def task(table: lancewal.Table, transaction: Transaction) -> WalSink:
-    return WalSink(options_of(table), encode_transaction(transaction))
+    return WalSink(options_of(table, walTransaction=json.dumps(asdict(transaction))))
 
 
 def part_of(table: lancewal.Table, shard: int, count: int = 60) -> pa.RecordBatch:
@@ -202,6 +203,21 @@ def test_a_refused_row_keeps_its_tasks_shards_as_they_were(tmp_path: Path) -> No
     bad = pa.record_batch({"id": pa.array([None], pa.int64()), "name": ["x"]})
     with pytest.raises(InvalidInputError, match="nulls in key column"):
         task(table, transaction).append(iter([part_of(table, 0), bad]), 0)
+    assert content(table) == []
+
+
+@pytest.mark.parametrize(
+    "columns", [{"id": [0], "new": ["x"]}, {"name": ["x"]}, {"id": ["0"], "name": ["x"]}], ids=str
+)
+def test_columns_that_the_table_has_no_more_are_refused_by_a_streams_tasks(
+    tmp_path: Path, columns: dict[str, list[Any]]
+) -> None:
+    """The driver checks them only when a stream starts."""
+    table = new_table(tmp_path / "table")
+    transaction = Transaction("app", 0)
+    begin_append(ObjectStore.from_uri(table.uri), transaction)
+    with pytest.raises(InvalidInputError, match="column"):
+        task(table, transaction).append(iter([pa.record_batch(columns)]), 0)
     assert content(table) == []
 
 

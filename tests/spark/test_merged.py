@@ -197,3 +197,19 @@ def test_a_state_whose_log_was_collected_says_so(tmp_path: Path) -> None:
         store.delete(layout.wal_entry(shard, position))
     with pytest.raises(StorageError, match="run the query again"):
         read(reader)
+
+
+@pytest.mark.parametrize("level", ["base", "sstable", "log"])
+def test_a_filter_that_fails_on_a_row_was_refused_by_tables_and_an_error_of_storage_in_spark(
+    tmp_path: Path, level: str
+) -> None:
+    table = new_table(tmp_path / "table", unsharded=True)
+    with table.writer(enable_memtable=level != "log") as writer:
+        writer.put(rows(0, 5))
+    if level == "base":
+        table.compact()
+    condition = "10 / (id - id) > 1"
+    with pytest.raises(InvalidInputError, match="filter"):
+        table.scan(filter=condition).to_table()
+    with pytest.raises(InvalidInputError, match="filter"):
+        read(reader_of(table, filter=condition))

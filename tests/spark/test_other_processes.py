@@ -14,7 +14,7 @@ import pytest
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
 import lancewal
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import flush, write
 from lancewal.storage import ObjectStore, layout
 from tests.spark.conftest import WORKER_PATH

@@ -9,14 +9,19 @@ import pytest
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.spark.sink import SparkRows
-from tests.spark.tables import new_table
+from lancewal.spark.columns import SparkRows
+from tests.spark.tables import new_table, options_of
 from tests.tables import APPEND_ONLY
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> BaseTable:
     return BaseTable.open(new_table(tmp_path / "table").uri)
+
+
+def spark_rows(base: BaseTable, change_column: str | None = None) -> SparkRows:
+    given = {} if change_column is None else {"changeTypeColumn": change_column}
+    return SparkRows(base, options_of(base.uri, **given))
 
 
 def stored(rows: SparkRows, batch: pa.RecordBatch) -> list[tuple[int, str | None, bool]]:
@@ -33,7 +38,7 @@ def test_changes_keep_their_order(base: BaseTable) -> None:
             "name": ["x", "b", "a", None, "c", "old"],
         }
     )
-    assert stored(SparkRows(base, "op"), batch) == [
+    assert stored(spark_rows(base, "op"), batch) == [
         (1, None, True),
         (2, "b", False),
         (1, "a", False),
@@ -45,7 +50,7 @@ def test_changes_keep_their_order(base: BaseTable) -> None:
 @pytest.mark.parametrize("word", ["delete", "upsert"])
 def test_batches_of_one_kind_of_change(base: BaseTable, word: str) -> None:
     batch = pa.record_batch({"op": [word] * 2, "id": [1, 2], "name": ["a", "b"]})
-    assert [row[2] for row in stored(SparkRows(base, "op"), batch)] == [word == "delete"] * 2
+    assert [row[2] for row in stored(spark_rows(base, "op"), batch)] == [word == "delete"] * 2
 
 
 def test_rows_of_our_own_feed_can_be_applied_as_they_are(base: BaseTable) -> None:
@@ -59,13 +64,13 @@ def test_rows_of_our_own_feed_can_be_applied_as_they_are(base: BaseTable) -> Non
             "_writer_epoch": [1],
         }
     )
-    assert stored(SparkRows(base, "_change_type"), batch) == [(1, "a", False)]
+    assert stored(spark_rows(base, "_change_type"), batch) == [(1, "a", False)]
 
 
 def test_nothing_is_left_of_old_versions_alone(base: BaseTable) -> None:
     batch = pa.record_batch({"op": ["update_preimage"], "id": [1], "name": ["a"]})
-    assert SparkRows(base, "op").stored(batch) is None
-    assert SparkRows(base).stored(pa.record_batch({"id": pa.array([], pa.int64())})) is None
+    assert spark_rows(base, "op").stored(batch) is None
+    assert spark_rows(base).stored(pa.record_batch({"id": pa.array([], pa.int64())})) is None
 
 
 @pytest.mark.parametrize(
@@ -80,18 +85,18 @@ def test_changes_that_cannot_be_understood_are_refused(
     base: BaseTable, batch: dict[str, list[object]], reason: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=reason):
-        SparkRows(base, "op").stored(pa.record_batch(batch))
+        spark_rows(base, "op").stored(pa.record_batch(batch))
 
 
 def test_a_column_of_the_table_cannot_say_what_becomes_of_a_row(base: BaseTable) -> None:
     with pytest.raises(InvalidInputError, match="name is a column"):
-        SparkRows(base, "name")
+        spark_rows(base, "name")
 
 
 def test_deletes_need_a_key(tmp_path: Path) -> None:
     table = new_table(tmp_path / "other", APPEND_ONLY)
     with pytest.raises(InvalidInputError, match="no primary key"):
-        SparkRows(BaseTable.open(table.uri), "op").stored(pa.record_batch({"op": ["delete"], "id": [1]}))
+        spark_rows(BaseTable.open(table.uri), "op").stored(pa.record_batch({"op": ["delete"], "id": [1]}))
 
 
 @pytest.mark.parametrize(
@@ -106,4 +111,4 @@ def test_a_schema_that_does_not_fit_is_refused_before_any_row(
     base: BaseTable, schema: pa.Schema, reason: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=reason):
-        SparkRows(base).check(schema)
+        spark_rows(base).check(schema)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lancewal
 from lancewal.publish.staging import is_staged
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.spark.sink import StagedMessage, StreamSink, stage_rows
 from lancewal.storage import ObjectStore
 from tests.spark.tables import (

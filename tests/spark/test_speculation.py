@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lancewal.publish.staging import is_staged
-from lancewal.shard.routing import discover_manifests
+from lancewal.shard.discovery import discover_manifests
 from lancewal.storage import ObjectStore
 from tests.spark.processes import STANDALONE, Driver, running_cluster
 from tests.spark.speculation import ROWS

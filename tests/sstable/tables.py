@@ -14,6 +14,7 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
 from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry, decode_manifest
+from lancewal.predicate import Predicate
 from lancewal.sstable import SsTable, write_sstable
 from lancewal.storage import ObjectStore, layout
 
@@ -161,3 +162,8 @@ def live(batches: Sequence[Sequence[Row]], key: Sequence[str]) -> dict[tuple[Any
     """The dict model: what is left of the rows when later ones replace earlier ones."""
     newest = {tuple(row[name] for name in key): row for rows in batches for row in rows}
     return {k: {**row} for k, row in newest.items() if not row.get(TOMBSTONE)}
+
+
+def where(sql: str, schema: TableSchema) -> Predicate:
+    """A filter over the columns of a table."""
+    return Predicate.parse(sql, schema.plain)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.sstable import reader as opened
+from lancewal.sstable import opened
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from tests.tables import KEY

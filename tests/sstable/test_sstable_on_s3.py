@@ -13,7 +13,7 @@ from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import layout
 from tests.servers import S3Server
-from tests.sstable.tables import Base, by_key, dead, key_field, rows_of
+from tests.sstable.tables import Base, by_key, dead, key_field, rows_of, where
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def test_storage_options_reach_the_sstable_writer_and_every_reader(base: Base) -
         {"id": 1, TOMBSTONE: True},
         {"id": 5, TOMBSTONE: False},
     ]
-    assert rows_of(base.open(second).scan(base.schema, ["t"], filter="id = 6")) == [{"t": "c"}]
+    assert rows_of(base.open(second).scan(base.schema, ["t"], filter=where("id = 6", base.schema))) == [
+        {"t": "c"}
+    ]
 
 
 def test_sidecars_are_rebuilt_on_object_storage(base: Base) -> None:

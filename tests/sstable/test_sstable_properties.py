@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lancewal.format.schema import TOMBSTONE
-from tests.sstable.tables import Base, Row, by_key, key_field, live, rows_of
+from tests.sstable.tables import Base, Row, by_key, key_field, live, rows_of, where
 
 KEYS: dict[str, tuple[list[pa.Field], st.SearchStrategy[dict[str, Any]]]] = {
     "int64": (
@@ -70,7 +70,7 @@ def _check(
     assert table.count_live() == base.lsm(entry).count_rows() == len(expected)
     assert by_key(base.lsm(entry).to_table().to_pylist(), names) == expected
     filtered = {key: row for key, row in expected.items() if row["x"] is not None and row["x"] > 4}
-    assert by_key(rows_of(table.scan(schema, everything, filter="x > 4")), names) == filtered
+    assert by_key(rows_of(table.scan(schema, everything, filter=where("x > 4", schema))), names) == filtered
 
     asked = [*newest, *(tuple(key[n] for n in names) for key in strangers)]
     columns = [pa.array([key[i] for key in asked], schema.columns.field(n).type) for i, n in enumerate(names)]

@@ -18,7 +18,7 @@ from lancewal.format.schema import TOMBSTONE, TableSchema
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
 from lancewal.storage import layout
-from tests.sstable.tables import Base, Row, by_key, dead, key_field, rows_of
+from tests.sstable.tables import Base, Row, by_key, dead, key_field, rows_of, where
 
 Write = Callable[..., SsTableEntry]
 
@@ -61,16 +61,25 @@ def test_a_scan_shows_tombstones_and_offsets_when_asked(base: Base, table: SsTab
 
 
 def test_a_filter_is_pushed_down(base: Base, table: SsTable) -> None:
-    assert rows_of(table.scan(base.schema, ["id"], filter="id > 4 AND t != 'x'")) == [{"id": 5}, {"id": 9}]
-    assert rows_of(table.scan(base.schema, [], filter="id IN (9, 9)", with_offsets=True)) != []
-    assert rows_of(table.scan(base.schema, ["id"], filter="id = 3")) == []
-    assert rows_of(table.scan(base.schema, ["id"], filter="id = 3", with_tombstone=True)) != []
+    assert rows_of(table.scan(base.schema, ["id"], filter=where("id > 4 AND t != 'x'", base.schema))) == [
+        {"id": 5},
+        {"id": 9},
+    ]
+    assert (
+        rows_of(table.scan(base.schema, [], filter=where("id IN (9, 9)", base.schema), with_offsets=True))
+        != []
+    )
+    assert rows_of(table.scan(base.schema, ["id"], filter=where("id = 3", base.schema))) == []
+    assert (
+        rows_of(table.scan(base.schema, ["id"], filter=where("id = 3", base.schema), with_tombstone=True))
+        != []
+    )
 
 
 @pytest.mark.parametrize("bad", ["nope = 1", "id = = 1", "id"])
 def test_a_filter_that_does_not_fit_is_refused(base: Base, table: SsTable, bad: str) -> None:
     with pytest.raises(InvalidInputError, match="filter"):
-        list(table.scan(base.schema, ["id"], filter=bad))
+        list(table.scan(base.schema, ["id"], filter=where(bad, base.schema)))
 
 
 def test_an_unknown_column_is_refused(base: Base, table: SsTable) -> None:
@@ -222,7 +231,7 @@ def test_keys_over_many_pages_with_duplicates_across_their_borders(tmp_path: Pat
     few = np.array([77, 0, 14_999, -3])
     assert table.lookup(_key_columns(kind, few)).tolist() == [newest[77], newest[0], newest[14_999], -1]
     assert table.lookup(_key_columns(kind, np.array([77]))).tolist() == [newest[77]]
-    assert rows_of(table.scan(base.schema, ["x"], filter="x > 23999 AND x < 24003")) != []
+    assert rows_of(table.scan(base.schema, ["x"], filter=where("x > 23999 AND x < 24003", base.schema))) != []
     assert table.count_live() == 15_000
     assert len(table.keys(base.schema)[0]) == len(names)
 
@@ -287,6 +296,8 @@ def wide_table(request: pytest.FixtureRequest, wide: Base) -> SsTable:
 
 
 def _scan(table: SsTable, base: Base, columns: list[str], **how: Any) -> list[Row]:
+    if "filter" in how:
+        how["filter"] = where(how["filter"], base.schema)
     return rows_of(table.scan(base.schema, columns, **how))
 
 
@@ -315,7 +326,7 @@ def test_a_renamed_column_keeps_its_values(wide: Base, wide_table: SsTable) -> N
     assert _scan(wide_table, wide, ["id"], filter="number = 10 OR n = 't3'") == [{"id": 1}, {"id": 3}]
     assert wide_table.take(np.array([3]), wide.schema, ["n"]).to_pylist() == [{"n": "t3"}]
     with pytest.raises(InvalidInputError, match="filter"):
-        wide_table.scan(wide.schema, ["id"], filter="t = 't3'")
+        wide_table.scan(wide.schema, ["id"], filter=where("t = 't3'", wide.schema))
 
 
 def test_a_renamed_key_is_still_the_key(wide: Base, wide_table: SsTable) -> None:
@@ -331,7 +342,7 @@ def test_a_dropped_column_is_not_read(wide: Base, wide_table: SsTable) -> None:
     wide.dataset.drop_columns(["old"])
     assert _scan(wide_table, wide, ["id", "n"], filter="n > 10") == [{"id": i, "n": 10 * i} for i in (2, 3)]
     with pytest.raises(InvalidInputError, match="filter"):
-        wide_table.scan(wide.schema, ["id"], filter="old = 1")
+        wide_table.scan(wide.schema, ["id"], filter=where("old = 1", wide.schema))
 
 
 def test_a_column_that_reuses_a_dropped_name_is_not_paired_with_the_old_one(

@@ -43,6 +43,14 @@ def test_shelves_make_room_for_a_lease_and_no_lease_exceeds_the_budget() -> None
     assert cache.lease(1000) is not None
 
 
+def test_what_is_larger_than_the_budget_pushes_nothing_out() -> None:
+    cache = Cache(1000)
+    shelf = Shelf[str, str](cache)
+    shelf.put("a", "A", 10)
+    shelf.put("b", "B", 1001)
+    assert (shelf.get("a"), shelf.get("b")) == ("A", None)
+
+
 def test_what_is_made_once_is_found_again() -> None:
     shelf, made = Shelf[str, list[int]](Cache(10_000)), []
 

@@ -112,13 +112,13 @@ scan = table.scan()
 locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._mode.lock, shard._close_lock,
          shard._log._lock, shard._mode._flushes._lock, shard._backpressure._lock, shard._state._lock,
          shard._stats._lock, shard._appender._lock, shard._mode._flushes._worker._lock]
-from lancewal.maintenance import history as activity
+from lancewal.maintenance import process_totals
 from lancewal.index.graph import BUILDER
 from lancewal.writer import open as registry
-locks += [registry._registry._lock, activity._lock, BUILDER._lock]
+locks += [registry._registry._lock, process_totals._lock, BUILDER._lock]
 
 def work():
-    assert not registry.open_writers() and not registry.written() and not activity.totals()
+    assert not registry.open_writers() and not registry.written() and not process_totals.by_table()
     with writer, shard:  # whose ends do nothing here
         names = refused(
             lambda: writer.put(rows(1, 1)), lambda: writer.delete(1), writer.flush, writer.stats,

@@ -25,9 +25,9 @@ from lancewal.format.protos import ShardManifestMessage
 from lancewal.format.shard_manifest import SsTableEntry, encode_manifest
 from lancewal.format.wal_entry import WalEntry
 from lancewal.maintenance import Resource
-from lancewal.maintenance.findings import Kind
+from lancewal.maintenance.reports import Kind
 from lancewal.publish.feed import ChangeFeed
-from lancewal.publish.pointers import Pointer
+from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.reader.table_reader import TableReader
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, layout
@@ -277,17 +277,17 @@ class TestNamesInRecords:
             None,
             [],
             sentinel=True,
-            tags=Pointer("run", (name,), 1, f"{'0' * 32}:1").tags(),
+            tags=SsTablePointer("run", (name,), 1, f"{'0' * 32}:1").tags(),
         )
         with pytest.raises(WalCorruptError, match="out of the shard"):
-            Pointer.of(entry)
+            SsTablePointer.of(entry)
 
     @pytest.mark.parametrize("tag", ["../../../../outside:1", "", "0" * 32, f"{'0' * 32}:x"])
     def test_a_pointer_of_no_transaction_is_corrupt(self, site: Site, tag: str) -> None:
-        tags = Pointer("run", ("0a1b2c3d_gen_1",), 1, tag).tags()
+        tags = SsTablePointer("run", ("0a1b2c3d_gen_1",), 1, tag).tags()
         entry = WalEntry(site.shard_id, 3, 1, None, [], sentinel=True, tags=tags)
         with pytest.raises(WalCorruptError, match="transaction"):
-            Pointer.of(entry)
+            SsTablePointer.of(entry)
 
     @pytest.mark.parametrize("name", PATHS)
     def test_no_path_is_made_of_a_name_that_leads_out(self, site: Site, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal.errors import StorageError
+from lancewal.errors import OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectStore, PutOutcome
 
 CREATED, EXISTS = PutOutcome.CREATED, PutOutcome.EXISTS
@@ -164,11 +165,33 @@ class TestDurability:
             real(file)
 
         monkeypatch.setattr(os, "fsync", fsync)
-        with pytest.raises(StorageError):
+        with pytest.raises(OutcomeUnknownError, match="EIO"):
             store.put_if_absent("entry", b"mine")
         trace = Trace(monkeypatch, tmp_path)
         assert store.put_if_absent("entry", b"mine") is CREATED
         assert trace.take()[-2:] == [("sync", "entry"), ("sync", ".")]
+
+    def test_an_object_whose_name_was_not_synced_may_or_may_not_be_there_later(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_system: str
+    ) -> None:
+        store = ObjectStore.from_uri(tmp_path)
+        real = os.fsync
+
+        def fsync(file: int) -> None:
+            if stat.S_ISDIR(os.fstat(file).st_mode):
+                raise OSError(errno.EIO, "input/output error")
+            real(file)
+
+        writes: list[Callable[[], object]] = [
+            lambda: store.put_if_absent("created", b"x"),
+            lambda: store.put("replaced", b"x"),
+            lambda: store.put_from("streamed", lambda: iter([b"x"])),
+        ]
+        monkeypatch.setattr(os, "fsync", fsync)
+        for write in writes:
+            with pytest.raises(OutcomeUnknownError, match=r"EIO.*power cut"):
+                write()
+        assert [info.path for info in store.list()] == ["created", "replaced", "streamed"]
 
     def test_a_file_whose_sync_failed_never_gets_its_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_system: str

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError, UnknownConfigurationKeyError
 
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectStore
 from lancewal.storage.location import parse_location
 from lancewal.storage.options import _SPELLINGS, ClientSettings, client_settings
@@ -266,19 +266,23 @@ class TestErrors:
         slept: list[float] = []
         store = ObjectStore.from_uri("s3://bucket/t", options)
         store._sleep = slept.append
-        calls: list[Callable[[], object]] = [
+        writes: list[Callable[[], object]] = [
             lambda: store.put_if_absent("a", b"x"),
             lambda: store.put("a", b"x"),
+            lambda: store.delete("a"),
+            lambda: store.delete_prefix("a"),
+        ]
+        calls: list[Callable[[], object]] = [
+            *writes,
             lambda: store.get("a"),
             lambda: store.head("a"),
             lambda: store.list(),
             lambda: store.list_directories(),
-            lambda: store.delete("a"),
-            lambda: store.delete_prefix("a"),
         ]
         for call in calls:
             slept.clear()
-            with pytest.raises(StorageError, match=r"127\.0\.0\.1:1") as caught:
+            expected = OutcomeUnknownError if call in writes else StorageError
+            with pytest.raises(expected, match=r"127\.0\.0\.1:1") as caught:
                 call()
             assert len(slept) == 3
             assert isinstance(caught.value.__cause__, BaseError)
@@ -333,8 +337,12 @@ class TestErrors:
 
         store = ObjectStore.from_uri(f"memory://{uuid.uuid4().hex}")
         monkeypatch.setattr(obstore, "put", fail)
+        monkeypatch.setattr(obstore, "get", fail)
+        for write in (store.put_if_absent, store.put):
+            with pytest.raises(OutcomeUnknownError, match="unwrap on None"):
+                write("a", b"x")
         with pytest.raises(StorageError, match="unwrap on None"):
-            store.put_if_absent("a", b"x")
+            store.get("a")
 
     def test_an_interrupt_stays_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*args: Any, **kwargs: Any) -> Any:

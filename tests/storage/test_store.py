@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectStore, PutOutcome
 from lancewal.storage.backend import Backend, TransientError
 from lancewal.storage.local import LocalBackend
@@ -275,7 +275,7 @@ class TestRetries:
     def test_an_earlier_call_of_ours_counts_as_created(self, inner: Backend) -> None:
         store, backend, _ = faulty(inner)
         backend.faults.fail("create", after=True, times=None, error=TransientError("timeout"))
-        with pytest.raises(StorageError):
+        with pytest.raises(OutcomeUnknownError, match="gave up after 4 attempts"):
             store.put_if_absent("a/b", b"with my write id")
         backend.faults.clear()
         assert store.put_if_absent("a/b", b"with my write id") is CREATED
@@ -353,6 +353,39 @@ class TestRetries:
         assert backend.faults.count("read") == 4
         assert len(slept) == 3
 
+    def test_of_a_write_that_was_never_answered_nobody_knows_whether_it_happened(
+        self, inner: Backend
+    ) -> None:
+        store, backend, _ = faulty(inner)
+        store.put("d/x", b"before")
+        writes: dict[str, Callable[[], object]] = {
+            "create": lambda: store.put_if_absent("d/new", b"x"),
+            "replace": lambda: store.put("d/x", b"x"),
+            "replace_from": lambda: store.put_from("d/x", lambda: iter([b"x"])),
+            "delete": lambda: store.delete("d/x"),
+            "delete_prefix": lambda: store.delete_prefix("d"),
+        }
+        for kind, write in writes.items():
+            backend.faults.fail(kind, times=None, error=TransientError("no answer"))
+            with pytest.raises(OutcomeUnknownError, match="no answer; gave up after 4 attempts"):
+                write()
+
+    def test_a_refusal_after_a_lost_reply_does_not_deny_the_write(self, inner: Backend) -> None:
+        store, backend, _ = faulty(inner)
+        backend.faults.fail("create", after=True, error=TransientError("timeout"))
+        backend.faults.fail("create", nth=2, error=StorageError("the token has expired"))
+        with pytest.raises(OutcomeUnknownError, match="token has expired; an earlier attempt may"):
+            store.put_if_absent("a", b"mine")
+        assert store.get("a") == b"mine"
+
+    def test_an_object_that_cannot_be_compared_may_be_our_own(self, inner: Backend) -> None:
+        # What lies below us retries too: its first request created the object, its second met it.
+        store, backend, _ = faulty(inner)
+        store.put("a", b"mine")
+        backend.faults.fail("head", error=StorageError("no permission"))
+        with pytest.raises(OutcomeUnknownError, match="perhaps by this very write: no permission"):
+            store.put_if_absent("a", b"mine")
+
     def test_a_failure_for_good_is_not_tried_again(self, inner: Backend) -> None:
         store, backend, slept = faulty(inner)
         backend.faults.fail("create", error=StorageError("no permission"))
@@ -400,8 +433,8 @@ class TestFaultyStore:
         store.faults.fail("put_if_absent", nth=2)
         store.faults.fail("put_if_absent", nth=3, after=True)
         assert store.put_if_absent("a", b"1") is CREATED
-        for path in ("b", "c"):
-            with pytest.raises(StorageError, match="injected"):
+        for path, error in (("b", StorageError), ("c", OutcomeUnknownError)):
+            with pytest.raises(error, match="injected"):
                 store.put_if_absent(path, b"2")
         assert [info.path for info in store.list()] == ["a", "c"]
         assert store.faults.count("put_if_absent") == 3

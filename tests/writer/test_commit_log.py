@@ -90,7 +90,7 @@ class Fixture:
             time.sleep(0.001)
 
     def entries(self) -> list[list[int]]:
-        tailer = WalTailer(self.store, self.shard, update_cursor=False)
+        tailer = WalTailer(self.store, self.shard)
         return [[v for b in e.batches for v in b.column("id").to_pylist()] for e in tailer]
 
 
@@ -126,7 +126,7 @@ def test_an_entry_never_spans_two_generations(fixture: Fixture) -> None:
     fixture.enqueue(3, generation=2)
     fixture.log.commit_all()
     assert fixture.entries() == [[1, 2], [3]]
-    tailer = WalTailer(fixture.store, fixture.shard, update_cursor=False)
+    tailer = WalTailer(fixture.store, fixture.shard)
     assert [entry.generation for entry in tailer] == [1, 2]
 
 

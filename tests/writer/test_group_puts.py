@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -24,20 +23,10 @@ from lancewal.writer.group_commit import CommitLog, Waiter
 from lancewal.writer.shard_writer import Backpressure
 from lancewal.writer.state import without_frames
 from tests.faults import FaultyStore, Pause
-from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
+from tests.tables import APPEND_ONLY, abandon, ids, open_writer, rows
 
 PATIENCE = 20.0
 KIB = 1024
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t", KEYED)
-
-
-@pytest.fixture
-def append_only(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "a", APPEND_ONLY)
 
 
 def faulty_store(base: BaseTable) -> FaultyStore:

@@ -22,10 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import lancewal.writer.flush
 import lancewal.writer.group_commit
-from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.errors import FencedError, LanceWalError
 from lancewal.storage import layout
 from lancewal.writer import ShardWriter
-from tests.faults import FaultyStore
+from tests.faults import FAILURES, FaultyStore
 from tests.shards import Row, manifest_of, newest, store_of
 from tests.tables import APPEND_ONLY, KEYED, abandon, new_table, open_writer
 
@@ -160,7 +160,7 @@ class ShardMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         try:
             self.writer.wait_for_flush_drain()
-        except StorageError:
+        except FAILURES:
             self.ended = self.ended or self.writer._state.ended.failure is not None
 
     def has_ended(self) -> None:

@@ -9,14 +9,13 @@ import threading
 import time
 import uuid
 from datetime import timedelta
-from pathlib import Path
 
 import lance
 import pyarrow as pa
 import pytest
 
 from lancewal.base.table import BaseTable
-from lancewal.errors import ClosedError, FencedError, InvalidInputError, StorageError
+from lancewal.errors import ClosedError, FencedError, InvalidInputError, OutcomeUnknownError, StorageError
 from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import open_shard_writer
@@ -26,16 +25,6 @@ from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, ids, new_table, open_writer, rows
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t")
-
-
-@pytest.fixture
-def append_only(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "a", APPEND_ONLY)
 
 
 def store_of(base: BaseTable) -> FaultyStore:
@@ -287,7 +276,7 @@ def test_a_published_flush_whose_reply_was_lost_is_not_published_twice(base: Bas
         store.faults.fail("put_if_absent", where="/manifest/", after=True)
         writer.force_seal_active()
         # The failed try may be over before the first wait begins.
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(OutcomeUnknownError):
             writer.wait_for_flush_drain()
         writer.wait_for_flush_drain()
         manifest = writer.manifest()
@@ -484,6 +473,35 @@ def test_poisoned_writer_refuses_reads_too(base: BaseTable) -> None:
         writer.put(rows(5, 1))
     with pytest.raises(StorageError):
         writer.close()
+
+
+def test_only_the_put_that_was_sent_has_an_unknown_outcome(append_only: BaseTable) -> None:
+    """It is in the log, although its writer never heard so; what is put after it is not."""
+    store = store_of(append_only)
+    shard = uuid.uuid4()
+    writer = open_writer(append_only, shard, store=store)
+    store.faults.fail("put_if_absent", times=None, after=True, where="/wal/")
+    sent = rows(0, 2, schema=append_only.schema.plain)
+    with pytest.raises(OutcomeUnknownError, match="injected"):
+        writer.put(sent)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"ended before.*open a new one"):
+            writer.put(rows(2, 2, schema=append_only.schema.plain))
+    abandon(writer)
+    with open_writer(append_only, shard) as again:
+        assert sorted(ids(again.scan())) == [0, 1]
+
+
+def test_a_put_that_the_storage_refused_did_not_happen(append_only: BaseTable) -> None:
+    store = store_of(append_only)
+    shard = uuid.uuid4()
+    writer = open_writer(append_only, shard, store=store)
+    store.faults.fail("put_if_absent", times=None, where="/wal/")
+    with pytest.raises(StorageError, match="injected"):
+        writer.put(rows(0, 2, schema=append_only.schema.plain))
+    abandon(writer)
+    with open_writer(append_only, shard) as again:
+        assert ids(again.scan()) == []
 
 
 def test_fenced_writer_fails_at_once_and_reports_both_epochs(base: BaseTable) -> None:

@@ -28,13 +28,13 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.shard import WalTailer
+from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.routing import discover_manifests
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter, is_stream
 from tests.faults import FaultyStore
-from tests.tables import APPEND_ONLY, KEY, KEYED, ids, rows
+from tests.tables import APPEND_ONLY, KEY, KEYED, ids, rows, wal_table
 
 PATIENCE = 30.0
 
@@ -47,17 +47,6 @@ TENANTS = pa.schema(
 )
 
 
-def new_table(where: Path, schema: pa.Schema = KEYED, **options: Any) -> Table:
-    lance.write_dataset(schema.empty_table(), str(where))
-    options = options or {"bucket": ("id", 4)}
-    return lancewal.initialize(str(where), writer_defaults={"fsync": "false"}, **options)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return new_table(tmp_path / "t")
-
-
 def faulty(table: Table) -> tuple[Table, FaultyStore]:
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     return Table.open(table.uri, store=store), store
@@ -68,7 +57,7 @@ def logged(table: Table) -> dict[UUID, list[dict[str, Any]]]:
     store = ObjectStore.from_uri(table.uri)
     found = {}
     for manifest in discover_manifests(store):
-        entries = WalTailer(store, manifest.shard_id, update_cursor=False)
+        entries = WalTailer(store, manifest.shard_id)
         shard_rows = [row for entry in entries for batch in entry.batches for row in batch.to_pylist()]
         if shard_rows:
             found[manifest.shard_id] = shard_rows
@@ -117,7 +106,7 @@ def test_shards_are_claimed_when_their_first_row_comes(table: Table) -> None:
 
 
 def test_identity_shards_are_created_with_their_value(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", TENANTS, identity="tenant")
+    table = wal_table(tmp_path / "t", TENANTS, identity="tenant")
     batch = pa.table({"tenant": ["a", "b", "a"], "id": [1, 1, 2], "name": ["x", "y", "z"]})
     with table.writer() as writer:
         writer.put(batch)
@@ -127,7 +116,7 @@ def test_identity_shards_are_created_with_their_value(tmp_path: Path) -> None:
 
 
 def test_null_identity_has_a_shard_of_its_own(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY, identity="name")
+    table = wal_table(tmp_path / "t", APPEND_ONLY, identity="name")
     with table.writer() as writer:
         writer.put(pa.table({"id": [1, 2, 3], "name": ["a", None, None]}))
     assert sorted(len(each) for each in logged(table).values()) == [1, 2]
@@ -285,7 +274,7 @@ def test_rows_that_arrow_cannot_read_raised_a_bare_error(table: Table, data: Any
 
 def test_delete_of_a_condition_reported_one_row_and_deleted_nothing(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("name", pa.string(), False, KEY), pa.field("text", pa.string())])
-    table = new_table(tmp_path / "names", schema, unsharded=True)
+    table = wal_table(tmp_path / "names", schema, unsharded=True)
     with table.writer() as writer:
         writer.put(pa.table({"name": ["a", "text = 'x'", "a = b", "text"], "text": ["x", "y", "z", None]}))
         for condition in ("text = 'x'", "name IN ('a')", "text IS NULL", "name LIKE 'a%' AND text < 'z'"):
@@ -318,7 +307,7 @@ FLOATS = pa.schema([*KEYED, pa.field("f", pa.float32()), pa.field("v", pa.list_(
 
 
 def test_cast_stored_infinity_for_a_double_and_rounded_without_being_asked(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "floats", FLOATS, unsharded=True)
+    table = wal_table(tmp_path / "floats", FLOATS, unsharded=True)
     exact = pa.table({"id": [1], "f": [0.5], "v": [[1.5, 2.0]]})
     digits = pa.table({"id": [2, 3], "f": [0.5, 0.1], "v": [[1.5, 2.0], [0.1, 0.2]]})
     huge = pa.table({"id": [4, 5], "f": [0.5, 1e300], "v": [[1.5, 2.0], [1e300, 0.2]]})
@@ -396,7 +385,7 @@ def test_deletes_reach_every_shard_and_later_rows_come_back(table: Table) -> Non
 
 
 def test_delete_from_a_table_without_a_key_is_refused(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", APPEND_ONLY)
+    table = wal_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 4))
     with table.writer() as writer, pytest.raises(InvalidInputError, match="no primary key"):
         writer.delete(1)
 

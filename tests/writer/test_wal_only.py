@@ -16,14 +16,9 @@ from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
-from tests.tables import fast, ids, new_table, open_writer, rows
+from tests.tables import fast, ids, open_writer, rows
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> BaseTable:
-    return new_table(tmp_path / "t")
 
 
 def wal_only(base: BaseTable, shard: uuid.UUID | None = None, **settings: object) -> ShardWriter:
@@ -32,7 +27,7 @@ def wal_only(base: BaseTable, shard: uuid.UUID | None = None, **settings: object
 
 
 def entries(base: BaseTable, shard: uuid.UUID) -> list[list[int]]:
-    tailer = WalTailer(ObjectStore.from_uri(base.uri), shard, update_cursor=False)
+    tailer = WalTailer(ObjectStore.from_uri(base.uri), shard)
     return [[i for b in e.batches for i in b.column("id").to_pylist()] for e in tailer if not e.sentinel]
 
 

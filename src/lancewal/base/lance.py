@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import lance
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from lance.lance import LanceSchema
 
-from lancewal.errors import LanceWalError, StorageError
+from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
+from lancewal.format import FieldMessage, TableManifestMessage
 from lancewal.storage import is_panic, scrub_error
-
-# pylance's errors as ours: every call of pylance that may fail stands in :func:`lance_errors`.
-
 
 # What a damaged file makes pylance raise is not always an error of storage.
 _FAILURES = (
@@ -31,12 +29,21 @@ _FAILURES = (
 )
 
 
+#: Not permitted, permission denied, no space, read-only, quota: the system did not do it.
+_REFUSED = re.compile(r"os error (1|13|28|30|122)\b")
+_UNKNOWN = "cannot {}: {}; it may have taken effect nevertheless"
+
+
 @contextmanager
-def lance_errors(action: str) -> Iterator[None]:
+def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
     """Turns what pylance raises into StorageError; ``action`` says what could not be done.
 
-    So does it with a panic in Lance's native code, which is no ``Exception``. Credentials that
-    pylance's texts quote are taken out of the error and all that led to it.
+    Every call of pylance that may fail stands in here. Of a call that ``commits``, a failure of storage may
+    have come after the commit, with its reply lost, and so may a panic: that is OutcomeUnknownError, unless
+    the system refused something.
+
+    A panic in Lance's native code, which is no ``Exception``, is turned too. Credentials that pylance's
+    texts quote are taken out of the error and all that led to it.
     """
     try:
         yield
@@ -45,12 +52,17 @@ def lance_errors(action: str) -> Iterator[None]:
         raise
     except _FAILURES as error:
         scrub_error(error)
+        if commits and isinstance(error, OSError) and not _REFUSED.search(str(error)):
+            raise OutcomeUnknownError(_UNKNOWN.format(action, error)) from error
         raise StorageError(f"cannot {action}: {error}") from error
     except BaseException as error:
         if not is_panic(error):
             raise
         scrub_error(error)
-        raise StorageError(f"cannot {action}: Lance failed internally: {error}") from error
+        text = f"Lance failed internally: {error}"
+        if commits:
+            raise OutcomeUnknownError(_UNKNOWN.format(action, text)) from error
+        raise StorageError(f"cannot {action}: {text}") from error
 
 
 def row_count(dataset: lance.LanceDataset) -> int:
@@ -64,33 +76,8 @@ def fragments_of(dataset: lance.LanceDataset) -> list[lance.LanceFragment]:
         return list(dataset.get_fragments())
 
 
-_Field = descriptor_pb2.FieldDescriptorProto
+#: The ``parent_id`` of a column.
 _ROOT = -1
-
-
-def _messages() -> dict[str, Any]:
-    """What is not named here passes through these messages unchanged."""
-    file = descriptor_pb2.FileDescriptorProto(name="lance_base", package="lancewal.base", syntax="proto3")
-
-    def message(name: str, **fields: tuple[int, int, str | None]) -> None:
-        target = file.message_type.add(name=name)
-        for field_name, (number, kind, of) in fields.items():
-            label = _Field.LABEL_REPEATED if of else _Field.LABEL_OPTIONAL
-            added = target.field.add(name=field_name, number=number, type=kind, label=label)
-            if of:
-                added.type_name = f".lancewal.base.{of}"
-
-    message("Metadata", key=(1, _Field.TYPE_STRING, None), value=(2, _Field.TYPE_BYTES, None))
-    message("Column", parent_id=(4, _Field.TYPE_INT32, None), metadata=(10, _Field.TYPE_MESSAGE, "Metadata"))
-    message("Manifest", max_fragment_id=(11, _Field.TYPE_UINT32, None))
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    names = (each.name for each in file.message_type)
-    found = {name: pool.FindMessageTypeByName(f"lancewal.base.{name}") for name in names}
-    return {name: message_factory.GetMessageClass(found[name]) for name in found}
-
-
-_MESSAGES = _messages()
 
 
 def next_fragment_id(dataset: lance.LanceDataset) -> int:
@@ -98,7 +85,7 @@ def next_fragment_id(dataset: lance.LanceDataset) -> int:
 
     The number of a fragment that was dropped must not come back: indexes may still list it.
     """
-    manifest = _MESSAGES["Manifest"].FromString(dataset._ds.serialized_manifest())
+    manifest = TableManifestMessage.FromString(dataset._ds.serialized_manifest())
     present = [fragment.fragment_id for fragment in dataset.get_fragments()]
     return max([int(manifest.max_fragment_id), *present]) + 1 if present or manifest.max_fragment_id else 0
 
@@ -116,7 +103,7 @@ def with_column_metadata(
     place = 0
     changed = []
     for raw in fields:
-        column = _MESSAGES["Column"].FromString(raw)
+        column = FieldMessage.FromString(raw)
         if column.parent_id != _ROOT:
             changed.append(raw)
             continue

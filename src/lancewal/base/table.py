@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from uuid import UUID
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, ref
 
 import lance
 
 from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
 from lancewal.base.lance import lance_errors
 from lancewal.base.markers import effective_markers
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
@@ -26,7 +27,7 @@ from lancewal.format import (
     newest_manifest_name,
     read_base_manifest,
 )
-from lancewal.storage import ObjectInfo, ObjectStore, layout
+from lancewal.storage import ObjectInfo, ObjectStore, Shelf, layout
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,11 @@ _NO_CREDENTIALS = re.compile(r"Failed to get AWS credentials|CredentialsNotLoade
 _NO_TABLE = re.compile(r"not found|not a directory", re.IGNORECASE)
 _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending request", re.IGNORECASE)
 
-#: Versions never change: what one reader found out about columns serves all of the process.
-_column_logs: WeakKeyDictionary[ObjectStore, ColumnLog] = WeakKeyDictionary()
+#: What one reader found out about a table's columns serves all that share its store: versions never change.
+_column_logs: Shelf[object, ColumnLog] = Shelf()
+_fields: Shelf[tuple[object, int], Mapping[int, str]] = Shelf()
+#: What one name in a mapping takes, roughly.
+_NAME_BYTES = 160
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,12 @@ class BaseTable:
     @property
     def storage_version(self) -> str:
         return str(self.dataset.data_storage_version)
+
+    def writer_store(self, *, fsync: bool | None = None) -> ObjectStore:
+        """The table's storage for whoever writes; it syncs to disk as the table's writer defaults say."""
+        if fsync is None:
+            fsync = ShardWriterConfig.from_defaults(self.details.writer_config_defaults).fsync
+        return ObjectStore.from_uri(self.uri, self.storage_options, fsync=fsync)
 
     def compacted_generation(self, shard_id: UUID) -> int:
         """The highest generation of the shard that this version contains; 0 for none."""
@@ -181,13 +191,13 @@ def _manifest_paths(version: int) -> tuple[str, str]:
 
 def column_log(store: ObjectStore) -> ColumnLog:
     """What this process knows of the columns of the table's versions; reads while ``store`` is kept."""
-    log = _column_logs.get(store)
-    if log is None:
-        # The log must not hold on to the store, by which it is found.
-        reference = ref(store)
-        log = ColumnLog(_fields_by_version(reference), partial(_load_runs, reference))
-        log = _column_logs.setdefault(store, log)
-    return log
+    # The log must not hold on to the store: it stays in the cache when nobody has the store any more.
+    reference = ref(store)
+    return _column_logs.get_or_make(
+        store.identity,
+        lambda: ColumnLog(partial(_fields_of, reference), partial(_load_runs, reference)),
+        lambda _: _NAME_BYTES,
+    )
 
 
 def store_column_history(store: ObjectStore, version: int) -> None:
@@ -218,18 +228,17 @@ def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
     return replace(runs, since={**runs.since, MEM_WAL_INDEX: runs.first})
 
 
-def _fields_by_version(reference: ReferenceType[ObjectStore]) -> Callable[[int], Mapping[int, str] | None]:
-    known: dict[int, Mapping[int, str]] = {}
+def _fields_of(reference: ReferenceType[ObjectStore], version: int) -> Mapping[int, str] | None:
+    store = reference()
+    if store is None:
+        return None
 
-    def fields_of(version: int) -> Mapping[int, str] | None:
-        store = reference()
-        if version not in known and store is not None:
-            try:
-                manifest = read_manifest(store, version)
-                own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
-                known[version] = {**manifest.fields, **own}
-            except StorageError:
-                return None
-        return known.get(version)
+    def read() -> Mapping[int, str]:
+        manifest = read_manifest(store, version)
+        own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
+        return {**manifest.fields, **own}
 
-    return fields_of
+    try:
+        return _fields.get_or_make((store.identity, version), read, lambda f: _NAME_BYTES * (1 + len(f)))
+    except StorageError:
+        return None

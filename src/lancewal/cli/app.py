@@ -1,33 +1,24 @@
-"""The commands of ``lancewal`` and what they have in common."""
+"""The commands of ``lancewal``, what they have in common, and the programs that it starts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import (
-    console,
-    extras,
-    ingest,
-    init,
-    keys,
-    maintain,
-    query,
-    status,
-    tail,
-)
-from lancewal.cli import (
-    maintain as backups,
-)
-
-# Help texts: paragraphs that fill the terminal, and no types behind switches that take none.
+from lancewal.cli import console, ingest, init, maintain, rows, status
+from lancewal.cli.exits import CommandError, guarded
 
 
 class Command(TyperCommand):
+    """Help texts in paragraphs that fill the terminal, and no types behind switches that take none."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = filled(self.help or "")
@@ -72,24 +63,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_PASS_ON = {"ignore_unknown_options": True}
-
-app.command(cls=Command, rich_help_panel="Write")(init.init)
-app.command(cls=Command, rich_help_panel="Write")(ingest.ingest)
-app.command(cls=Command, rich_help_panel="Write")(keys.delete)
-app.command(cls=Command, rich_help_panel="Read")(query.query)
-app.command(cls=Command, rich_help_panel="Read")(keys.get)
-app.command(cls=Command, rich_help_panel="Read")(tail.tail)
-app.command(cls=Command, rich_help_panel="Operate")(status.status)
-app.command(cls=Command, rich_help_panel="Operate")(maintain.flush)
-app.command(cls=Command, rich_help_panel="Operate")(maintain.compact)
-app.command(cls=Command, rich_help_panel="Operate")(maintain.gc)
-app.command(cls=Command, rich_help_panel="Operate")(maintain.verify)
-app.command(cls=Command, rich_help_panel="Operate")(backups.backup)
-app.command(cls=Command, rich_help_panel="Operate")(backups.restore)
-app.command(cls=Command, rich_help_panel="Try")(extras.demo)
-app.command(cls=Command, rich_help_panel="Try", context_settings=_PASS_ON)(extras.bench)
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -112,6 +85,86 @@ def common(
     """A streaming write path for Lance tables."""
     console.settings.debug = debug
     console.set_up_logging(verbose)
+
+
+@guarded
+def demo(
+    directory: Annotated[
+        str, typer.Argument(metavar="[DIRECTORY]", help="Where to leave the table and the report.")
+    ] = "demo-output",
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Stream through Spark, or without Java through Python.")
+    ] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Few documents, for a first look.")] = False,
+) -> None:
+    """Show on real rows what works, in about a minute.
+
+    A stream goes in through Spark while a Python service writes and searches; writers are killed and
+    recover; everything is compacted and read by plain Lance. Each step is checked.
+    """
+    switches = [*([] if spark else ["--no-spark"]), *(["--quick"] if quick else [])]
+    _run([sys.executable, "-m", "demo", directory, *switches], _checkout_for("the demo is", "make demo"))
+
+
+@guarded
+def bench(arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT…]")] = None) -> None:
+    """Measure lancewal against its peers.
+
+    Needs a source checkout: the benchmarks and the peers are not part of the package. Arguments after
+    -- go to the benchmark runner, as in: lancewal bench -- --list
+    """
+    root = _checkout_for("the benchmarks are", "make bench")
+    _run([sys.executable, "-m", "bench", *(arguments or [])], root)
+
+
+def _checkout_for(what: str, target: str) -> Path:
+    root = checkout()
+    if root is None:
+        raise CommandError(
+            f"{what} not part of the installed package; run {target} in a clone of the repository"
+        )
+    return root
+
+
+def checkout() -> Path | None:
+    """The source checkout that this package is imported from, if it is one."""
+    root = Path(__file__).resolve().parents[3]
+    return (
+        root if (root / "bench" / "__main__.py").is_file() and (root / "pyproject.toml").is_file() else None
+    )
+
+
+def _run(command: list[str], directory: Path) -> None:
+    environment = dict(os.environ)
+    # The package may be imported from the checkout without being installed.
+    paths = [str(directory), str(directory / "src"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    try:
+        done = subprocess.run(command, env=environment, check=False)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if done.returncode:
+        raise typer.Exit(done.returncode if done.returncode > 0 else 128 - done.returncode)
+
+
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Write": (init.init, ingest.ingest, rows.delete),
+    "Read": (rows.query, rows.get, rows.tail),
+    "Operate": (
+        status.status,
+        maintain.flush,
+        maintain.compact,
+        maintain.gc,
+        maintain.verify,
+        maintain.backup,
+        maintain.restore,
+    ),
+    "Try": (demo,),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(cls=Command, rich_help_panel=_panel)(_command)
+app.command(cls=Command, rich_help_panel="Try", context_settings={"ignore_unknown_options": True})(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -61,7 +61,7 @@ def visible(text: str) -> str:
 
 
 def plain(text: object) -> str:
-    r"""Names and values of others for a text with markup: neither markup nor commands to the terminal.
+    r"""``text`` for a line with markup: neither taken for markup nor for a command to the terminal.
 
     >>> print(plain("[bold]\x07"))
     \[bold]\x07
@@ -115,6 +115,14 @@ def error(text: str, label: str = "error") -> None:
 
 def traceback(raised: BaseException) -> None:
     err().print(Traceback.from_exception(type(raised), raised, raised.__traceback__))
+
+
+def tell(text: str, document: Any, *, json: bool, indent: int | None = 2) -> None:
+    """The result of a command that has done its work: a line of ``text``, or ``document`` as JSON."""
+    if json:
+        print_json(document, indent=indent)
+    else:
+        out().print(f"[green]✓[/] {text}")
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -264,10 +272,11 @@ _MIN_TEXT = 12
 _SHOWN_ELEMENTS = 3
 
 
-def json_rows(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
-    """Each row as what JSON can hold: bytes as base64, times as ISO 8601, NaN as null."""
-    for row in batch.to_pylist():
-        yield {name: json_value(value) for name, value in row.items()}
+def print_rows(rows: pa.RecordBatch | pa.Table) -> None:
+    """Each row as a line of JSON: bytes as base64, times as ISO 8601, NaN as null."""
+    for row in rows.to_pylist():
+        sys.stdout.write(json_text(json_value(row)) + "\n")
+    sys.stdout.flush()
 
 
 def json_value(value: Any) -> Any:

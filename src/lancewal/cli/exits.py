@@ -172,18 +172,17 @@ def _end(error: BaseException, text: str, code: int, label: str = "error") -> No
     raise typer.Exit(code) from error
 
 
-class _termination_as_interrupt:  # noqa: N801
-    """While this is entered SIGTERM raises :class:`Terminated` in the main thread."""
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated` in the main thread; other threads cannot set handlers."""
 
-    def __enter__(self) -> None:
-        self._before = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, _raise_terminated)
+    def terminate(number: int, frame: types.FrameType | None) -> None:
+        raise Terminated
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-
-def _raise_terminated(number: int, frame: types.FrameType | None) -> None:
-    raise Terminated
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if is_main else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

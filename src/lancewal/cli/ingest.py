@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +11,13 @@ import typer
 from rich.progress import Progress
 
 from lancewal.cli import console, options
-from lancewal.cli import console as figures
 from lancewal.cli.console import plain
 from lancewal.cli.exits import FAILED, REFUSED, CommandError, advised, exit_code, guarded, plain_sentence
-from lancewal.cli.init import WritePath, open_or_create
+from lancewal.cli.init import Plan, shape
 from lancewal.errors import InvalidInputError, LanceWalError
 
 if TYPE_CHECKING:
-    from lancewal.ingest import Ingestion, IngestReport, Parts, SourceFile, Step
+    from lancewal.ingest import Ingestion, IngestReport, SourceFile, Step
     from lancewal.table import Table
 
 
@@ -31,16 +30,17 @@ def ingest(
             metavar="SOURCE…",
             help="Files or directories: Parquet, CSV, JSON lines, Arrow, Lance.",
             autocompletion=options.complete_path,
-            show_default=False,
         ),
     ],
-    stream: Annotated[bool, typer.Option("--stream", help="Stay, and take new files as they come.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Keep running, and take new files as they arrive.")
+    ] = False,
     every: Annotated[
         float, typer.Option("--every", min=0.1, help="Seconds between two looks of --stream.")
     ] = 2.0,
     looks: Annotated[
         int | None,
-        typer.Option("--looks", min=1, help="Looks until --stream ends by itself.", show_default=False),
+        typer.Option("--looks", min=1, help="How many times --stream looks before it ends."),
     ] = None,
     engine: Annotated[
         options.Engine,
@@ -51,7 +51,7 @@ def ingest(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="parquet, csv, tsv, jsonl, arrow or lance; told by the ending by default.",
+            help="parquet, csv, tsv, jsonl, arrow or lance; by default the ending of a name tells.",
         ),
     ] = None,
     create: Annotated[
@@ -72,9 +72,8 @@ def ingest(
         typer.Option(
             "--source-name",
             metavar="NAME",
-            help="Under which name files are remembered; by default that of their directory. Set it when "
-            "the same directory has different paths on different machines.",
-            show_default=False,
+            help="Remember files under this name instead of their directory's, for a directory whose path "
+            "differs between machines.",
         ),
     ] = None,
     give_up: Annotated[
@@ -84,33 +83,36 @@ def ingest(
         ),
     ] = False,
     flush: Annotated[
-        bool, typer.Option("--flush/--no-flush", help="In the end move what went to the WAL to SSTables.")
+        bool, typer.Option("--flush/--no-flush", help="At the end, move rows from the WAL to SSTables.")
     ] = True,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            "--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics meanwhile.", show_default=False
-        ),
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics while it runs."),
     ] = None,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
     """Take files into the table, each row exactly once.
 
-    The table remembers which files it has: a run that was interrupted goes on where it was, and
-    files that were taken before are skipped. Shards that rows go to are taken over: a writer that
-    another process has open on them is fenced.
+    The table remembers which files it has: a run that was interrupted continues where it stopped, and
+    files that were taken before are skipped. The command takes over the shards that rows go to, and
+    fences a writer that another process has open on them.
     """
-    from lancewal.ingest import find_files
+    from lancewal.ingest import Ingestion, find_files
 
     options.check_sharding(bucket, identity, unsharded)
     storage = options.storage_options(option)
     files = find_files(sources, format)
     if create:
-        path = WritePath(
-            options.bucket(bucket), identity, unsharded, settings=options.pairs(settings, "--set")
+        plan = Plan(
+            options.names(key),
+            vector_column or (),
+            options.bucket(bucket),
+            identity,
+            unsharded,
+            settings=options.pairs(settings, "--set"),
         )
-        _ensure(table, storage, files, options.names(key), vector_column, path)
+        _ensure(table, storage, files, plan)
     elif key or bucket or identity or unsharded or vector_column or settings:
         raise typer.BadParameter("--key, --vector-column, --set and the sharding are for --create")
     opened = options.open_table(table, option)
@@ -121,41 +123,16 @@ def ingest(
         from lancewal.cli.spark import SparkParts
 
         parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
-    request = _Request(table, storage, source, drop_unknown, again, parts)
+    new_job = partial(
+        Ingestion, table, storage, source=source, drop_unknown=drop_unknown, again=again, parts=parts
+    )
     if give_up:
-        _give_up(request, files, sources)
+        _give_up(new_job(), files, sources)
     if stream:
-        _watch(request, sources, format, every, looks, json=json, flush=flush)
+        job = new_job(taken=partial(_print_taken, json=json))
+        _watch(job, sources, format, every, looks, json=json, flush=flush)
     else:
-        _once(request, files, json=json, flush=flush)
-
-
-@dataclass(frozen=True)
-class _Request:
-    table: str
-    storage: dict[str, str]
-    source: str | None
-    drop_unknown: bool
-    again: bool
-    parts: Parts | None
-
-    def job(
-        self,
-        progress: Callable[[Step], object] | None = None,
-        taken: Callable[[SourceFile, int], object] | None = None,
-    ) -> Ingestion:
-        from lancewal.ingest import Ingestion
-
-        return Ingestion(
-            self.table,
-            self.storage,
-            source=self.source,
-            drop_unknown=self.drop_unknown,
-            again=self.again,
-            progress=progress,
-            taken=taken,
-            parts=self.parts,
-        )
+        _once(new_job, files, json=json, flush=flush)
 
 
 def _serve_metrics(place: str, table: Table) -> None:
@@ -169,41 +146,31 @@ def _serve_metrics(place: str, table: Table) -> None:
     serve(int(port), host or "127.0.0.1", [table])
 
 
-def _ensure(
-    table: str,
-    storage: dict[str, str],
-    files: list[SourceFile],
-    key: list[str] | None,
-    vectors: list[str] | None,
-    path: WritePath,
-) -> None:
+def _ensure(table: str, storage: dict[str, str], files: list[SourceFile], plan: Plan) -> None:
     if not files:
         raise CommandError("there is no file yet whose columns a new table could have", REFUSED)
-    opened, made = open_or_create(table, storage, files[0], key, vectors, path)
+    opened, made = plan.open_or_create(table, storage, files[0])
     if made:
-        status = opened.status()
-        keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
-        console.note(f"[dim]created {plain(table)}: {plain(keyed)}, {plain(status.sharding)}[/]")
+        console.note(f"[dim]created {plain(table)}: {shape(opened.status())}[/]")
 
 
-def _give_up(request: _Request, files: list[SourceFile], sources: list[str]) -> None:
+def _give_up(job: Ingestion, files: list[SourceFile], sources: list[str]) -> None:
     from lancewal.ingest import directories_of
 
-    job = request.job()
     for source in dict.fromkeys([*directories_of(sources), *(file.source for file in files)]):
         part = job.give_up(source)
         if part is not None:
             console.note(f"gave up on {plain(part)}")
 
 
-def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool) -> None:
+def _once(new_job: Callable[..., Ingestion], files: list[SourceFile], *, json: bool, flush: bool) -> None:
     if not files:
         raise CommandError(
             "there is no file to ingest there; see --format for the endings that are known", REFUSED
         )
     with console.progress(json=json, counted=False) as shown:
         meter = _Meter(shown)
-        job = request.job(meter.step)
+        job = new_job(progress=meter.step)
         pending = job.pending(files)
         meter.start(pending)
         try:
@@ -222,7 +189,7 @@ def _once(request: _Request, files: list[SourceFile], *, json: bool, flush: bool
 
 
 def _watch(
-    request: _Request,
+    job: Ingestion,
     sources: list[str],
     format: str | None,
     every: float,
@@ -233,7 +200,6 @@ def _watch(
 ) -> None:
     from lancewal.ingest import watch
 
-    job = request.job(taken=partial(_print_taken, json=json))
     done = 0
 
     def enough() -> bool:
@@ -241,7 +207,7 @@ def _watch(
 
     if not json:
         console.note(
-            f"[dim]watching {plain(', '.join(sources))} every {figures.duration(every)}; Ctrl-C ends[/]"
+            f"[dim]watching {plain(', '.join(sources))} every {console.duration(every)}; Ctrl-C ends[/]"
         )
     told: set[str] = set()
     try:
@@ -263,32 +229,20 @@ def _watch(
 
 def _resume_text(report: IngestReport, files: int | None) -> str:
     of = "" if files is None else f" of {files}"
-    taken = f"{report.files}{of} files and {figures.plural(report.rows, 'row')} are in the table"
+    taken = f"{report.files}{of} files and {console.plural(report.rows, 'row')} are in the table"
     return f"interrupted; {taken}, none of it twice. Run the same command again to go on"
 
 
 def _print_taken(file: SourceFile, rows: int, *, json: bool) -> None:
-    if json:
-        console.print_json({"file": str(file), "rows": rows}, indent=None)
-    else:
-        console.out().print(f"[green]✓[/] {plain(file.name)}  [dim]{figures.plural(rows, 'row')}[/]")
+    text = f"{plain(file.name)}  [dim]{console.plural(rows, 'row')}[/]"
+    console.tell(text, {"file": str(file), "rows": rows}, json=json, indent=None)
 
 
 def _print_report(report: IngestReport, *, json: bool) -> None:
-    if json:
-        document = {
-            "files": report.files,
-            "rows": report.rows,
-            "skipped": report.skipped,
-            "refused": report.refused,
-        }
-        console.print_json(document, indent=None)
-        return
-    skipped = f"; {figures.plural(report.skipped, 'file')} skipped, taken before (--again takes them)"
-    console.out().print(
-        f"[green]✓[/] {figures.plural(report.rows, 'row')} from {figures.plural(report.files, 'file')}"
-        + (skipped if report.skipped else "")
-    )
+    text = f"{console.plural(report.rows, 'row')} from {console.plural(report.files, 'file')}"
+    if report.skipped:
+        text += f"; {console.plural(report.skipped, 'file')} skipped, taken before (--again takes them)"
+    console.tell(text, asdict(report), json=json, indent=None)
 
 
 class _Meter:
@@ -311,7 +265,7 @@ class _Meter:
         name = str(step.file)
         self._rows[name] = step.rows
         done = self._before.get(name, 0.0) + step.fraction * (step.file.size or 1)
-        rows = figures.plural(sum(self._rows.values()), "row")
+        rows = console.plural(sum(self._rows.values()), "row")
         self._shown.update(self._task, completed=done, description=plain(step.file.name), note=rows)
 
     def flushing(self) -> None:

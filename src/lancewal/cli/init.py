@@ -10,26 +10,26 @@ import typer
 
 from lancewal.cli import console, options
 from lancewal.cli.console import plain
-from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
-from lancewal.errors import InvalidInputError, NotInitializedError
+from lancewal.cli.exits import NOT_FOUND, REFUSED, CommandError, guarded
+from lancewal.errors import InvalidInputError, NotInitializedError, TableNotFoundError
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
     from lancewal.ingest import SourceFile
+    from lancewal.status import TableStatus
     from lancewal.table import Table
 
 DEFAULT_BUCKETS = 4
 
-_KEY_MARK = "lance-schema:unenforced-primary-key"
-_KEY_PLACE = "lance-schema:unenforced-primary-key:position"
-
 
 @dataclass(frozen=True)
-class WritePath:
-    """How a table is to be written to. Without any sharding named, buckets of the first key column."""
+class Plan:
+    """What was asked of a table. Without any sharding named, buckets of the first key column."""
 
+    key: Sequence[str] | None = None
+    vectors: Sequence[str] = ()
     bucket: tuple[str, int] | None = None
     identity: str | None = None
     unsharded: bool = False
@@ -37,49 +37,83 @@ class WritePath:
     indexes: Sequence[str] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def check(
-        self, columns: pa.Schema, key: Sequence[str], dataset: lance.LanceDataset | None = None
-    ) -> None:
-        """Refuse what :meth:`initialize` would refuse for a table with these columns, before it is made."""
-        from lancewal.initialization import check_new_table
-
-        check_new_table(columns, dataset=dataset, **self._arguments(key))
-
     def initialize(self, uri: str, options: Mapping[str, str]) -> Table:
-        """Give the table at ``uri`` this write path."""
+        """Give the table at ``uri`` a write path."""
         import lancewal
 
         key = _key_of(_dataset(uri, options))
         return lancewal.initialize(uri, storage_options=options, **self._arguments(key))
 
-    def refuse_other(self, table: Table) -> None:
-        """Refuse a table whose write path is another one than was asked for."""
-        from lancewal.shard import BUCKET, IDENTITY, UNSHARDED
+    def open_or_create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> tuple[Table, bool]:
+        """The table, made from the columns of ``file`` when it is missing; whether something was made.
 
-        details = table.details
-        asked: tuple[str, str | None, int | None] | None = None
-        if self.bucket is not None:
-            asked = (BUCKET, *self.bucket)
-        elif self.identity is not None:
-            asked = (IDENTITY, self.identity, None)
-        elif self.unsharded:
-            asked = (UNSHARDED, None, None)
-        if asked is not None:
-            router = table.router()
-            number = len(router.known_shards()) if router.transform == BUCKET else None
-            if (router.transform, router.column, number) != asked:
-                raise InvalidInputError(
-                    f"the table at {table.uri} is there and has another sharding "
-                    f"({table.status().sharding}); leave --bucket, --identity and --unsharded out"
-                )
-        kept = details.writer_config_defaults
-        others = sorted(name for name, value in self.settings.items() if kept.get(name) != value)
-        if others:
+        A table that is there, and is not as it would be made, is refused.
+        """
+        import lancewal
+
+        try:
+            table = lancewal.open(uri, options)
+        except NotInitializedError:
+            self.set_key(uri, options)
+            self._refuse_other_vectors(_dataset(uri, options).schema)
+            return self.initialize(uri, options), True
+        except TableNotFoundError:
+            self.create(uri, options, file)
+            return self.initialize(uri, options), True
+        if self.key is not None and tuple(self.key) != table.primary_key:
+            has = f"the primary key {', '.join(table.primary_key)}" if table.primary_key else "no primary key"
             raise InvalidInputError(
-                f"the table at {table.uri} is there and keeps another {', '.join(others)}; leave --set out"
+                f"the table at {uri} is there and has {has}, not {', '.join(self.key)}; leave --key out"
             )
+        self._refuse_other_sharding(table)
+        self._refuse_other_vectors(table.schema)
+        return table, False
+
+    def create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> None:
+        """An empty table with the columns of ``file``, which can be given this write path."""
+        from lancewal.ingest import open_file
+        from lancewal.initialization import create_table
+
+        opened = open_file(file)
+        first = next(opened.batches, None) if self.vectors else None
+        key = self.key or []
+        columns = table_columns(opened.schema, key, self._dimensions(first))
+        create_table(uri, columns, options, **self._arguments(key))
+
+    def set_key(self, uri: str, options: Mapping[str, str]) -> None:
+        """Declare the primary key of a table that has none; the same key again is fine."""
+        if self.key is None:
+            return
+        import pyarrow as pa
+
+        from lancewal.base import lance_errors
+        from lancewal.initialization import check_new_table, key_marks
+
+        dataset = _dataset(uri, options)
+        present = _key_of(dataset)
+        if present == list(self.key):
+            return
+        if present:
+            raise InvalidInputError(
+                f"the table at {uri} has the primary key {', '.join(present)}, which cannot be changed"
+            )
+        columns = {field.name: field for field in dataset.schema}
+        marks = {name: key_marks(place) for place, name in enumerate(self.key, 1)}
+        for name in self.key:
+            if name not in columns:
+                raise InvalidInputError(f"the table has no column {name} that could be its key")
+            if columns[name].nullable:
+                raise InvalidInputError(
+                    f"column {name} is nullable, which a key column must not be and Lance cannot change; "
+                    "write the table anew with a column that is not"
+                )
+            columns[name] = columns[name].with_metadata({**(columns[name].metadata or {}), **marks[name]})
+        check_new_table(pa.schema(list(columns.values())), dataset=dataset, **self._arguments(self.key))
+        with lance_errors(f"declare the primary key of {uri}"):
+            dataset.update_field_metadata(marks)
 
     def _arguments(self, key: Sequence[str]) -> dict[str, Any]:
+        """What :func:`lancewal.initialize` takes for a table with this key."""
         bucket, unsharded = self.bucket, self.unsharded
         if not (bucket or self.identity or unsharded or self.by_hand):
             bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
@@ -91,93 +125,46 @@ class WritePath:
             "writer_defaults": self.settings or None,
         }
 
+    def _refuse_other_sharding(self, table: Table) -> None:
+        from lancewal.shard import BUCKET, IDENTITY, UNSHARDED
 
-def open_or_create(
-    uri: str,
-    options: Mapping[str, str],
-    file: SourceFile,
-    key: Sequence[str] | None,
-    vectors: Sequence[str] | None,
-    path: WritePath,
-) -> tuple[Table, bool]:
-    """The table, made from the columns of ``file`` when it is missing; whether it was made or initialised.
-
-    A table that is there, and is not as it would be made, is refused.
-    """
-    import lancewal
-    from lancewal.errors import TableNotFoundError
-
-    try:
-        table = lancewal.open(uri, options)
-    except NotInitializedError:
-        if key is not None:
-            set_key(uri, options, key, path)
-        _refuse_other_vectors(_dataset(uri, options).schema, vectors)
-        return path.initialize(uri, options), True
-    except TableNotFoundError:
-        create(uri, options, file, key, vectors, path)
-        return path.initialize(uri, options), True
-    if key is not None and tuple(key) != table.primary_key:
-        has = f"the primary key {', '.join(table.primary_key)}" if table.primary_key else "no primary key"
-        raise InvalidInputError(
-            f"the table at {uri} is there and has {has}, not {', '.join(key)}; leave --key out"
-        )
-    path.refuse_other(table)
-    _refuse_other_vectors(table.schema, vectors)
-    return table, False
-
-
-def create(
-    uri: str,
-    options: Mapping[str, str],
-    file: SourceFile,
-    key: Sequence[str] | None,
-    vectors: Sequence[str] | None,
-    path: WritePath,
-) -> None:
-    """An empty table with the columns of ``file``, which ``path`` can be given to."""
-    import lance
-
-    from lancewal.base import lance_errors
-    from lancewal.ingest import open_file
-    from lancewal.storage import ObjectStore
-
-    opened = open_file(file)
-    first = next(opened.batches, None) if vectors else None
-    schema = table_columns(opened.schema, key or [], _dimensions(vectors, first))
-    path.check(schema, key or [])
-    where = ObjectStore.from_uri(uri, options).uri
-    with lance_errors(f"create the table at {uri}"):
-        lance.write_dataset(schema.empty_table(), where, storage_options=dict(options) or None)
-
-
-def set_key(uri: str, options: Mapping[str, str], key: Sequence[str], path: WritePath) -> None:
-    """Declare the primary key of a table that has none; the same key again is fine."""
-    from lancewal.base import lance_errors
-
-    dataset = _dataset(uri, options)
-    present = _key_of(dataset)
-    if present == list(key):
-        return
-    if present:
-        raise InvalidInputError(
-            f"the table at {uri} has the primary key {', '.join(present)}, which cannot be changed"
-        )
-    columns = {field.name: field for field in dataset.schema}
-    for place, name in enumerate(key, 1):
-        if name not in columns:
-            raise InvalidInputError(f"the table has no column {name} that could be its key")
-        if columns[name].nullable:
+        asked: tuple[str, str | None, int | None] | None = None
+        if self.bucket is not None:
+            asked = (BUCKET, *self.bucket)
+        elif self.identity is not None:
+            asked = (IDENTITY, self.identity, None)
+        elif self.unsharded:
+            asked = (UNSHARDED, None, None)
+        if asked is not None:
+            router = table.router()
+            if (router.transform, router.column, router.num_buckets or None) != asked:
+                raise InvalidInputError(
+                    f"the table at {table.uri} is there and has another sharding "
+                    f"({table.status().sharding}); leave --bucket, --identity and --unsharded out"
+                )
+        kept = table.details.writer_config_defaults
+        others = sorted(name for name, value in self.settings.items() if kept.get(name) != value)
+        if others:
             raise InvalidInputError(
-                f"column {name} is nullable, which a key column must not be and Lance cannot change; write "
-                "the table anew with a column that is not"
+                f"the table at {table.uri} is there and keeps another {', '.join(others)}; leave --set out"
             )
-        columns[name] = columns[name].with_metadata({**(columns[name].metadata or {}), **_marks(place)})
-    import pyarrow as pa
 
-    path.check(pa.schema(list(columns.values())), key, dataset)
-    with lance_errors(f"declare the primary key of {uri}"):
-        dataset.update_field_metadata({name: _marks(place) for place, name in enumerate(key, 1)})
+    def _refuse_other_vectors(self, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        for text in self.vectors:
+            column, size = _vector_column(text)
+            type_ = schema.field(column).type if column in schema.names else None
+            if type_ is None or not pa.types.is_fixed_size_list(type_) or size not in (None, type_.list_size):
+                raise InvalidInputError(
+                    f"the table is there and its column {column} is {type_ or 'missing'}, no vector such as "
+                    f"{text}; leave --vector-column out"
+                )
+
+    def _dimensions(self, first: pa.RecordBatch | None) -> dict[str, int]:
+        """The dimension of each vector column, of the ``first`` rows where none is named."""
+        pairs = map(_vector_column, self.vectors)
+        return {column: _first_length(column, first) if size is None else size for column, size in pairs}
 
 
 def _dataset(uri: str, options: Mapping[str, str]) -> lance.LanceDataset:
@@ -187,19 +174,6 @@ def _dataset(uri: str, options: Mapping[str, str]) -> lance.LanceDataset:
 
     with lance_errors(f"open the table at {uri}"):
         return lance.dataset(uri, storage_options=dict(options) or None)
-
-
-def _refuse_other_vectors(schema: pa.Schema, vectors: Sequence[str] | None) -> None:
-    import pyarrow as pa
-
-    for text in vectors or []:
-        column, size = _vector_column(text)
-        type_ = schema.field(column).type if column in schema.names else None
-        if type_ is None or not pa.types.is_fixed_size_list(type_) or size not in (None, type_.list_size):
-            raise InvalidInputError(
-                f"the table is there and its column {column} is {type_ or 'missing'}, no vector such as "
-                f"{text}; leave --vector-column out"
-            )
 
 
 def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str, int]) -> pa.Schema:
@@ -212,6 +186,8 @@ def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str
     (False, 'fixed_size_list<item: float>[3]')
     """
     import pyarrow as pa
+
+    from lancewal.initialization import with_key
 
     unknown = [name for name in [*key, *dimensions] if name not in schema.names]
     if unknown:
@@ -228,27 +204,14 @@ def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str
             )
         if each.name in dimensions:
             type_ = pa.list_(pa.float32(), dimensions[each.name])
-        marks = _marks(list(key).index(each.name) + 1) if each.name in key else None
-        columns.append(pa.field(each.name, type_, nullable=marks is None, metadata=marks))
-    return pa.schema(columns)
-
-
-def _marks(place: int) -> dict[str, str]:
-    return {_KEY_MARK: "true", _KEY_PLACE: str(place)}
+        columns.append(pa.field(each.name, type_))
+    return with_key(pa.schema(columns), key)
 
 
 def _key_of(dataset: object) -> list[str]:
     from lancewal.base import table_schema
 
     return list(table_schema(dataset).primary_key)
-
-
-def _dimensions(vectors: Sequence[str] | None, first: pa.RecordBatch | None) -> dict[str, int]:
-    found = {}
-    for text in vectors or []:
-        column, size = _vector_column(text)
-        found[column] = _first_length(column, first) if size is None else size
-    return found
 
 
 def _vector_column(text: str) -> tuple[str, int | None]:
@@ -267,9 +230,6 @@ def _first_length(column: str, batch: pa.RecordBatch | None) -> int:
     )
 
 
-# ``lancewal init``.
-
-
 @guarded
 def init(
     table: options.TableArgument,
@@ -282,10 +242,7 @@ def init(
     like: Annotated[
         str | None,
         typer.Option(
-            "--like",
-            metavar="FILE",
-            help="Create the table, empty, with the columns of this file.",
-            show_default=False,
+            "--like", metavar="FILE", help="Create the table, empty, with the columns of this file."
         ),
     ] = None,
     key: options.Key = None,
@@ -296,7 +253,6 @@ def init(
             "--index",
             metavar="NAME",
             help="Index that writers keep up to date on fresh rows; repeat for more, all by default.",
-            show_default=False,
         ),
     ] = None,
     no_indexes: Annotated[bool, typer.Option("--no-indexes", help="Writers maintain no index.")] = False,
@@ -314,7 +270,9 @@ def init(
         raise typer.BadParameter("--by-hand excludes --bucket, --identity and --unsharded")
     if no_indexes and index:
         raise typer.BadParameter("choose --index or --no-indexes")
-    path = WritePath(
+    plan = Plan(
+        options.names(key),
+        vector_column or (),
         bucket=options.bucket(bucket),
         identity=identity,
         unsharded=unsharded,
@@ -323,46 +281,37 @@ def init(
         settings=options.pairs(settings, "--set"),
     )
     storage = options.storage_options(option)
-    key_columns = options.names(key)
     if like is not None:
-        _create_like(table, storage, like, key_columns, vector_column, path)
+        _create_like(table, storage, like, plan)
     elif options.is_missing(table, storage):
         raise CommandError(
             f"there is no Lance table at {table}; write one with Lance, or create it here with --like FILE",
             NOT_FOUND,
         )
-    elif key_columns is not None:
-        set_key(table, storage, key_columns, path)
-    made = path.initialize(table, storage)
+    else:
+        plan.set_key(table, storage)
+    made = plan.initialize(table, storage)
     status = made.status()
-    if json:
-        console.print_json(status.to_dict())
-        return
-    keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
-    out = console.out()
-    out.print(
-        f"[green]✓[/] {plain(made.uri)} has a write path: {plain(keyed)}, {plain(status.sharding)}, "
-        f"{len(status.shards)} shards"
+    text = (
+        f"{plain(made.uri)} has a write path: {shape(status)}, {len(status.shards)} shards\n"
+        f"  next: [bold]lancewal ingest {plain(table)} FILE…[/], "
+        f"or lancewal.open({plain(repr(table))}).writer()"
     )
-    uri = plain(table)
-    out.print(
-        f"  next: [bold]lancewal ingest {uri} FILE…[/], or lancewal.open({plain(repr(table))}).writer()"
-    )
+    console.tell(text, status.to_dict(), json=json)
 
 
-def _create_like(
-    table: str,
-    storage: dict[str, str],
-    like: str,
-    key: list[str] | None,
-    vectors: list[str] | None,
-    path: WritePath,
-) -> None:
+def _create_like(table: str, storage: dict[str, str], like: str, plan: Plan) -> None:
     from lancewal.ingest import find_files
 
     if not options.is_missing(table, storage):
-        raise CommandError(f"there is a Lance table at {table} already; leave --like out", 2)
+        raise CommandError(f"there is a Lance table at {table} already; leave --like out", REFUSED)
     files = find_files([like])
     if not files:
-        raise CommandError(f"{like} has no file to take columns from", 2)
-    create(table, storage, files[0], key, vectors, path)
+        raise CommandError(f"{like} has no file to take columns from", REFUSED)
+    plan.create(table, storage, files[0])
+
+
+def shape(status: TableStatus) -> str:
+    """Key and sharding of a table, for a text with markup."""
+    keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
+    return plain(f"{keyed}, {status.sharding}")

@@ -1,15 +1,15 @@
-"""``lancewal flush``, ``compact``, ``gc`` and ``verify``."""
+"""``lancewal flush``, ``compact``, ``gc``, ``verify``, ``backup`` and ``restore``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lancewal.cli import console, options
-from lancewal.cli import console as figures
-from lancewal.cli.console import parse_duration
+from lancewal.cli.console import parse_duration, plain
 from lancewal.cli.exits import PROBLEMS, guarded, resumable
 from lancewal.errors import InvalidInputError
 
@@ -29,8 +29,8 @@ def flush(
 ) -> None:
     """Move rows from the WALs to SSTables.
 
-    Shards that have such rows are taken over for a moment: a writer that another process has
-    open on them is fenced and has to be opened again.
+    The command takes over the shards that have such rows for a moment: a writer that another process
+    has open on them is fenced and has to be opened again.
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
@@ -38,22 +38,17 @@ def flush(
         return
     before = opened.status().unflushed
     with console.progress(json=json, counted=False) as shown:
-        shown.add_task("flushing", total=None, note=figures.plural(before.count, "entry", "entries"))
+        shown.add_task("flushing", total=None, note=console.plural(before.count, "entry", "entries"))
         with resumable("every shard is flushed or as it was"):
             opened.flush()
     after = opened.status()
-    if json:
-        console.print_json(
-            {"entries": before.count, "bytes": before.num_bytes, "left": after.unflushed.count}
-        )
-    elif before.count:
-        console.out().print(
-            f"[green]✓[/] {figures.plural(before.count, 'WAL entry', 'WAL entries')} "
-            f"({figures.size(before.num_bytes)}) flushed; "
-            f"{figures.plural(after.uncompacted.count, 'SSTable')} wait for compaction"
-        )
-    else:
-        console.out().print("[green]✓[/] nothing to flush")
+    text = (
+        f"{console.plural(before.count, 'WAL entry', 'WAL entries')} "
+        f"({console.size(before.num_bytes)}) flushed; "
+        f"{console.plural(after.uncompacted.count, 'SSTable')} wait for compaction"
+    )
+    document = {"entries": before.count, "bytes": before.num_bytes, "left": after.unflushed.count}
+    console.tell(text if before.count else "nothing to flush", document, json=json)
 
 
 @guarded
@@ -97,10 +92,7 @@ def compact(
 
         with resumable("every commit so far is whole"):
             report = opened.compact(optimize_indexes=indexes, compact_files=files, progress=step)
-    if json:
-        console.print_json(report.to_dict())
-    else:
-        console.out().print(_compacted(report))
+    console.tell(_compacted(report), report.to_dict(), json=json)
 
 
 def _on_spark(opened: Table, *jobs: str, option: list[str] | None, json: bool, **arguments: Any) -> None:
@@ -111,12 +103,12 @@ def _on_spark(opened: Table, *jobs: str, option: list[str] | None, json: bool, *
 
 def _compacted(report: CompactionReport) -> str:
     if not report.generations:
-        return "[green]✓[/] nothing to compact"
-    what = f"{figures.plural(report.generations, 'SSTable')} with {figures.plural(report.rows_in, 'row')}"
+        return "nothing to compact"
+    what = f"{console.plural(report.generations, 'SSTable')} with {console.plural(report.rows_in, 'row')}"
     text = (
-        f"[green]✓[/] {what} compacted in {figures.duration(report.seconds)}: "
-        f"{figures.count(report.rows_upserted)} upserted, "
-        f"{figures.count(report.rows_deleted)} deleted, {figures.plural(report.commits, 'commit')}"
+        f"{what} compacted in {console.duration(report.seconds)}: "
+        f"{console.count(report.rows_upserted)} upserted, "
+        f"{console.count(report.rows_deleted)} deleted, {console.plural(report.commits, 'commit')}"
     )
     return text + ("; indexes are up to date" if report.indexes_optimized else "")
 
@@ -132,16 +124,15 @@ def gc(
         typer.Option(
             "--min-age",
             metavar="AGE",
-            help="Keep what is younger, such as 30min, 12h, 7d; one day by default. Where a stalled writer "
-            "might lose rows otherwise, at least ten minutes count.",
-            show_default=False,
+            help="Keep what is younger than this, such as 30min, 12h or 7d; one day by default. At least ten "
+            "minutes apply where a stalled writer could lose rows.",
         ),
     ] = None,
     engine: options.JobEngine = options.Engine.LOCAL,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Delete what neither a writer, a reader nor a retained version needs any more."""
+    """Delete what no writer, reader or retained version needs any more."""
     age: timedelta | None = None if min_age is None else parse_duration(min_age, "--min-age")
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
@@ -151,26 +142,20 @@ def gc(
         shown.add_task("collecting", total=None, note="")
         with resumable("the table is whole"):
             report = opened.gc(dry_run=dry_run, min_age=age)
-    if json:
-        console.print_json(report.to_dict())
-        return
-    _show_collected(report)
+    console.tell(_collected(report), report.to_dict(), json=json)
+    if not json:
+        for reason, number in Counter(kept.reason for kept in report.kept).most_common():
+            console.out().print(f"  kept {console.count(number)}: {reason}", style="dim", markup=False)
 
 
-def _show_collected(report: GcReport) -> None:
+def _collected(report: GcReport) -> str:
     verb = "would delete" if report.dry_run else "deleted"
     counts = [
-        f"{figures.count(number)} {name.replace('_', ' ')}"
+        f"{console.count(number)} {name.replace('_', ' ')}"
         for name, number in report.counts().items()
         if number
     ]
-    out = console.out()
-    out.print(f"[green]✓[/] {verb} {', '.join(counts) or 'nothing'}, {figures.size(report.num_bytes)}")
-    reasons: dict[str, int] = {}
-    for kept in report.kept:
-        reasons[kept.reason] = reasons.get(kept.reason, 0) + 1
-    for reason, number in sorted(reasons.items(), key=lambda item: -item[1]):
-        out.print(f"  kept {figures.count(number)}: {reason}", style="dim", markup=False)
+    return f"{verb} {', '.join(counts) or 'nothing'}, {console.size(report.num_bytes)}"
 
 
 @guarded
@@ -180,7 +165,7 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Put right what can be, such as indexes and split shards; then verify again.",
+            help="Repair what can be repaired, such as indexes and split shards, then verify again.",
         ),
     ] = False,
     accept_lost_entries: Annotated[
@@ -197,7 +182,7 @@ def verify(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do not read rows: manifests and what they name only.")
+        bool, typer.Option("--quick", help="Read no rows, only manifests and what they name.")
     ] = False,
     option: options.StorageOptions = None,
     json: options.Json = False,
@@ -224,10 +209,10 @@ def verify(
 
 def _show_findings(report: VerifyReport) -> None:
     out = console.out()
-    checked = ", ".join(f"{figures.count(number)} {what}" for what, number in report.checked.items())
+    checked = ", ".join(f"{console.count(number)} {what}" for what, number in report.checked.items())
     mark = "[green]✓[/]" if report.ok else "[red]✗[/]"
     verdict = "all is well" if report.ok else "problems found"
-    out.print(f"{mark} {verdict}; checked {checked} in {figures.duration(report.seconds)}")
+    out.print(f"{mark} {verdict}; checked {checked} in {console.duration(report.seconds)}")
     colours = {"error": "red", "warning": "yellow", "info": "dim"}
     for finding in report.findings[:_SHOWN_FINDINGS]:
         out.print(
@@ -237,12 +222,9 @@ def _show_findings(report: VerifyReport) -> None:
         out.print(finding.text, markup=False, soft_wrap=True)
     hidden = len(report.findings) - _SHOWN_FINDINGS
     if hidden > 0:
-        out.print(f"  … and {figures.count(hidden)} more, see --json")
+        out.print(f"  … and {console.count(hidden)} more, see --json")
     if any(finding.repairable for finding in report.findings):
         out.print("  some of it can be put right: lancewal verify --repair")
-
-
-# ``lancewal backup`` and ``restore``.
 
 
 _OtherOptions = Annotated[
@@ -251,12 +233,9 @@ _OtherOptions = Annotated[
         "--backup-option",
         metavar="KEY=VALUE",
         help="A storage option for where the backups are; repeat it for more.",
-        show_default=False,
     ),
 ]
-_Backups = Annotated[
-    str, typer.Argument(metavar="BACKUPS", help="Where the backups of this table are.", show_default=False)
-]
+_Backups = Annotated[str, typer.Argument(metavar="BACKUPS", help="Where the backups of this table are.")]
 
 
 @guarded
@@ -270,7 +249,7 @@ def backup(
     backup_option: _OtherOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Copy the table as it is now, beside writers and maintenance.
+    """Copy the table as it is now, while writers and maintenance go on.
 
     What an earlier backup has already is not copied again. Ends with code 3 when --check finds damage.
     """
@@ -282,17 +261,15 @@ def backup(
     with resumable("a backup that was not finished does not count"):
         report = opened.backup(backups, elsewhere)
     damaged = check_backup(ObjectStore.from_uri(backups, elsewhere), report.id) if check else []
-    if json:
-        console.print_json({**report.to_dict(), "damaged": damaged})
-    else:
-        console.out().print(
-            f"[green]✓[/] backup {report.id}: {figures.plural(report.files, 'file')} "
-            f"({figures.size(report.num_bytes)}), {figures.count(report.copied_files)} of them copied "
-            f"({figures.size(report.copied_bytes)}) in {figures.duration(report.seconds)}"
-        )
-        for text in damaged:
-            console.out().print(f"  [red]damaged[/] {text}")
+    text = (
+        f"backup {report.id}: {console.plural(report.files, 'file')} "
+        f"({console.size(report.num_bytes)}), {console.count(report.copied_files)} of them copied "
+        f"({console.size(report.copied_bytes)}) in {console.duration(report.seconds)}"
+    )
+    console.tell(text, {**report.to_dict(), "damaged": damaged}, json=json)
     if damaged:
+        for each in [] if json else damaged:
+            console.out().print(f"  [red]damaged[/] {plain(each)}")
         raise typer.Exit(PROBLEMS)
 
 
@@ -302,13 +279,13 @@ def restore(
     table: options.TableArgument,
     backup: Annotated[
         str | None,
-        typer.Option("--backup", metavar="ID", help="Which one; the newest by default.", show_default=False),
+        typer.Option("--backup", metavar="ID", help="Which one; the newest by default."),
     ] = None,
     option: options.StorageOptions = None,
     backup_option: _OtherOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Make a table of a backup, at a place where nothing is yet; every file's checksum is compared."""
+    """Make a table from a backup, at a place where nothing is yet, and compare every file's checksum."""
     import lancewal
 
     with resumable("there is no table yet, delete what is there"):
@@ -320,7 +297,5 @@ def restore(
             storage_options=options.storage_options(option),
         )
     shards = len(restored.shards())
-    if json:
-        console.print_json({"table": restored.uri, "shards": shards})
-    else:
-        console.out().print(f"[green]✓[/] restored {restored.uri} with {figures.plural(shards, 'shard')}")
+    text = f"restored {plain(restored.uri)} with {console.plural(shards, 'shard')}"
+    console.tell(text, {"table": restored.uri, "shards": shards}, json=json)

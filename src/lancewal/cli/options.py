@@ -35,7 +35,6 @@ TableArgument = Annotated[
         metavar="TABLE",
         help="Path or URI of the Lance table: a directory, s3://…, az://…, gs://….",
         autocompletion=complete_path,
-        show_default=False,
     ),
 ]
 StorageOptions = Annotated[
@@ -45,9 +44,8 @@ StorageOptions = Annotated[
         "-o",
         metavar="KEY=VALUE",
         envvar="LANCEWAL_OPTIONS",
-        help="Storage option, as Lance takes it; repeat for more. What is missing comes from the "
-        "environment (AWS_…, AZURE_…, GOOGLE_…), the better place for credentials.",
-        show_default=False,
+        help="Storage option, as Lance takes it; repeat for more. Others come from the environment (AWS_…, "
+        "AZURE_…, GOOGLE_…), which is the better place for credentials.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -57,29 +55,20 @@ JobEngine = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(
-        "--columns", "-c", metavar="A,B", help="Columns to show, all by default.", show_default=False
-    ),
+    typer.Option("--columns", "-c", metavar="A,B", help="Columns to show, all by default."),
 ]
 Bucket = Annotated[
     str | None,
-    typer.Option(
-        "--bucket",
-        metavar="COLUMN:N",
-        help="Shard by the hash of a key column, into N shards.",
-        show_default=False,
-    ),
+    typer.Option("--bucket", metavar="COLUMN:N", help="Shard by the hash of a key column, into N shards."),
 ]
 Identity = Annotated[
     str | None,
-    typer.Option(
-        "--identity", metavar="COLUMN", help="One shard for each value of a key column.", show_default=False
-    ),
+    typer.Option("--identity", metavar="COLUMN", help="One shard for each value of a key column."),
 ]
 Unsharded = Annotated[bool, typer.Option("--unsharded", help="One shard for all rows.")]
 Key = Annotated[
     str | None,
-    typer.Option("--key", metavar="A,B", help="Primary key of a table that is created.", show_default=False),
+    typer.Option("--key", metavar="A,B", help="Primary key of a table that is created."),
 ]
 Vectors = Annotated[
     list[str] | None,
@@ -87,7 +76,6 @@ Vectors = Annotated[
         "--vector-column",
         metavar="COLUMN[:DIM]",
         help="Make lists of this column vectors of one dimension, by default that of the first row.",
-        show_default=False,
     ),
 ]
 Settings = Annotated[
@@ -96,7 +84,6 @@ Settings = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Writer setting that the table keeps, such as max_memtable_size=64000000; durations end in _ms.",
-        show_default=False,
     ),
 ]
 
@@ -159,9 +146,7 @@ def open_table(uri: str, options: list[str] | None) -> Table:
 
 
 def is_missing(uri: str, storage: dict[str, str]) -> bool:
-    """Whether there is no Lance table."""
-    if "://" not in uri:
-        return not os.path.isdir(os.path.join(os.path.expanduser(uri), "_versions"))
+    """Whether there is no Lance table, with or without a write path."""
     from lancewal.base import BaseTable
 
     try:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lancewal.cli import console
-from lancewal.cli import console as figures
 from lancewal.cli.exits import CommandError
 from lancewal.errors import InvalidInputError
 from lancewal.ingest import Part
@@ -206,7 +205,7 @@ def _show(job: str, outcomes: Sequence[ShardOutcome], *, json: bool) -> None:
     out = console.out()
     for outcome in outcomes:
         mark = "[green]✓[/]" if outcome.error is None else "[red]✗[/]"
-        out.print(f"{mark} {job} of {_name(outcome)} in {figures.duration(outcome.seconds)}: ", end="")
+        out.print(f"{mark} {job} of {_name(outcome)} in {console.duration(outcome.seconds)}: ", end="")
         told = ", ".join(f"{name} {value}" for name, value in outcome.details.items() if _is_figure(value))
         out.print(told if outcome.error is None else outcome.error, markup=False, soft_wrap=True)
     if not outcomes:

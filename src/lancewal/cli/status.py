@@ -1,4 +1,4 @@
-"""``lancewal status``."""
+"""``lancewal status``: what it draws, for any width from 60 columns on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lancewal.cli import console, options
-from lancewal.cli import console as figures
 from lancewal.cli.console import visible
 from lancewal.cli.exits import guarded
 
 if TYPE_CHECKING:
     from lancewal.status import Lag, ShardState, TableStatus
-
-# What ``lancewal status`` draws, for any width from 60 columns on.
-
 
 #: From this width on shard ids, generations and bytes have room.
 _WIDE = 120
@@ -68,25 +64,22 @@ def status_view(
     parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
     if history is not None:
         parts += [_writes(history, width)]
-    parts += [Text(), _shards(status, width, _room(height), history)]
+    room = None if height is None else max(3, height - _OTHER_LINES)
+    parts += [Text(), _shards(status, width, room, history)]
     if every is not None:
         when = status.taken_at.astimezone().strftime("%H:%M:%S")
-        parts += [Text(), Text(f"{when}, every {figures.duration(every)}; Ctrl-C ends", style="dim")]
+        parts += [Text(), Text(f"{when}, every {console.duration(every)}; Ctrl-C ends", style="dim")]
     return Group(*parts)
-
-
-def _room(height: int | None) -> int | None:
-    return None if height is None else max(3, height - _OTHER_LINES)
 
 
 def _head(status: TableStatus, width: int) -> RenderableType:
     names = ", ".join(status.primary_key)
     key = f"key {names}" if len(status.primary_key) == 1 else f"key ({names})" if names else "append-only"
     base = (
-        f"{figures.plural(status.base_rows, 'row')} in {figures.plural(status.base_fragments, 'fragment')}, "
+        f"{console.plural(status.base_rows, 'row')} in {console.plural(status.base_fragments, 'fragment')}, "
         f"version {status.base_version}"
     )
-    shards = figures.plural(len(status.shards), "shard")
+    shards = console.plural(len(status.shards), "shard")
     title = Text(visible(status.uri), style="bold")
     title.truncate(max(width - 6, 10), overflow="ellipsis")
     lines = Text.assemble(
@@ -106,7 +99,7 @@ def _waiting(status: TableStatus, width: int) -> Table:
     flush, compact = status.unflushed, status.uncompacted
     grid.add_row(
         "WAL → SSTables",
-        figures.plural(flush.count, "entry", "entries"),
+        console.plural(flush.count, "entry", "entries"),
         "",
         _bytes(flush),
         _age(flush, now),
@@ -114,18 +107,18 @@ def _waiting(status: TableStatus, width: int) -> Table:
     )
     grid.add_row(
         "SSTables → base",
-        figures.plural(compact.count, "SSTable"),
-        "" if compact.rows is None else figures.plural(compact.rows, "row"),
+        console.plural(compact.count, "SSTable"),
+        "" if compact.rows is None else console.plural(compact.rows, "row"),
         _bytes(compact),
         _age(compact, now),
         style=_dim_when(not compact.count),
     )
     behind = sorted((i for i in status.indexes if i.rows_behind), key=lambda index: -index.rows_behind)
-    named = figures.plural(len(status.indexes), "index", "indexes")
+    named = console.plural(len(status.indexes), "index", "indexes")
     if status.indexes and not behind:
         grid.add_row("base → indexes", named, "", "", "nothing waits", style="dim")
     for place, index in enumerate(behind[:_SHOWN_INDEXES]):
-        rows = figures.plural(index.rows_behind, "row")
+        rows = console.plural(index.rows_behind, "row")
         first = ("base → indexes", named) if place == 0 else ("", "")
         grid.add_row(*first, rows, "", Text(visible(f"not in {index.name}")))
     return grid
@@ -133,8 +126,8 @@ def _waiting(status: TableStatus, width: int) -> Table:
 
 def _writes(history: History, width: int) -> Text:
     now = history.totals[-1] if history.totals else 0.0
-    bars = figures.sparkline(list(history.totals)[-max(width - 40, 10) :])
-    return Text.assemble(("WAL growth       ", "dim"), f"{figures.rate(now)} ", (bars, "cyan"))
+    bars = console.sparkline(list(history.totals)[-max(width - 40, 10) :])
+    return Text.assemble(("WAL growth       ", "dim"), f"{console.rate(now)} ", (bars, "cyan"))
 
 
 def _shards(status: TableStatus, width: int, room: int | None, history: History | None) -> Group:
@@ -156,7 +149,7 @@ def _shards(status: TableStatus, width: int, room: int | None, history: History 
     for shard in shown:
         table.add_row(*_cells(shard, status.taken_at, wide, history))
     hidden = len(status.shards) - len(shown)
-    more = [Text(f"… and {figures.plural(hidden, 'shard')} with less to do", style="dim")] if hidden else []
+    more = [Text(f"… and {console.plural(hidden, 'shard')} with less to do", style="dim")] if hidden else []
     if not status.shards:
         more = [Text("no shards yet: the first row of each makes it", style="dim")]
     return Group(table, *more)
@@ -170,19 +163,19 @@ def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None
     cells.append(Text(str(shard.epoch)))
     if history is not None:
         rate = history.rates.get(shard.shard_id, 0.0)
-        cells.append(_quiet(figures.rate(rate).removesuffix("/s"), rate == 0))
+        cells.append(_quiet(console.rate(rate).removesuffix("/s"), rate == 0))
     cells += [
-        _quiet(figures.count(flush.count), not flush.count),
+        _quiet(console.count(flush.count), not flush.count),
         _quiet(_bytes(flush), not flush.count),
-        _quiet(figures.duration(flush.seconds(now)), not flush.count),
-        _quiet(figures.count(compact.count), not compact.count),
+        _quiet(console.duration(flush.seconds(now)), not flush.count),
+        _quiet(console.count(compact.count), not compact.count),
     ]
     if wide:
         cells.append(Text(_generations(shard)))
-    cells.append(_quiet("?" if compact.rows is None else figures.count(compact.rows), not compact.count))
+    cells.append(_quiet("?" if compact.rows is None else console.count(compact.rows), not compact.count))
     if wide:
         cells.append(_quiet(_bytes(compact), not compact.count))
-    cells.append(_quiet(figures.duration(compact.seconds(now)), not compact.count))
+    cells.append(_quiet(console.duration(compact.seconds(now)), not compact.count))
     state = shard.status.name.lower()
     cells.append(Text(state, style="yellow" if state == "sealed" else ""))
     return cells
@@ -215,11 +208,11 @@ def _most_behind(status: TableStatus, room: int | None) -> list[ShardState]:
 
 
 def _bytes(lag: Lag) -> str:
-    return ("≈" if lag.estimated else "") + figures.size(lag.num_bytes)
+    return ("≈" if lag.estimated else "") + console.size(lag.num_bytes)
 
 
 def _age(lag: Lag, now: datetime) -> str:
-    return f"oldest {figures.duration(lag.seconds(now))}" if lag.count else "nothing waits"
+    return f"oldest {console.duration(lag.seconds(now))}" if lag.count else "nothing waits"
 
 
 def _quiet(text: str, quiet: bool) -> Text:
@@ -233,18 +226,18 @@ def _dim_when(quiet: bool) -> str | None:
 @guarded
 def status(
     table: options.TableArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and look again and again.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep running, and refresh.")] = False,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 2.0,
     times: Annotated[
         int | None,
-        typer.Option("--times", min=1, help="Looks until --watch ends by itself.", show_default=False),
+        typer.Option("--times", min=1, help="How many times --watch looks before it ends."),
     ] = None,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
     """Show what waits for a flush, for compaction and for an index, shard by shard.
 
-    With --watch and --json a document a line.
+    With --watch, --json prints one document a line.
     """
     opened = options.open_table(table, option)
     if not watch:

@@ -19,26 +19,18 @@ from lancewal.format.bucket import (
     encode_shard_value,
     result_type_to_arrow,
 )
-from lancewal.format.casts import CastRefusedError, exactly, has_floats
-from lancewal.format.columns import (
-    check_columns,
-    check_new_columns,
-    readable_columns,
-    refuse_added,
-    refuse_blob_values,
-)
-from lancewal.format.dictionaries import has_dictionary, without_null_words, without_null_words_in
-from lancewal.format.json_columns import encode_json
 from lancewal.format.key_set import KeySet
 from lancewal.format.keys import check_key_types, key_columns, key_values
-from lancewal.format.protos import MemWalIndexDetailsMessage
-from lancewal.format.records import decode_record, encode_record
+from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
+from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
     TOMBSTONE,
     TOMBSTONE_FIELD,
     ColumnIdentity,
     TableSchema,
+    check_columns,
+    check_new_columns,
     check_readable,
     field_id,
     has_json,
@@ -47,6 +39,9 @@ from lancewal.format.schema import (
     is_json,
     map_children,
     no_rows,
+    readable_columns,
+    refuse_added,
+    refuse_blob_values,
     without_field_ids,
 )
 from lancewal.format.shard_manifest import (
@@ -59,6 +54,15 @@ from lancewal.format.shard_manifest import (
 )
 from lancewal.format.siphash import siphash13_spans
 from lancewal.format.spans import aligned, byte_spans, has_wide_values, numbers, one_array
+from lancewal.format.values import (
+    CastRefusedError,
+    encode_json,
+    exactly,
+    has_dictionary,
+    has_floats,
+    without_null_words,
+    without_null_words_in,
+)
 from lancewal.format.wal_entry import (
     EntryHeader,
     WalEntry,
@@ -80,6 +84,7 @@ __all__ = [
     "ColumnIdentity",
     "ColumnSource",
     "EntryHeader",
+    "FieldMessage",
     "KeySet",
     "MemWalDetails",
     "MemWalIndexDetailsMessage",
@@ -89,6 +94,7 @@ __all__ = [
     "ShardingField",
     "ShardingSpec",
     "SsTableEntry",
+    "TableManifestMessage",
     "TableSchema",
     "WalEntry",
     "align",
@@ -134,6 +140,7 @@ __all__ = [
     "parse_manifest_version",
     "read_base_manifest",
     "readable_columns",
+    "reading_record",
     "refuse_added",
     "refuse_blob_values",
     "result_type_to_arrow",

@@ -14,15 +14,13 @@ without a key. Read as nulls these would be lost for good at the next compaction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lancewal.errors import ColumnMismatchError
-from lancewal.format.json_columns import decode_json, encode_json
 from lancewal.format.schema import (
     FIELD_ID_KEY,
     TOMBSTONE,
@@ -33,8 +31,7 @@ from lancewal.format.schema import (
     is_json,
     map_children,
 )
-
-_Convert = Callable[[pa.Array], pa.Array]
+from lancewal.format.values import Convert, changed, decode_json, encode_json, with_items
 
 _OLDEST_VERSION = 1
 
@@ -45,7 +42,7 @@ class ColumnSource:
 
     field: pa.Field
     stored_name: str | None
-    convert: _Convert | None
+    convert: Convert | None
 
     @property
     def is_same(self) -> bool:
@@ -172,7 +169,7 @@ class _Matching:
             return True
         raise _mismatch(stored, wanted)
 
-    def _conversion(self, stored: pa.Field, wanted: pa.Field) -> _Convert | None:
+    def _conversion(self, stored: pa.Field, wanted: pa.Field) -> Convert | None:
         """How arrays of ``stored`` become ``wanted``'s; ``None`` when they already are."""
         if is_json(stored.type) != is_json(wanted.type):
             return encode_json if is_json(stored.type) else decode_json
@@ -183,7 +180,7 @@ class _Matching:
         items = self._conversion(stored.type.value_field, wanted.type.value_field)
         return lambda array: with_items(array, wanted.type, items)
 
-    def _struct_conversion(self, stored: pa.DataType, wanted: pa.DataType) -> _Convert:
+    def _struct_conversion(self, stored: pa.DataType, wanted: pa.DataType) -> Convert:
         places = {field_id(child): place for place, child in enumerate(_children(stored))}
         fields = _children(wanted)
         found = [self._child(stored, places.get(field_id(field)), field) for field in fields]
@@ -194,13 +191,13 @@ class _Matching:
 
         return convert
 
-    def _child(self, stored: pa.DataType, place: int | None, wanted: pa.Field) -> _Convert:
+    def _child(self, stored: pa.DataType, place: int | None, wanted: pa.Field) -> Convert:
         """From arrays of a struct to those of one wanted field, which is at ``place`` if anywhere."""
         if place is None or self._is_other_field(stored.field(place), wanted):
             return lambda array: pa.nulls(len(array), wanted.type)
         change = self._conversion(stored.field(place), wanted)
         # ``field`` minds the array's window, but not its nulls: those go into the new struct's mask.
-        return lambda array: _changed(array.field(place), change)
+        return lambda array: changed(array.field(place), change)
 
 
 def _mismatch(stored: pa.Field, wanted: pa.Field) -> ColumnMismatchError:
@@ -249,23 +246,6 @@ def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
         return False
     pairs = zip(_children(stored), _children(wanted), strict=True)
     return all(field_id(old) == field_id(new) and _fits(old.type, new.type) for old, new in pairs)
-
-
-def with_items(array: pa.Array, type_: pa.DataType, change: _Convert | None) -> pa.Array:
-    """The lists of ``array`` with their items changed, as ``type_``."""
-    if pa.types.is_fixed_size_list(type_):
-        size = type_.list_size
-        items = array.values.slice(array.offset * size, len(array) * size)
-        return pa.FixedSizeListArray.from_arrays(_changed(items, change), type=type_, mask=array.is_null())
-    first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-    items = array.values.slice(first, end - first)
-    offsets = pc.subtract(array.offsets, array.offsets[0])
-    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
-    return kind.from_arrays(offsets, _changed(items, change), type=type_, mask=array.is_null())
-
-
-def _changed(items: pa.Array, change: _Convert | None) -> pa.Array:
-    return items if change is None else change(items)
 
 
 def _children(type_: pa.DataType) -> list[pa.Field]:

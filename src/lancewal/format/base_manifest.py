@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from pyroaring import BitMap
+
 from lancewal.errors import CorruptManifestError
 from lancewal.format.protos import (
     DecodeError,
@@ -26,7 +28,6 @@ from lancewal.format.protos import (
     MemWalIndexDetailsMessage,
     TableManifestMessage,
 )
-from lancewal.format.roaring import decode_roaring
 
 MEM_WAL_INDEX_NAME = "__lance_mem_wal"
 _MEM_WAL_DETAILS_TYPE = "MemWalIndexDetails"
@@ -122,11 +123,6 @@ class BaseManifest:
         return self.fragment_ids.intersection(frozenset().union(*(s for s in segments if s is not None)))
 
 
-def read_details(manifest_file: bytes | memoryview, *, name: str = "") -> MemWalDetails | None:
-    """The MemWAL index in a ``_versions/*.manifest`` file's content; ``None`` without one."""
-    return read_base_manifest(manifest_file, name=name).mem_wal
-
-
 def read_base_manifest(manifest_file: bytes | memoryview, *, name: str = "") -> BaseManifest:
     """Parse a ``_versions/*.manifest`` file's content; ``name`` is for the error's text.
 
@@ -209,7 +205,7 @@ def _section(data: memoryview, position: int, what: str) -> memoryview:
 def _index(index: Any) -> BaseIndex:
     fragments = None
     if index.HasField("fragment_bitmap"):
-        fragments = frozenset(decode_roaring(index.fragment_bitmap).tolist())
+        fragments = _fragment_ids(index.fragment_bitmap, index.name)
     return BaseIndex(
         name=index.name,
         uuid=_uuid(index.uuid.uuid, f"index {index.name!r}"),
@@ -219,6 +215,19 @@ def _index(index: Any) -> BaseIndex:
         fragments=fragments,
         details_type=index.index_details.type_url,
     )
+
+
+def _fragment_ids(data: bytes, index_name: str) -> frozenset[int]:
+    """The members of a 32-bit Roaring bitmap in its portable format."""
+    try:
+        fragments = BitMap.deserialize(data)
+        # It believes a run whose length the header contradicts. Written again, sound bytes are the same.
+        is_sound = fragments.serialize() == data
+    except (ValueError, IndexError):
+        is_sound = False
+    if not is_sound:
+        raise ValueError(f"the fragments of index {index_name!r} are no Roaring bitmap of {len(data)} bytes")
+    return frozenset(fragments)
 
 
 def _details(index: Any) -> MemWalDetails:

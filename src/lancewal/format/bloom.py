@@ -44,7 +44,7 @@ _INTEGERS = {pa.int32(): "<i4", pa.int64(): "<i8"}
 class BloomFilter:
     """Which keys an SSTable may hold; a "no" is certain, a "maybe" is not.
 
-    >>> BloomFilter.build([pa.array([1, 2])]).might_contain([pa.array([2, 3])]).tolist()
+    >>> BloomFilter.build([pa.array([1, 2])]).might_contain(key_hashes([pa.array([2, 3])])).tolist()
     [True, False]
     """
 
@@ -77,14 +77,8 @@ class BloomFilter:
             bits[words * 32 + places] = True
         self._words |= np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
-    def might_contain(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]:
-        """For every row of key columns, whether the SSTable may hold that key."""
-        if not can_rule_out([column.type for column in columns]):
-            return np.ones(len(key_columns(columns)[0]), np.bool_)
-        return self.might_contain_hashes(key_hashes(columns))
-
-    def might_contain_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """As :meth:`might_contain`, for keys hashed once and asked of many filters.
+    def might_contain(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """For every hash of :func:`key_hashes`, whether the SSTable may hold that key.
 
         Meaningful only for key types with :func:`can_rule_out`.
         """

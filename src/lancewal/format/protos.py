@@ -2,7 +2,7 @@
 
 The messages are described here rather than generated, so that no build step and no
 copy of Lance's own files is needed. Only the fields that lancewal uses are listed;
-others are skipped when a message is read, and :func:`unknown_fields` gives their bytes.
+others pass through a message that is read and written again, and :func:`unknown_fields` gives their bytes.
 Everything lives in a descriptor pool of its own and so cannot collide with another
 library's descriptors.
 """
@@ -94,6 +94,7 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "repeated DataFragment fragments = 2",
         "uint64 version = 3",
         "optional uint64 index_section = 6",
+        "uint32 max_fragment_id = 11",
     ),
 }
 
@@ -155,6 +156,7 @@ def _build() -> dict[str, Any]:
 
 _CLASSES = _build()
 
+FieldMessage: Any = _CLASSES["Field"]
 ShardManifestMessage: Any = _CLASSES["ShardManifest"]
 MemWalIndexDetailsMessage: Any = _CLASSES["MemWalIndexDetails"]
 IndexSectionMessage: Any = _CLASSES["IndexSection"]

@@ -7,10 +7,13 @@ another one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import crc32c
+
+from lancewal.errors import StorageError
 
 _KEY = "crc32c"
 
@@ -41,6 +44,15 @@ def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dic
     if stored != (actual := _checksum(content)):
         raise ValueError(f"its checksum is {stored}, not {actual}")
     return content
+
+
+@contextmanager
+def reading_record(path: str) -> Iterator[None]:
+    """Turns what a damaged record makes its reader raise into a :class:`StorageError` that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"the record {path!r} is damaged: {error!r}") from error
 
 
 def _checksum(content: Mapping[str, object]) -> str:

@@ -233,11 +233,6 @@ def decode_manifest(
     return manifest
 
 
-def manifest_write_id(data: bytes | memoryview) -> bytes | None:
-    """The write id in a manifest file's content; ``None`` when its writer gave none."""
-    return bytes(_parse(data, "the file").write_id) or None
-
-
 def _parse(data: bytes | memoryview, name: str) -> Any:
     _check_checksum(memoryview(data), name)
     try:

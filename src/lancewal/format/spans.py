@@ -38,14 +38,6 @@ class ByteSpans:
         for rows in row_slices(len(self)):
             yield rows, ByteSpans(self.data, self.starts[rows], self.lengths[rows])
 
-    def gather(self) -> ByteSpans:
-        """The same rows, copied one after the other without gaps."""
-        ends = np.cumsum(self.lengths)
-        starts = ends - self.lengths
-        total = int(ends[-1]) if len(ends) else 0
-        sources = np.arange(total) + np.repeat(self.starts - starts, self.lengths)
-        return ByteSpans(self.data[sources], starts, self.lengths)
-
 
 def row_slices(rows: int) -> Iterator[slice]:
     """Consecutive slices that cover ``rows`` rows in cache-sized runs."""
@@ -99,15 +91,6 @@ def byte_spans(array: pa.Array) -> ByteSpans:
     # Only this array's own window: a slice's buffer is the whole parent's.
     data = np.frombuffer(data_buffer, np.uint8)[first:end] if end > first else np.empty(0, np.uint8)
     return ByteSpans(data, offsets[:-1] - first, np.diff(offsets))
-
-
-def binary_array(spans: ByteSpans) -> pa.Array:
-    """A binary array of gap-free spans, as :meth:`ByteSpans.gather` returns them."""
-    offsets = np.zeros(len(spans) + 1, np.int32)
-    np.cumsum(spans.lengths, out=offsets[1:])
-    return pa.Array.from_buffers(
-        pa.binary(), len(spans), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(spans.data))]
-    )
 
 
 def longest_first(counts: Positions) -> tuple[Positions | slice, list[int]]:

@@ -11,7 +11,6 @@ from lancewal.index.kinds import (
     IndexSpec,
     Metric,
     VectorParams,
-    memory_estimate,
 )
 from lancewal.index.primary_key import PrimaryKeyIndex
 from lancewal.index.specs import full_text_params, maintained_specs
@@ -46,6 +45,5 @@ __all__ = [
     "is_text",
     "is_vector",
     "maintained_specs",
-    "memory_estimate",
     "search_rows",
 ]

@@ -1,42 +1,38 @@
 """BTreeIndex: rows by value, for equality, sets, ranges and nulls.
 
-New rows go to a short tail that is searched by comparing; a full tail is sorted
-into a run, and neighbouring runs are merged so that their sizes grow geometrically.
+New rows go to a short tail that is searched by comparing; a full tail is sorted into a run, and
+neighbouring runs are merged so that their sizes grow geometrically. One thread appends, many search:
+everything a search reads hangs on one attribute that is replaced whole, so a search sees the state
+before an insertion or after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.kinds import RowPositions, already_in, checked_bound, grown
-from lancewal.index.runs import (
-    BytesRuns,
-    NumberRuns,
-    Range,
-    SortedRuns,
-    is_bytes_like,
-    is_number_like,
-    values_array,
-)
+from lancewal.index.kinds import RowPositions, already_in, grown, with_run
 
 
 class BTreeIndex:
     """The values of one column in order.
 
-    Tombstones have NULL in columns beside the key, so :meth:`is_null` names them too:
+    Tombstones have NULL in columns beside the key, so :meth:`nulls` names them too:
     the caller drops dead rows, here as everywhere.
 
     >>> index = BTreeIndex(pa.int64())
     >>> index.insert(pa.array([30, 10, None, 20]), 0)
-    >>> index.range(10, 20, bound=4).tolist(), index.is_null(4).tolist(), index.lookup(30, 4).tolist()
-    ([1, 3], [2], [0])
+    >>> found = (index.between(10, 20), index.nulls(), index.equal_to([30]))
+    >>> [rows.below(4).tolist() for rows in found]
+    [[1, 3], [2], [0]]
     """
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -80,36 +76,6 @@ class BTreeIndex:
             self._runs.append(column, rows)
         self._nulls, self._null_count, self._rows = nulls, null_count, end
 
-    def lookup(self, value: Any, bound: int) -> RowPositions:
-        """Rows below ``bound`` whose value equals ``value``, in order."""
-        return self.lookup_many([value], bound)
-
-    def lookup_many(self, values: Any, bound: int) -> RowPositions:
-        """Rows below ``bound`` whose value equals one of ``values``, each once, in order.
-
-        NULL equals nothing: ask :meth:`is_null`.
-        """
-        bound = checked_bound(bound, self._rows)
-        return self.equal_to(values).below(bound)
-
-    def range(
-        self,
-        low: Any = None,
-        high: Any = None,
-        low_inclusive: bool = True,
-        high_inclusive: bool = True,
-        *,
-        bound: int,
-    ) -> RowPositions:
-        """Rows below ``bound`` with a value between ``low`` and ``high``; None leaves a side open."""
-        bound = checked_bound(bound, self._rows)
-        return self.between(low, high, low_inclusive, high_inclusive).below(bound)
-
-    def is_null(self, bound: int) -> RowPositions:
-        """Rows below ``bound`` without a value, in order."""
-        bound = checked_bound(bound, self._rows)
-        return self.nulls().below(bound)
-
     def equal_to(self, values: Any) -> Matches:
         """All rows with one of ``values``, NULL excepted."""
         wanted = values_array(values, self.type).drop_null().unique()
@@ -151,3 +117,344 @@ class Matches:
 def is_supported(type_: pa.DataType) -> bool:
     """Can a BTree index hold values of this type?"""
     return is_number_like(type_) or is_bytes_like(type_)
+
+
+# Column values as keys that sort as Lance's filters compare them.
+#
+# Numbers, booleans and moments become 64-bit integers; text and binary stay bytes.
+# Floats follow Lance: -0.0 equals 0.0, NaN lies above infinity (and NaN with a sign
+# below negative infinity), every NaN equals itself.
+
+
+NumberKeys = npt.NDArray[np.int64]
+
+#: Asked for every batch: by number, since Arrow's own predicates take a microsecond together.
+_MOMENTS = frozenset(
+    type_.id
+    for type_ in (
+        *(pa.date32(), pa.date64(), pa.time32("s"), pa.time64("us")),
+        *(pa.timestamp("us"), pa.duration("us")),
+    )
+)
+_SIGN = np.uint64(1 << 63)
+_MAGNITUDE = np.int64(2**63 - 1)
+
+
+def is_number_like(type_: pa.DataType) -> bool:
+    """Integers, floats, booleans, dates, times, timestamps and durations."""
+    types = pa.types
+    return bool(
+        types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or _is_moment(type_)
+    )
+
+
+def is_bytes_like(type_: pa.DataType) -> bool:
+    """Text and binary of any offset width."""
+    return type_ in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()) or bool(
+        pa.types.is_fixed_size_binary(type_) and not pa.types.is_decimal(type_)
+    )
+
+
+def number_keys(array: pa.Array) -> NumberKeys:
+    """One integer per value; ``array`` has no nulls.
+
+    >>> number_keys(pa.array([-1.0, -0.0, 0.0])).tolist()[1:]
+    [0, 0]
+    """
+    type_ = array.type
+    if _is_moment(type_):
+        array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if values.dtype.kind == "f":
+        # Adding zero turns -0.0 into 0.0 and leaves everything else as it is.
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)
+        return bits ^ ((bits >> 63) & _MAGNITUDE)
+    if values.dtype == np.uint64:
+        return (values ^ _SIGN).view(np.int64)
+    return values.astype(np.int64, copy=False)
+
+
+def bytes_keys(array: pa.Array) -> pa.LargeBinaryArray:
+    """The values as binary with wide offsets, so that runs of any size concatenate."""
+    return array.cast(pa.binary()).cast(pa.large_binary())
+
+
+def values_array(values: Any, type_: pa.DataType) -> pa.Array:
+    """Python values, or an array of any type that casts without loss, as the column's type."""
+    try:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            column = values.cast(type_)
+            return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        plain = [v.as_py() if isinstance(v, pa.Scalar) else v for v in values]
+        if pa.types.is_integer(type_) and any(isinstance(v, float) for v in plain):
+            # Arrow would cut 1.5 to 1 without a word.
+            return pa.array(plain, pa.float64()).cast(type_)
+        return pa.array(plain, type_)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"not a value of the column's type {type_}: {error}") from error
+
+
+def _is_moment(type_: pa.DataType) -> bool:
+    return type_.id in _MOMENTS
+
+
+Rows = npt.NDArray[np.int32]
+
+#: Tails are scanned by every search: long enough to make sorting rare, short enough to scan in microseconds.
+NUMBER_TAIL = 4096
+NUMBER_FRESH = 256
+BYTES_TAIL = 1024
+#: A column slice that waits in a tail: Python and Arrow objects, the bytes are the MemTable's.
+_CHUNK_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values between two ends, each an array of one value or None."""
+
+    low: pa.Array | None
+    high: pa.Array | None
+    low_inclusive: bool = True
+    high_inclusive: bool = True
+
+
+class SortedRuns(Protocol):
+    """What a BTree needs of the pairs behind it; found rows come in no order."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    def append(self, column: pa.Array, rows: Rows) -> None: ...
+    def equal_to(self, values: pa.Array) -> list[Rows]: ...
+    def between(self, wanted: Range) -> list[Rows]: ...
+
+
+class _NumberRun(NamedTuple):
+    keys: NumberKeys
+    rows: Rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes
+
+
+class _NumberState(NamedTuple):
+    runs: tuple[_NumberRun, ...]
+    tail: _NumberRun
+    tail_length: int
+    #: Columns as they came, not even turned into keys: most batches are small. Grows in place.
+    fresh: list[tuple[pa.Array, Rows]]
+    fresh_length: int
+    fresh_rows: int
+
+
+class NumberRuns:
+    """Pairs whose values are :func:`number_keys`."""
+
+    def __init__(self) -> None:
+        self._state = _NumberState((), _empty_number_tail(), 0, [], 0, 0)
+        self._run_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        state = self._state
+        return self._run_bytes + state.tail.memory_bytes + state.fresh_length * _CHUNK_BYTES
+
+    def append(self, column: pa.Array, rows: Rows) -> None:
+        runs, tail, start, fresh, length, fresh_rows = self._state
+        fresh[length:] = [(column, rows)]  # in place of what a failed insertion left
+        state = _NumberState(runs, tail, start, fresh, length + 1, fresh_rows + len(rows))
+        if state.fresh_rows <= NUMBER_FRESH:
+            self._state = state
+            return
+        keys, rows = _fresh_pairs(state)
+        end = start + len(keys)
+        if end <= NUMBER_TAIL:
+            tail.keys[start:end] = keys
+            tail.rows[start:end] = rows
+            self._state = _NumberState(runs, tail, end, [], 0, 0)
+            return
+        keys = np.concatenate([tail.keys[:start], keys])
+        run = _sorted_numbers(keys, np.concatenate([tail.rows[:start], rows]))
+        runs = with_run(runs, run, _merged_numbers)
+        self._run_bytes = sum(r.memory_bytes for r in runs)
+        # Searches may still read the old tail: the next one is new.
+        self._state = _NumberState(runs, _empty_number_tail(), 0, [], 0, 0)
+
+    def equal_to(self, values: pa.Array) -> list[Rows]:
+        state = self._state
+        wanted = np.sort(number_keys(values))
+        found = []
+        for run in state.runs:
+            starts = run.keys.searchsorted(wanted, "left")
+            ends = run.keys.searchsorted(wanted, "right")
+            if len(wanted) == 1:
+                found.append(run.rows[starts[0] : ends[0]])
+            else:
+                found.append(run.rows[_ranges(starts, ends - starts)])
+        for keys, rows in _unsorted(state):
+            found.append(rows[keys == wanted[0] if len(wanted) == 1 else np.isin(keys, wanted)])
+        return found
+
+    def between(self, wanted: Range) -> list[Rows]:
+        state = self._state
+        low = None if wanted.low is None else number_keys(wanted.low)[0]
+        high = None if wanted.high is None else number_keys(wanted.high)[0]
+        found = []
+        for run in state.runs:
+            start = 0 if low is None else run.keys.searchsorted(low, _low_side(wanted))
+            end = None if high is None else run.keys.searchsorted(high, _high_side(wanted))
+            found.append(run.rows[start:end])
+        for keys, rows in _unsorted(state):
+            inside = np.ones(len(keys), np.bool_)
+            if low is not None:
+                inside &= keys >= low if wanted.low_inclusive else keys > low
+            if high is not None:
+                inside &= keys <= high if wanted.high_inclusive else keys < high
+            found.append(rows[inside])
+        return found
+
+
+class _BytesRun(NamedTuple):
+    keys: pa.LargeBinaryArray
+    rows: Rows
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.keys.nbytes) + self.rows.nbytes
+
+
+class _BytesState(NamedTuple):
+    runs: tuple[_BytesRun, ...]
+    #: Grows in place; a search takes the first ``tail_length`` entries.
+    tail: list[tuple[pa.Array, Rows]]
+    tail_length: int
+    tail_rows: int
+
+
+class BytesRuns:
+    """Pairs whose values are text or binary, compared byte by byte."""
+
+    def __init__(self) -> None:
+        self._state = _BytesState((), [], 0, 0)
+        self._run_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._run_bytes + self._state.tail_length * _CHUNK_BYTES
+
+    def append(self, column: pa.Array, rows: Rows) -> None:
+        runs, tail, length, tail_rows = self._state
+        tail[length:] = [(column, rows)]  # in place of what a failed insertion left
+        state = _BytesState(runs, tail, length + 1, tail_rows + len(rows))
+        if state.tail_rows <= BYTES_TAIL:
+            self._state = state
+            return
+        runs = with_run(runs, _sorted_bytes(*_tail_pairs(state)), _merged_bytes)
+        self._run_bytes = sum(r.memory_bytes for r in runs)
+        self._state = _BytesState(runs, [], 0, 0)
+
+    def equal_to(self, values: pa.Array) -> list[Rows]:
+        state = self._state
+        keys = bytes_keys(values)
+        wanted = sorted(keys.to_pylist())
+        found = []
+        for run in state.runs:
+            for value in wanted:
+                start = bisect_left(run.keys, value, key=_as_bytes)
+                found.append(run.rows[start : bisect_right(run.keys, value, start, key=_as_bytes)])
+        if state.tail_length:
+            tail, rows = _tail_pairs(state)
+            found.append(rows[_mask(pc.is_in(tail, value_set=keys))])
+        return found
+
+    def between(self, wanted: Range) -> list[Rows]:
+        state = self._state
+        low = None if wanted.low is None else bytes_keys(wanted.low)[0]
+        high = None if wanted.high is None else bytes_keys(wanted.high)[0]
+        found = []
+        low_bisect = bisect_left if wanted.low_inclusive else bisect_right
+        high_bisect = bisect_right if wanted.high_inclusive else bisect_left
+        for run in state.runs:
+            start = 0 if low is None else low_bisect(run.keys, low.as_py(), key=_as_bytes)
+            end = None if high is None else high_bisect(run.keys, high.as_py(), key=_as_bytes)
+            found.append(run.rows[start:end])
+        if state.tail_length:
+            tail, rows = _tail_pairs(state)
+            inside = np.ones(len(rows), np.bool_)
+            if low is not None:
+                inside &= _mask((pc.greater_equal if wanted.low_inclusive else pc.greater)(tail, low))
+            if high is not None:
+                inside &= _mask((pc.less_equal if wanted.high_inclusive else pc.less)(tail, high))
+            found.append(rows[inside])
+        return found
+
+
+def _sorted_numbers(keys: NumberKeys, rows: Rows) -> _NumberRun:
+    # Stable sorting is a linear merge where the input is already two sorted runs.
+    order = np.argsort(keys, kind="stable")
+    return _NumberRun(keys[order], rows[order])
+
+
+def _merged_numbers(first: _NumberRun, second: _NumberRun) -> _NumberRun:
+    return _sorted_numbers(
+        np.concatenate([first.keys, second.keys]), np.concatenate([first.rows, second.rows])
+    )
+
+
+def _sorted_bytes(keys: pa.LargeBinaryArray, rows: Rows) -> _BytesRun:
+    order = pc.array_sort_indices(keys)
+    return _BytesRun(keys.take(order), rows[order.to_numpy()])
+
+
+def _merged_bytes(first: _BytesRun, second: _BytesRun) -> _BytesRun:
+    return _sorted_bytes(
+        pa.concat_arrays([first.keys, second.keys]), np.concatenate([first.rows, second.rows])
+    )
+
+
+def _tail_pairs(state: _BytesState) -> tuple[pa.LargeBinaryArray, Rows]:
+    chunks = state.tail[: state.tail_length]
+    keys = bytes_keys(pa.concat_arrays([column for column, _ in chunks]))
+    return keys, np.concatenate([rows for _, rows in chunks])
+
+
+def _unsorted(state: _NumberState) -> Iterator[_NumberRun]:
+    """What is in no run yet."""
+    length = state.tail_length
+    yield _NumberRun(state.tail.keys[:length], state.tail.rows[:length])
+    if state.fresh_length:
+        yield _fresh_pairs(state)
+
+
+def _fresh_pairs(state: _NumberState) -> _NumberRun:
+    chunks = state.fresh[: state.fresh_length]
+    keys = number_keys(pa.concat_arrays([column for column, _ in chunks]))
+    return _NumberRun(keys, np.concatenate([rows for _, rows in chunks]))
+
+
+def _empty_number_tail() -> _NumberRun:
+    return _NumberRun(np.empty(NUMBER_TAIL, np.int64), np.empty(NUMBER_TAIL, np.int32))
+
+
+def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of several ranges, one after the other."""
+    offsets = np.cumsum(lengths) - lengths
+    numbers: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+    return numbers
+
+
+def _low_side(wanted: Range) -> Any:
+    return "left" if wanted.low_inclusive else "right"
+
+
+def _high_side(wanted: Range) -> Any:
+    return "right" if wanted.high_inclusive else "left"
+
+
+def _as_bytes(scalar: pa.Scalar) -> Any:
+    return scalar.as_py()
+
+
+def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return mask

@@ -23,14 +23,6 @@ from lancewal.index.kinds import (
 )
 from lancewal.index.tokens import Numbers, QueryTerm, Tokenizer, distinct_texts
 
-# Postings: where each token occurs, appended by one thread, searched by many.
-#
-# Occurrences arrive in row order and stay so within a token. New ones go to a short
-# tail that is searched by comparing; a full tail is grouped by token into a run, and
-# neighbouring runs are merged so that their sizes grow geometrically. All that a search
-# reads hangs on one attribute that is replaced whole.
-
-
 #: Scanned once per query token: a few microseconds.
 _TAIL = 16_384
 
@@ -64,7 +56,13 @@ class _State(NamedTuple):
 
 
 class Postings:
-    """An inverted list per token."""
+    """Where each token occurs: an inverted list per token, appended by one thread, searched by many.
+
+    Occurrences arrive in row order and stay so within a token. New ones go to a short tail that is
+    searched by comparing; a full tail is grouped by token into a run, and neighbouring runs are merged
+    so that their sizes grow geometrically. All that a search reads hangs on one attribute that is
+    replaced whole.
+    """
 
     def __init__(self, with_places: bool) -> None:
         self._with_places = with_places
@@ -308,30 +306,6 @@ class FullTextIndex:
         start = places.astype(np.int64) - place
         fits = start >= 0
         return (rows[fits].astype(np.int64) << 32) | start[fits]
-
-
-def search_rows(
-    column: pa.Array | pa.ChunkedArray,
-    query: str,
-    params: FullTextParams | None = None,
-    *,
-    operator: str = "or",
-    phrase: bool = False,
-    allowed: RowMask | None = None,
-    statistics: CorpusStatistics | None = None,
-    limit: int | None = None,
-) -> TextHits:
-    """Search texts that no index holds: same words, same scores, positions within ``column``."""
-    index = index_of(column, params or FullTextParams(), phrase=phrase)
-    return index.search(
-        query,
-        index.rows,
-        operator=operator,
-        phrase=phrase,
-        allowed=allowed,
-        statistics=statistics,
-        limit=limit,
-    )
 
 
 def index_of(

@@ -1,7 +1,7 @@
-"""Graphs are built in the background, one at a time in a process, oldest request first.
+"""HNSW graphs over vectors that no longer change, built in the background.
 
-The thread exists while there is work. It holds no index alive: the graph of an index
-that was dropped is abandoned.
+A graph is built whole, tried out, and only then searched: faiss must not be searched
+while it adds. Whoever searches sees all of it or nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import faiss
 import numpy as np
 
 from lancewal.index.distance import Matrix, Nearest, Vector, Vectors
@@ -22,12 +21,6 @@ from lancewal.index.kinds import Metric, RowMask, VectorParams
 from lancewal.storage import Bell, is_forked, start_thread
 
 logger = logging.getLogger(__name__)
-
-# Graph: an HNSW graph over vectors that no longer change.
-#
-# A graph is built whole, tried out, and only then searched: faiss must not be searched
-# while it adds. Whoever searches sees all of it or nothing.
-
 
 #: Rows added between two looks at whether anyone still wants the graph.
 _STEP = 256
@@ -37,10 +30,17 @@ _TRIAL_NEIGHBOURS = 10
 _TRIAL_RECALL = 0.98
 _SMALLEST_EF = 32
 
-#: Its type stubs know only part of it.
-_faiss: Any = faiss
-
 _threads = threading.local()
+
+
+def _faiss() -> Any:
+    """The library, imported with the first graph: that takes long, and most MemTables need none.
+
+    Of no type, because its stubs know only part of it.
+    """
+    import faiss
+
+    return faiss
 
 
 class Graph:
@@ -59,11 +59,11 @@ class Graph:
     def search(self, query: Vector, k: int, ef: int, mask: RowMask | None) -> Nearest:
         """Rows near the query, at most ``k``, of those entries that ``mask`` allows."""
         _one_thread()
-        params = _faiss.SearchParametersHNSW(efSearch=ef)
+        params = _faiss().SearchParametersHNSW(efSearch=ef)
         if mask is not None:
             # The bits must outlive the search: faiss keeps a pointer.
             bits = np.packbits(mask, bitorder="little")
-            params = _faiss.SearchParametersHNSW(efSearch=ef, sel=_faiss.IDSelectorBitmap(bits))
+            params = _faiss().SearchParametersHNSW(efSearch=ef, sel=_faiss().IDSelectorBitmap(bits))
         # The vectors are stored in full, so these are distances, not estimates.
         measured, entries = self._index.search(query[np.newaxis], k, params=params)
         measured, entries = measured[0], entries[0]
@@ -84,8 +84,8 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     # In a random order streams that arrive topic by topic make as good a graph as any,
     # and the last rows are a fair sample.
     order = np.random.default_rng(count).permutation(count)
-    metric = _faiss.METRIC_L2 if params.metric is Metric.L2 else _faiss.METRIC_INNER_PRODUCT
-    index = _faiss.IndexHNSWFlat(params.dimension, params.m, metric)
+    metric = _faiss().METRIC_L2 if params.metric is Metric.L2 else _faiss().METRIC_INNER_PRODUCT
+    index = _faiss().IndexHNSWFlat(params.dimension, params.m, metric)
     index.hnsw.efConstruction = params.ef_construction
     trial = min(_TRIAL_QUERIES, count // 4)
     queries = held.vectors[order[count - trial :]]
@@ -114,8 +114,8 @@ def _widest_useful_beam(count: int, dimension: int) -> int:
 
 def _stored(index: Any) -> Matrix:
     """The vectors inside a graph, not copied: valid while the graph lives and nothing is added."""
-    storage = _faiss.downcast_index(index.storage)
-    vectors: Matrix = _faiss.rev_swig_ptr(storage.get_xb(), index.ntotal * index.d)
+    storage = _faiss().downcast_index(index.storage)
+    vectors: Matrix = _faiss().rev_swig_ptr(storage.get_xb(), index.ntotal * index.d)
     return vectors.reshape(index.ntotal, index.d)
 
 
@@ -127,7 +127,7 @@ def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric,
     wanted = np.argpartition(-estimate, _TRIAL_NEIGHBOURS, axis=1)[:, :_TRIAL_NEIGHBOURS]
     ef = _SMALLEST_EF
     while ef <= max(limit, _SMALLEST_EF):
-        _, found = index.search(queries, _TRIAL_NEIGHBOURS, params=_faiss.SearchParametersHNSW(efSearch=ef))
+        _, found = index.search(queries, _TRIAL_NEIGHBOURS, params=_faiss().SearchParametersHNSW(efSearch=ef))
         hits = sum(len(np.intersect1d(a, b)) for a, b in zip(found, wanted, strict=True))
         if hits >= _TRIAL_RECALL * wanted.size:
             return ef
@@ -138,7 +138,7 @@ def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric,
 def _one_thread() -> None:
     """One OpenMP thread per calling thread: searches are short, and puts need the other cores."""
     if not getattr(_threads, "limited", False):
-        _faiss.omp_set_num_threads(1)
+        _faiss().omp_set_num_threads(1)
         _threads.limited = True
 
 
@@ -152,7 +152,11 @@ class Buildable(Protocol):
 
 
 class GraphBuilder:
-    """The queue and its thread."""
+    """Builds graphs one at a time in a process, oldest request first.
+
+    Its thread exists while there is work. It holds no index alive: the graph of an index that was
+    dropped is abandoned.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -198,9 +202,6 @@ class GraphBuilder:
         del index
         graph = None
         try:
-            # faiss takes long to import, and most MemTables never need it.
-            # MOVED
-
             graph = build_graph(held, params, lambda: self._stopping or reference() is None)
         except Exception:
             logger.exception(

@@ -1,8 +1,8 @@
-"""What an index of a MemTable is to be: kind, column and the parameters of the base's index."""
+"""What all indexes of a MemTable share: kinds and parameters, and row positions: in order, each once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -11,9 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lancewal.errors import InvalidInputError
-
-# Row positions of a MemTable as indexes take them: in order, each once.
-
 
 #: Indexes keep positions in 32 bits.
 MAX_ROWS = 2**31 - 1
@@ -157,24 +154,3 @@ class IndexSpec:
     kind: IndexKind
     params: BTreeParams | FullTextParams | VectorParams
     base_type: str = ""
-
-
-#: What one row costs beside the rows themselves, roughly; text is taken to be short.
-_BTREE_ROW_BYTES = 32
-_FULL_TEXT_ROW_BYTES = 256
-_VECTOR_ROW_BYTES = 32
-
-
-def memory_estimate(specs: Iterable[IndexSpec], rows: int) -> int:
-    """Roughly how many bytes the indexes take at ``rows`` rows, to set limits before writing.
-
-    >>> memory_estimate([IndexSpec("v_idx", "v", 1, IndexKind.VECTOR, VectorParams(128))], 1000)
-    672000
-    """
-    return rows * sum(_row_bytes(spec) for spec in specs)
-
-
-def _row_bytes(spec: IndexSpec) -> int:
-    if isinstance(spec.params, VectorParams):
-        return 4 * spec.params.dimension + 8 * spec.params.m + _VECTOR_ROW_BYTES
-    return _FULL_TEXT_ROW_BYTES if isinstance(spec.params, FullTextParams) else _BTREE_ROW_BYTES

@@ -20,21 +20,9 @@ from lancewal.index.kinds import (
     IndexSpec,
     Metric,
     VectorParams,
-    memory_estimate,
 )
 from lancewal.index.tokens import Tokenizer
 from lancewal.index.vector import is_vector
-
-__all__ = [
-    "BTreeParams",
-    "FullTextParams",
-    "IndexKind",
-    "IndexSpec",
-    "Metric",
-    "VectorParams",
-    "maintained_specs",
-    "memory_estimate",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -145,13 +145,6 @@ class IndexStore:
                 return index
         return None
 
-    def by_name(self, name: str) -> ColumnIndex | None:
-        """The index that serves the base's index of that name."""
-        for spec in self.specs:
-            if spec.name == name:
-                return next(index for other, index in self._indexes.items() if _same(spec, other))
-        return None
-
     def _first(self, column: str, class_: type[_Index]) -> _Index | None:
         for spec, index in self._indexes.items():
             if spec.column == column and isinstance(index, class_):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,9 @@ from lancewal.index.distance import (
     ranked,
     unit,
 )
-from lancewal.index.graph import BUILDER
+from lancewal.index.graph import BUILDER, Graph
 from lancewal.index.kinds import Metric, RowMask, VectorParams, already_in, checked_bound, grown
 from lancewal.storage import Bell
-
-if TYPE_CHECKING:
-    from lancewal.index.graph import Graph
-
-# Segments: stretches of a vector column, one open and growing, the others sealed.
-
 
 #: An exact search of this many numbers takes about a millisecond.
 _SEGMENT_NUMBERS = 8 * 2**20

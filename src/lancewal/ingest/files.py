@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import lance
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.storage import remember_password, scrub_error, scrubbed
 
@@ -98,7 +100,7 @@ def find_files(
 
 
 def directories_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The directories at ``paths``, and those of the files there, which need not exist any more."""
+    """The directories among ``paths``, and the directory of each file, whether it still exists or not."""
     found = []
     for path in paths:
         filesystem, root, prefix = _filesystem(os.fspath(path))
@@ -153,7 +155,7 @@ def _below(
     try:
         infos = filesystem.get_file_info(pafs.FileSelector(root))
     except OSError as error:
-        raise StorageError(f"cannot list {shown}: {_first_line(error)}") from scrub_error(error)
+        raise StorageError(f"cannot list {shown}: {first_line(error)}") from scrub_error(error)
     for info in sorted(infos, key=lambda each: str(each.path)):
         if info.base_name.startswith((".", "_")):
             continue
@@ -180,7 +182,7 @@ def _filesystem(path: str) -> tuple[pafs.FileSystem, str, str]:
     try:
         filesystem, root = pafs.FileSystem.from_uri(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidInputError(f"cannot read from {scrubbed(path)}: {_first_line(error)}") from None
+        raise InvalidInputError(f"cannot read from {scrubbed(path)}: {first_line(error)}") from None
     scheme = path.partition("://")[0]
     return filesystem, root, "" if scheme == "file" else f"{scheme}://"
 
@@ -189,7 +191,7 @@ def _info(filesystem: pafs.FileSystem, root: str, shown: str) -> pafs.FileInfo:
     try:
         return filesystem.get_file_info(root)
     except OSError as error:
-        raise StorageError(f"cannot look at {shown}: {_first_line(error)}") from scrub_error(error)
+        raise StorageError(f"cannot look at {shown}: {first_line(error)}") from scrub_error(error)
 
 
 def _file(filesystem: pafs.FileSystem, info: pafs.FileInfo, prefix: str, kind: Format) -> SourceFile:
@@ -203,21 +205,16 @@ def _is_lance(filesystem: pafs.FileSystem, path: str) -> bool:
 
 
 def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
-    import lance
-
-    from lancewal.base import lance_errors
-
     directory, _, name = path.rstrip("/").rpartition("/")
     with lance_errors(f"open {prefix}{path}"):
         version = lance.dataset(prefix + path).version
     return SourceFile(filesystem, prefix + path, prefix + directory, name, 0, version, Format.LANCE)
 
 
-def _first_line(error: BaseException) -> str:
-    return scrubbed(str(error).splitlines()[0]) if str(error) else type(error).__name__
-
-
-# Files of a directory as they come.
+def first_line(error: BaseException) -> str:
+    """What an error of a library comes down to, without secrets."""
+    text = str(error).strip()
+    return scrubbed(text.splitlines()[0]) if text else type(error).__name__
 
 
 def watch(

@@ -18,7 +18,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format import check_columns
 from lancewal.ingest.files import SourceFile
@@ -35,23 +34,16 @@ from lancewal.publish import (
     finish_append,
     publish,
 )
-from lancewal.shard import Shard
+from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import ObjectStore, ordered_map
 from lancewal.table import Table, locate
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-# Parts of files on their way into a table, read and written by this process.
-#
-# Small parts become one WAL entry a shard, large ones SSTables that are written beside the table
-# and then published. There is no writer with MemTables in between, because nobody waits for
-# single rows here.
-
-
-#: Up to so many bytes of rows go to the WAL, more become SSTables right away.
+#: Parts of up to so many bytes go to the WAL; larger ones become SSTables right away.
 WAL_PART_BYTES = 32 << 20
-#: Where a file is cut: so much is done again at most after an interruption.
+#: A longer file is cut into parts; after an interruption at most one part is done again.
 MAX_PART_BYTES = 1 << 30
 
 _CONCURRENT_SHARDS = 4
@@ -93,7 +85,12 @@ class Parts(Protocol):
 
 
 class LocalParts:
-    """Reads files and writes their rows in this process, with bounded memory."""
+    """Reads files and writes their rows in this process, with bounded memory.
+
+    Small parts become one WAL entry a shard, large ones SSTables that are written beside the table
+    and then published. There is no writer with MemTables in between, because nobody waits for
+    single rows here.
+    """
 
     def __init__(
         self,
@@ -105,7 +102,6 @@ class LocalParts:
         wal_part_bytes: int = WAL_PART_BYTES,
     ) -> None:
         self.store = store
-        self.table = Table.open(store.uri, store=store)
         self.wal_bytes = 0
         self._drop_unknown = drop_unknown
         self._progress = progress or (lambda step: None)
@@ -154,6 +150,7 @@ class _LocalPart:
         self._parts = parts
         self._store = parts.store
         self._base = base
+        self._router = ShardRouter.of_table(base, parts.store)
         self._held: list[pa.RecordBatch] = []
         self._stager: Stager | None = None
         self._staged: list[Staged] = []
@@ -163,7 +160,7 @@ class _LocalPart:
         self.num_bytes += sum(batch.nbytes for batch in batches)
         self._held += batches
         if self._stager is None and self.num_bytes > self._parts.wal_part_bytes:
-            self._stager = Stager(self._base, self._store, self._parts.table.router())
+            self._stager = Stager(self._base, self._store, self._router)
         if self._stager is not None:
             for batch in self._held:
                 self._stager.add(batch)
@@ -183,10 +180,9 @@ class _LocalPart:
         return (self.part.stop or 0) - self.part.start
 
     def _append(self, transaction: Transaction) -> None:
-        router = self._parts.table.router()
         by_shard: dict[Shard, list[pa.RecordBatch]] = {}
         for batch in self._held:
-            for shard, rows in router.route(batch):
+            for shard, rows in self._router.route(batch):
                 by_shard.setdefault(shard, []).append(rows)
         if not begin_append(self._store, transaction):
             return
@@ -210,7 +206,7 @@ class _LocalPart:
 
 @dataclass
 class _Rows:
-    """The batches of a file from one row up to another; ``position`` is behind the last one given."""
+    """The batches of a file from row ``start`` to ``stop``; ``position`` is where the last one ended."""
 
     opened: Opened
     start: int
@@ -297,7 +293,7 @@ class Ingestion:
         files that were taken before; ``drop_unknown`` leaves out columns that the table lacks.
         ``taken`` is called with each file that is in the table, and its rows of this run. ``parts``
         is another way to bring files in, ``store`` is for tests that need a faulty one."""
-        self._store = store or _store(uri, storage_options)
+        self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
         self._source = source
         self._again = again
         self._parts = parts or LocalParts(self._store, drop_unknown=drop_unknown, progress=progress)
@@ -396,10 +392,3 @@ class Ingestion:
         if part.last:
             self.report.files += 1
             self._taken(file, part.start + rows)
-
-
-def _store(uri: str, storage_options: Mapping[str, str] | None) -> ObjectStore:
-    """The table's storage, which syncs to disk as the table's own settings say."""
-    uri, options = locate(uri, storage_options)
-    defaults = BaseTable.open(uri, options).details.writer_config_defaults
-    return ObjectStore.from_uri(uri, options, fsync=ShardWriterConfig.from_defaults(defaults).fsync)

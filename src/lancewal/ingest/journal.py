@@ -18,13 +18,12 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lancewal.errors import LanceWalError, StorageError
-from lancewal.format import decode_record, encode_record
+from lancewal.errors import LanceWalError
+from lancewal.format import decode_record, encode_record, reading_record
 from lancewal.ingest.files import SourceFile
 from lancewal.publish import Transaction, TransactionLog
 from lancewal.storage import ObjectStore, PutOutcome, layout
@@ -82,12 +81,17 @@ class State:
 
     def rows_of(self, file: SourceFile) -> int:
         """How many rows of this very file are written."""
-        known = self.files.get(file.name)
-        return known.rows if known and (known.size, known.modified) == file.identity else 0
+        known = self._progress_of(file)
+        return known.rows if known else 0
 
     def has(self, file: SourceFile) -> bool:
+        """Whether all rows of this very file are written."""
+        known = self._progress_of(file)
+        return known is not None and known.finished
+
+    def _progress_of(self, file: SourceFile) -> Progress | None:
         known = self.files.get(file.name)
-        return known is not None and known.finished and (known.size, known.modified) == file.identity
+        return known if known and (known.size, known.modified) == file.identity else None
 
     def with_part(self, version: int, part: Part) -> State:
         """The state once ``part`` is written."""
@@ -159,12 +163,12 @@ class Journal:
         for number, kind, path in names:
             if kind == "all" and number == summed:
                 content = self._get(path)
-                with _reading(path):
+                with reading_record(path):
                     files = {name: Progress(**known) for name, known in content["files"].items()}
                 state = State(number, files)
             elif kind == "part" and number > summed:
                 content = self._get(path)
-                with _reading(path):
+                with reading_record(path):
                     part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
                 if number == names[-1][0] and not self.is_written(number):
                     return State(number, state.files, part)
@@ -173,13 +177,5 @@ class Journal:
 
     def _get(self, path: str) -> dict[str, Any]:
         data = self._store.get(path)
-        with _reading(path):
+        with reading_record(path):
             return decode_record(data)
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"the ingest record {path!r} is damaged: {error!r}") from error

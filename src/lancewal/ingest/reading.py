@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.ipc as paipc
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
+from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
-from lancewal.ingest.files import COMPRESSIONS, Format, SourceFile
+from lancewal.ingest.files import COMPRESSIONS, Format, SourceFile, first_line
 from lancewal.storage import scrub_error
 
 _BATCH_ROWS = 16_384
@@ -62,8 +64,7 @@ def _guarded(
 
 
 def _unreadable(file: SourceFile, error: BaseException) -> InvalidInputError | StorageError:
-    scrub_error(error)
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = first_line(scrub_error(error))
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException):
         return StorageError(f"cannot read {file}: {reason}")
     return InvalidInputError(f"cannot read {file} as {file.format}: {reason}")
@@ -71,20 +72,12 @@ def _unreadable(file: SourceFile, error: BaseException) -> InvalidInputError | S
 
 def _parquet(file: SourceFile, table: pa.Schema | None) -> Opened:
     parquet = pq.ParquetFile(file.filesystem.open_input_file(file.path))
-    total = parquet.metadata.num_rows
-    read = 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal read
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
-            read += batch.num_rows
-            yield batch
-
-    return Opened(parquet.schema_arrow, batches(), lambda: read / total if total else 1.0)
+    batches = parquet.iter_batches(batch_size=_BATCH_ROWS)
+    return _counted(parquet.schema_arrow, batches, parquet.metadata.num_rows)
 
 
 def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
-    raw = _Counted(file)
+    raw = _Stream(file)
     types = {} if table is None else {field.name: field.type for field in table}
     nested = sorted(name for name, type_ in types.items() if pa.types.is_nested(type_))
     options = pacsv.ConvertOptions(
@@ -109,7 +102,7 @@ def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
 
 
 def _json_lines(file: SourceFile, table: pa.Schema | None) -> Opened:
-    raw = _Counted(file)
+    raw = _Stream(file)
     if file.size == 0:
         return Opened(pa.schema([]), iter(()), raw.fraction)
     explicit = None
@@ -146,40 +139,43 @@ def _arrow(file: SourceFile, table: pa.Schema | None) -> Opened:
         stream = paipc.open_stream(source)
         return Opened(stream.schema, iter(stream), lambda: source.tell() / max(file.size, 1))
     reader = paipc.open_file(source)
-    read = 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal read
-        for place in range(reader.num_record_batches):
-            read = place + 1
-            yield reader.get_batch(place)
-
-    return Opened(reader.schema, batches(), lambda: read / max(reader.num_record_batches, 1))
+    count = reader.num_record_batches
+    return _counted(reader.schema, map(reader.get_batch, range(count)), count, weight=lambda batch: 1)
 
 
 def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
-    import lance
-
-    from lancewal.base import lance_errors
-
     action = f"read {file.path}"
     with lance_errors(action):
         dataset = lance.dataset(file.path, version=file.modified)
         total = dataset.count_rows()
-    read = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal read
         # In order: a second reading must see the same rows at the same places.
         with lance_errors(action):
-            for batch in dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True):
-                read += batch.num_rows
-                yield batch
+            yield from dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True)
 
-    return Opened(dataset.schema, batches(), lambda: read / total if total else 1.0)
+    return _counted(dataset.schema, batches(), total)
 
 
-class _Counted:
+def _counted(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    total: int,
+    weight: Callable[[pa.RecordBatch], int] = lambda batch: int(batch.num_rows),
+) -> Opened:
+    """Batches that weigh ``total`` together; what was read of them so far is the fraction."""
+    read = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        for batch in batches:
+            read += weight(batch)
+            yield batch
+
+    return Opened(schema, counted(), lambda: read / total if total else 1.0)
+
+
+class _Stream:
     """A file as a stream, unpacked where its name says so, that knows how far it was read."""
 
     def __init__(self, file: SourceFile) -> None:

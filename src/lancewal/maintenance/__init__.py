@@ -1,27 +1,36 @@
-"""Keeping a table in shape: compaction, garbage collection, verification, repair."""
+"""Keeping a table in shape: compaction, garbage collection, verification, repair, backups."""
 
-from lancewal.maintenance import history
 from lancewal.maintenance.backup import BackupReport, back_up, check_backup, restore_backup
+from lancewal.maintenance.commits import at_crash_points
 from lancewal.maintenance.compact import compact, execute_shard, finish_compaction, optimize_base
-from lancewal.maintenance.findings import REPAIRABLE, Finding, Kind, Severity, VerifyReport
 from lancewal.maintenance.gc import collect_garbage
+from lancewal.maintenance.needs import Retention
 from lancewal.maintenance.plan import (
     DEFAULT_COMMIT_BYTES,
     CommitPlan,
     CompactionPlan,
-    CompactionReport,
-    Progress,
     ShardPlan,
-    ShardReport,
     plan_compaction,
 )
 from lancewal.maintenance.repair import RepairReport, repair
-from lancewal.maintenance.retention import Collected, GcReport, Kept, Resource, Retention
+from lancewal.maintenance.reports import (
+    Collected,
+    CompactionReport,
+    Finding,
+    GcReport,
+    Kept,
+    Kind,
+    Progress,
+    Resource,
+    Severity,
+    ShardReport,
+    VerifyReport,
+    process_totals,
+)
 from lancewal.maintenance.verify import verify
 
 __all__ = [
     "DEFAULT_COMMIT_BYTES",
-    "REPAIRABLE",
     "BackupReport",
     "Collected",
     "CommitPlan",
@@ -39,15 +48,16 @@ __all__ = [
     "ShardPlan",
     "ShardReport",
     "VerifyReport",
+    "at_crash_points",
     "back_up",
     "check_backup",
     "collect_garbage",
     "compact",
     "execute_shard",
     "finish_compaction",
-    "history",
     "optimize_base",
     "plan_compaction",
+    "process_totals",
     "repair",
     "restore_backup",
     "verify",

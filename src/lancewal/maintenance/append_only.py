@@ -9,7 +9,7 @@ changed the rows or the columns since the version it was made for. That gives:
 3. Commit a version that has the old fragments, the new ones, and the tag "this shard is held up
    to generation g" (see :mod:`lancewal.base.markers`).
 4. Commit the marker for g, by a merge of nothing.
-5. Remove the tag, once for all shards (:func:`lancewal.maintenance.commits.remove_tags`).
+5. Remove the tag, once for all shards (:func:`remove_tags`).
 
 **No row is doubled.** Two compactors that both found g missing in version v both try to replace
 v. Lance lets one pass; the other is refused, looks at the new version and finds the tag. This
@@ -27,9 +27,10 @@ changes are refused by Lance then, and have to be repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
 import lance
 import pyarrow as pa
@@ -38,25 +39,27 @@ from lance.fragment import FragmentMetadata, write_fragments
 from lancewal.base import (
     TAGGED_COLUMNS,
     BaseTable,
-    appended_generations,
     lance_errors,
     next_fragment_id,
     tag,
+    tags,
     with_column_metadata,
 )
 from lancewal.format import SsTableEntry, TableSchema, field_id
-from lancewal.maintenance import points
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     LostRaceError,
     commit_errors,
     commit_marker,
+    crash_point,
+    mark,
     open_base,
-    stale_tags,
     until_won,
 )
-from lancewal.maintenance.newest_rows import all_rows
-from lancewal.maintenance.plan import Progress, ProgressCallback, ShardPlan, ShardReport
+from lancewal.maintenance.keyed import rows_per_batch
+from lancewal.maintenance.plan import ShardPlan
+from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
+from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class AppendOnlyCompaction:
     def _append_rest(self) -> None:
         """Steps 1 to 3, once."""
         base = open_base(self._store)
-        held = appended_generations(base).get(self._plan.shard_id, 0)
+        held = base.compacted_generation(self._plan.shard_id)
         entries = [entry for entry in self._plan.sstables if entry.generation > held]
         self._report.skipped = [e.generation for e in self._plan.sstables if e.generation <= held]
         if not entries:
@@ -98,16 +101,16 @@ class AppendOnlyCompaction:
                 self._written = self._write(base, entries)
             except Exception:
                 # SSTables that are gone were compacted and collected by others: look again.
-                if appended_generations(open_base(self._store)).get(self._plan.shard_id, 0) > held:
+                if open_base(self._store).compacted_generation(self._plan.shard_id) > held:
                     raise LostRaceError("the generations were compacted meanwhile") from None
                 raise
             # That took its time. What is committed is made for a version that was just looked at:
             # Lance compares with the versions since, and somebody may clean those up.
             self._append_rest()
             return
-        points.reached("append: files are written")
+        crash_point("append: files are written")
         self._commit(base, written)
-        points.reached("append: rows and tag are committed")
+        crash_point("append: rows and tag are committed")
         report = self._report
         report.generations = [entry.generation for entry in entries]
         report.rows_in = report.rows_inserted = written.rows
@@ -117,9 +120,8 @@ class AppendOnlyCompaction:
 
     def _write(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> _Written:
         """Step 2."""
-        batches = all_rows(self._store, self._plan.shard_id, entries, base.schema)
-        reader = pa.RecordBatchReader.from_batches(base.schema.plain, batches)
-        with commit_errors(f"write the rows of shard {self._plan.shard_id}"):
+        reader = pa.RecordBatchReader.from_batches(base.schema.plain, self._rows(entries, base.schema))
+        with commit_errors(f"write the rows of shard {self._plan.shard_id}", commits=False):
             fragments = write_fragments(
                 reader,
                 base.dataset,
@@ -129,6 +131,11 @@ class AppendOnlyCompaction:
             )
         return _Written([entry.generation for entry in entries], base.schema, list(fragments))
 
+    def _rows(self, entries: Sequence[SsTableEntry], schema: TableSchema) -> Iterator[pa.RecordBatch]:
+        for entry in entries:
+            table = SsTable.open(self._store, self._plan.shard_id, entry)
+            yield from table.scan(schema, schema.names, batch_size=rows_per_batch(entry))
+
     def _commit(self, base: BaseTable, written: _Written) -> None:
         """Step 3."""
         dataset = base.dataset
@@ -137,7 +144,7 @@ class AppendOnlyCompaction:
             present = [fragment.metadata for fragment in dataset.get_fragments()]
         for number, fragment in enumerate(written.fragments, first):
             fragment.id = number
-        outdated = stale_tags(base)
+        outdated = _stale_tags(base)
         new_tag = tag(self._plan.shard_id, written.generations[-1])
 
         def tagged(place: int, metadata: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -165,7 +172,7 @@ class AppendOnlyCompaction:
     def _mark(self) -> None:
         """Step 4, also for a tag that somebody else left."""
         base = open_base(self._store)
-        held = appended_generations(base).get(self._plan.shard_id, 0)
+        held = base.compacted_generation(self._plan.shard_id)
         if base.details.compacted.get(self._plan.shard_id, 0) < held:
             try:
                 commit_marker(base.dataset, self._plan.shard_id, held)
@@ -173,7 +180,7 @@ class AppendOnlyCompaction:
                 logger.debug("marked by another compactor: %s", error)
             else:
                 self._report.commits += 1
-        points.reached("append: the marker is committed")
+        crash_point("append: the marker is committed")
         self._tell("marked")
 
     def _tell(self, step: str) -> None:
@@ -213,3 +220,59 @@ def _numbered(fields: Iterable[pa.Field]) -> list[object]:
         )
         for field in fields
     ]
+
+
+def _stale_tags(base: BaseTable) -> set[str]:
+    """Tags whose generation a marker covers."""
+    stored = base.details.compacted
+    return {
+        key
+        for key, (shard_id, generation) in tags(base.schema.columns).items()
+        if generation <= stored.get(shard_id, 0)
+    }
+
+
+def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
+    """The shards with a tag above their marker: an append whose marker is still to come."""
+    stored = base.details.compacted
+    pending: dict[UUID, int] = {}
+    for shard_id, generation in tags(base.schema.columns).values():
+        if generation > stored.get(shard_id, 0):
+            pending[shard_id] = max(pending.get(shard_id, 0), generation)
+    return pending
+
+
+def mark_pending(store: ObjectStore) -> list[UUID]:
+    """Finish appends that were interrupted before their marker; the shards it was done for."""
+    done = []
+    for shard_id, generation in unmarked_tags(open_base(store)).items():
+        try:
+            mark(store, shard_id, generation)
+        except AlreadyCompactedError:
+            continue
+        done.append(shard_id)
+    return done
+
+
+def remove_tags(store: ObjectStore) -> bool:
+    """Step 5: remove the tags that markers cover; whether there were any.
+
+    Needed for nothing but tidiness: a tag at or below its marker means nothing.
+    """
+
+    def attempt() -> bool:
+        base = open_base(store)
+        outdated = _stale_tags(base)
+        if not outdated:
+            return False
+        changes = {
+            field.name: {key: None for key in outdated if key.encode() in (field.metadata or {})}
+            for field in base.schema.columns
+        }
+        with commit_errors("remove the tags of finished appends"):
+            base.dataset.update_field_metadata({name: keys for name, keys in changes.items() if keys})
+        return True
+
+    removed, _ = until_won("removing tags", attempt)
+    crash_point("append: the tag is removed")
+    return removed

@@ -34,6 +34,7 @@ import crc32c
 from lancewal.base import BaseTable, lance_errors, manifest_info, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format import decode_entry, encode_manifest
+from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.verify import verify
 from lancewal.publish import TRANSACTIONS_DIR
 from lancewal.reader import ShardPlace, read_state
@@ -112,7 +113,7 @@ def back_up(store: ObjectStore, destination: ObjectStore) -> BackupReport:
     started = time.perf_counter()
     if f"{destination.uri}/".startswith(f"{store.uri}/"):
         raise InvalidInputError(f"a backup at {destination.uri} would be part of the table that it is of")
-    store_column_history(store, BaseTable.open(store.uri, store.storage_options, store=store).version)
+    store_column_history(store, open_base(store).version)
     copier = _Copier(store, destination, _new_id())
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -192,8 +193,7 @@ def restore_backup(
     for files in (others, last):
         for _ in ordered_map(lambda file: _restore_file(source, destination, file), files, workers):
             continue
-    base = BaseTable.open(destination.uri, destination.storage_options, store=destination)
-    report = verify(base, destination, deep=False)
+    report = verify(destination, deep=False)
     if not report.ok:
         raise StorageError(f"the table at {destination.uri} was restored, but is not whole: {report}")
     return record

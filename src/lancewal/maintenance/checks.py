@@ -1,7 +1,8 @@
-"""The checks of one shard: its manifests, its WAL, its SSTables, and their columns."""
+"""The checks of one shard: its history, its manifests, its WAL, its SSTables, and their columns."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,14 +10,14 @@ from itertools import pairwise
 from uuid import UUID
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, fragments_of, lance_errors
+from lancewal.base import BaseTable, fragments_of
 from lancewal.errors import (
     ColumnMismatchError,
     CorruptManifestError,
+    DifferentHistoryError,
     LanceWalError,
     StorageError,
     WalCorruptError,
@@ -27,20 +28,34 @@ from lancewal.format import (
     SsTableEntry,
     TableSchema,
     WalEntry,
-    byte_spans,
     column_sources,
     field_id,
     key_values,
-    numbers,
-    siphash13_spans,
 )
-from lancewal.maintenance.findings import Finding, Kind, Severity
 from lancewal.maintenance.plan import pending_sstables
-from lancewal.shard import ShardManifestStore, WalTailer, missing_positions, retained_positions
-from lancewal.sstable import SsTable, SsTableNotes
+from lancewal.maintenance.reports import Finding, Kind, Severity
+from lancewal.shard import (
+    ShardManifestStore,
+    WalTailer,
+    first_unsettled,
+    missing_positions,
+    retained_positions,
+)
+from lancewal.sstable import (
+    SsTable,
+    SsTableNotes,
+    check_rows_in_log,
+    copied_marker,
+    copy_of,
+    held_generation,
+)
 from lancewal.storage import ObjectStore, layout, ordered_map
 
-# What the checks of one shard share.
+logger = logging.getLogger(__name__)
+
+_REMOTE_READERS = 16
+_SIDECARS = (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME, layout.BLOOM_FILTER_NAME)
+_SHARD_DIRECTORIES = ("manifest", "wal")
 
 
 @dataclass
@@ -64,69 +79,57 @@ class ShardCheck:
         self.findings.append(Finding(kind, severity, subject, text, self.shard_id, generation))
 
 
-# Whether stored columns are the table's: matched as readers do, by their own code.
+def check_lineage(shard: ShardCheck) -> None:
+    """Whether the shard and the base table have one history.
 
-
-def mismatches(
-    stored: pa.Schema, schema: TableSchema, written_for: int | None
-) -> Iterator[tuple[Severity, str]]:
-    """What a reader would refuse, or get as nulls, in rows with the columns ``stored``.
-
-    Renamed and dropped columns are no mismatch: they keep their ids, or are gone. ``written_for`` is the
-    version of the table that had these columns, ``None`` if it is not known.
+    Sets the shard's marker, which the other checks go by: the newest generation that the base holds.
     """
+    base, store, manifest = shard.base, shard.store, shard.manifest
+    where = layout.manifest_file(shard.shard_id, manifest.version)
+    marker = base.compacted_generation(shard.shard_id)
     try:
-        column_sources(stored, schema, written_for)
-    except ColumnMismatchError as error:
-        yield Severity.ERROR, str(error)
+        shard.marker = held_generation(base, store, manifest)
+        entry = _first_unflushed(shard)
+        if entry is not None:
+            check_rows_in_log(base, store, entry.shard_id, entry.base_version)
+    except DifferentHistoryError as error:
+        kind = Kind.MARKER_ABOVE_MANIFEST if marker >= manifest.current_generation else Kind.EARLIER_TABLE
+        shard.found(kind, Severity.ERROR, where, str(error), marker or None)
         return
-    columns = [column for column in stored if column.name != TOMBSTONE]
-    if all(field_id(column) < 0 for column in columns):
-        # Written before columns had ids: matched by name.
-        return
-    by_id = {field_id(column): column for column in schema.columns}
-    for column in columns:
-        number, known = field_id(column), by_id.get(field_id(column))
-        if known is not None and known.name != column.name and column.name in schema.names:
-            # Two columns may have swapped their names; whoever numbered columns wrongly looks the same.
-            yield Severity.INFO, f"column {column.name!r} has column id {number}, which is now {known.name!r}"
-        elif known is None and column.name in schema.names:
-            now = field_id(schema.columns.field(column.name))
-            yield (
-                Severity.WARNING,
-                f"column {column.name!r} has column id {number}, in the table {now}; it reads as nulls",
-            )
+    copy = copy_of(store)
+    copied = 0 if copy is None else copy.markers.get(shard.shard_id, 0)
+    passed = [
+        entry.generation for entry in manifest.sstables if entry.generation <= min(copied, shard.marker)
+    ]
+    if passed and marker > copied:
+        text = (
+            f"the table is a copy, whose marker {copied} came along; generations {passed} are not above it "
+            "and later ones were compacted: rows of theirs may be missing from the base table"
+        )
+        shard.found(Kind.GENERATION_GAP, Severity.ERROR, where, text, passed[0])
+    if copied_marker(base, store, manifest):
+        text = (
+            f"the table is a copy, whose marker {marker} came along: the shard's generations have to be "
+            "numbered anew before they can be compacted"
+        )
+        shard.found(Kind.COPIED_MARKER, Severity.WARNING, where, text, marker)
 
 
-# Whether the base table has a key more than once.
-
-
-def doubled_keys(base: BaseTable) -> tuple[int, int]:
-    """How many rows there are, and how many of them share a key with an earlier one.
-
-    Keeps eight bytes a row. Text and composite keys are compared by a 64-bit hash, which takes two
-    of them for one about once in ten thousand tables of a billion rows.
-    """
-    words: list[npt.NDArray[np.uint64]] = []
-    with lance_errors("read the keys of the base table"):
-        for batch in base.dataset.scanner(columns=list(base.schema.primary_key)).to_batches():
-            words.append(_words(key_values(batch.columns)))
-    if not words:
-        return 0, 0
-    every = np.sort(np.concatenate(words))
-    return len(every), int(np.count_nonzero(every[1:] == every[:-1]))
-
-
-def _words(values: pa.Array) -> npt.NDArray[np.uint64]:
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        return numbers(values).astype(np.int64 if values.type != pa.uint64() else np.uint64).view(np.uint64)
-    return siphash13_spans(byte_spans(values))
-
-
-# A shard's manifest versions and their hint.
+def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
+    tailer = WalTailer(shard.store, shard.shard_id)
+    position = first_unsettled(shard.manifest)
+    try:
+        while (entry := tailer.read_entry(position)) is not None:
+            if not entry.sentinel:
+                return entry
+            position += 1
+    except WalCorruptError as error:
+        logger.debug("reported by the check of the WAL: %s", error)
+    return None
 
 
 def check_manifests(shard: ShardCheck) -> None:
+    """The shard's manifest versions, their hint, and the generations that the newest one lists."""
     _check_versions(shard)
     _check_hint(shard)
     _check_generations(shard)
@@ -196,14 +199,8 @@ def _check_generations(shard: ShardCheck) -> None:
         shard.found(Kind.GENERATION_GAP, Severity.ERROR, where, str(error))
 
 
-# The SSTables that a shard's manifest names, and the directories that it does not name.
-
-
-_SIDECARS = (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME, layout.BLOOM_FILTER_NAME)
-_SHARD_DIRECTORIES = ("manifest", "wal")
-
-
 def check_sstables(shard: ShardCheck) -> None:
+    """The SSTables that the shard's manifest names, and the directories that it does not name."""
     for entry in shard.manifest.sstables:
         _check_sstable(shard, entry)
     _check_directories(shard)
@@ -255,7 +252,7 @@ def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
     dataset = table.dataset
     unreadable = False
-    for severity, text in mismatches(table.stored_columns, shard.base.schema, table.written_for):
+    for severity, text in _mismatches(table.stored_columns, shard.base.schema, table.written_for):
         unreadable |= severity is Severity.ERROR
         worst = lost if severity is Severity.ERROR else severity
         shard.found(Kind.FIELD_ID_MISMATCH, worst, directory, f"{entry.path}: {text}", entry.generation)
@@ -312,16 +309,13 @@ def _check_directories(shard: ShardCheck) -> None:
             shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
 
 
-_REMOTE_READERS = 16
-
-
 def check_wal(shard: ShardCheck) -> None:
     positions = retained_positions(shard.store, shard.shard_id)
     covered = shard.manifest.replay_after_wal_entry_position
     _check_gaps(shard, positions, covered)
     # What SSTables hold is needed by followers only: read where everything is.
     wanted = [p for p in positions if shard.deep or p > covered]
-    tailer = WalTailer(shard.store, shard.shard_id, update_cursor=False)
+    tailer = WalTailer(shard.store, shard.shard_id)
 
     def read(position: int) -> WalEntry | WalCorruptError | None:
         try:
@@ -393,6 +387,38 @@ def _check_wal_entry(
         text = f"WAL entry {position} has epoch {entry.writer_epoch}, above the shard's"
         shard.found(Kind.WAL_EPOCH_AHEAD, severity, path, text)
     if entry.batches:
-        for worst, text in mismatches(entry.batches[0].schema, shard.base.schema, entry.base_version):
+        for worst, text in _mismatches(entry.batches[0].schema, shard.base.schema, entry.base_version):
             limited = worst if position > covered else Severity.INFO
             shard.found(Kind.FIELD_ID_MISMATCH, limited, path, f"WAL entry {position}: {text}")
+
+
+def _mismatches(
+    stored: pa.Schema, schema: TableSchema, written_for: int | None
+) -> Iterator[tuple[Severity, str]]:
+    """What a reader would refuse, or get as nulls, in rows with the columns ``stored``.
+
+    Renamed and dropped columns are no mismatch: they keep their ids, or are gone. ``written_for`` is the
+    version of the table that had these columns, ``None`` if it is not known. Columns are matched by the
+    readers' own code.
+    """
+    try:
+        column_sources(stored, schema, written_for)
+    except ColumnMismatchError as error:
+        yield Severity.ERROR, str(error)
+        return
+    columns = [column for column in stored if column.name != TOMBSTONE]
+    if all(field_id(column) < 0 for column in columns):
+        # Written before columns had ids: matched by name.
+        return
+    by_id = {field_id(column): column for column in schema.columns}
+    for column in columns:
+        number, known = field_id(column), by_id.get(field_id(column))
+        if known is not None and known.name != column.name and column.name in schema.names:
+            # Two columns may have swapped their names; whoever numbered columns wrongly looks the same.
+            yield Severity.INFO, f"column {column.name!r} has column id {number}, which is now {known.name!r}"
+        elif known is None and column.name in schema.names:
+            now = field_id(schema.columns.field(column.name))
+            yield (
+                Severity.WARNING,
+                f"column {column.name!r} has column id {number}, in the table {now}; it reads as nulls",
+            )

@@ -13,6 +13,11 @@
    memory for each key, so many keys go by themselves: as the source of a merge that deletes
    what it matches, in parts as large as those of rows.
 
+The rows of a commit are the newest of their keys, found in two passes (:func:`newest_rows`). The first reads
+only keys, newest generation first, and notes which rows no newer generation replaces; it keeps keys in
+memory, no rows. The second reads the rows, oldest generation first, so that they reach the base table in
+the order in which they were written.
+
 Compactors of other makes know nothing of the fence. Beside one of those a key may come back that
 was deleted in between; run one kind only.
 """
@@ -23,82 +28,41 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, appended_generations, fence_id, row_count
-from lancewal.format import SsTableEntry, TableSchema
-from lancewal.maintenance import points
+from lancewal.base import BaseTable, fence_id, row_count
+from lancewal.format import TOMBSTONE, KeySet, SsTableEntry, TableSchema, key_values
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     JoinTooLargeError,
     LostRaceError,
     commit_errors,
+    crash_point,
     marked_merge,
+    open_base,
     until_won,
 )
-from lancewal.maintenance.newest_rows import NewestRows, newest_rows
-from lancewal.maintenance.plan import CommitPlan, Progress, ProgressCallback, ShardPlan, ShardReport
+from lancewal.maintenance.plan import CommitPlan, ShardPlan
+from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
 from lancewal.predicate import among, column_name, literal
-from lancewal.storage import ObjectStore
+from lancewal.sstable import SsTable
+from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
 
-# Deleted keys as a condition of Lance's SQL.
-#
-# A merge deletes rows of the base table that match a condition. One column becomes a list of
-# its values. For several columns Lance has no list of tuples, and alternatives joined by OR
-# cost it a quarter of a millisecond each; so the columns are joined to one text per row, in a way
-# that no two keys share, and compared with a list of such texts.
-
+Mask = npt.NDArray[np.bool_]
 
 _SEPARATOR = ":"
-
-
-def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
-    """The condition that a row has one of the keys in ``columns``, which are not empty.
-
-    >>> is_dead(["id"], [pa.array([1, 2])])
-    '`id` IN (1, 2)'
-    >>> is_dead(["a", "b"], [pa.array([1]), pa.array(["x:y"])])
-    "concat(cast(`a` as string), ':', cast(octet_length(`b`) as string), ':', `b`, ':') IN ('1:3:x:y:')"
-    """
-    if len(names) == 1:
-        return among(names[0], columns[0])
-    expression = ", ".join(_sql_parts(name, column.type) for name, column in zip(names, columns, strict=True))
-    parts = [part for column in columns for part in _text_parts(column)]
-    texts = pc.binary_join_element_wise(*parts, "", _SEPARATOR)
-    return f"concat({expression}) IN ({', '.join(map(literal, texts))})"
-
-
-def _sql_parts(name: str, type_: pa.DataType) -> str:
-    column = column_name(name)
-    if _is_text(type_):
-        return f"cast(octet_length({column}) as string), '{_SEPARATOR}', {column}, '{_SEPARATOR}'"
-    if _is_binary(type_):
-        return f"encode({column}, 'hex'), '{_SEPARATOR}'"
-    return f"cast({column} as string), '{_SEPARATOR}'"
-
-
-def _text_parts(column: pa.Array) -> list[pa.Array]:
-    """The texts that :func:`_sql_parts` makes, each without the separator after it."""
-    if _is_text(column.type):
-        return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
-    if _is_binary(column.type):
-        return [pa.array([value.hex() for value in column.to_pylist()], pa.string())]
-    return [column.cast(pa.string())]
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-
-
-def _is_binary(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
-
-
+_REMOTE_READERS = 4
+#: Rows are read in batches of about this size.
+_BATCH_BYTES = 16 << 20
+_MOST_ROWS = 8192
 #: Where the base has so many times the rows of the source, an index on the key is faster than
 #: reading the key column once.
 _INDEX_PAYS_FROM = 500
@@ -120,19 +84,16 @@ class KeyedCompaction:
         self._report = ShardReport(plan.shard_id)
 
     def run(self) -> ShardReport:
-        for commit in self._plan.commits:
-            self._run(commit)
-        return self._report
-
-    def _run(self, commit: CommitPlan) -> None:
         name = f"compaction of shard {self._plan.shard_id}"
-        _, lost = until_won(name, lambda: self._merge_rest(commit))
-        self._report.retries += lost
+        for commit in self._plan.commits:
+            _, lost = until_won(name, partial(self._merge_rest, commit))
+            self._report.retries += lost
+        return self._report
 
     def _merge_rest(self, commit: CommitPlan) -> None:
         """Merge what the base does not hold of one commit's generations."""
-        base = self._newest_base()
-        held = appended_generations(base).get(self._plan.shard_id, 0)
+        base = open_base(self._store)
+        held = base.compacted_generation(self._plan.shard_id)
         rest = [entry for entry in commit.sstables if entry.generation > held]
         self._skip([entry for entry in commit.sstables if entry.generation <= held])
         if not rest:
@@ -145,8 +106,8 @@ class KeyedCompaction:
             raise
         except Exception:
             # SSTables that are gone were compacted and collected by others: look again.
-            newest = self._newest_base()
-            if appended_generations(newest).get(self._plan.shard_id, 0) > held:
+            newest = open_base(self._store)
+            if newest.compacted_generation(self._plan.shard_id) > held:
                 raise LostRaceError("the generations were compacted meanwhile") from None
             if _has_other_columns(newest, base):
                 raise LostRaceError("the table's columns were changed meanwhile") from None
@@ -162,17 +123,20 @@ class KeyedCompaction:
         for part in self._parts(rows, base):
             raised += 1
             markers = {fence: raised, **({shard_id: through} if part.is_last else {})}
-            points.reached("merge: rows are read")
+            crash_point("merge: rows are read")
             # Lance does not see a conflict in a column that has only the id and the name of the one
             # that the rows were read for. Reading takes its time, so it is worth looking again.
-            if base.dataset.latest_version != base.version and _has_other_columns(self._newest_base(), base):
+            if base.dataset.latest_version != base.version and _has_other_columns(
+                open_base(self._store), base
+            ):
                 raise LostRaceError("the table's columns were changed meanwhile")
+            num_bytes = 0 if part.deletes else int(part.source.nbytes)
             changed.update(self._commit(base, part, markers))
-            report.num_bytes += part.num_bytes
+            report.num_bytes += num_bytes
             report.commits += 1
             if not part.is_last:
-                points.reached("merge: a part of the rows is committed")
-        points.reached("merge: rows and marker are committed")
+                crash_point("merge: a part of the rows is committed")
+        crash_point("merge: rows and marker are committed")
         report.generations += [entry.generation for entry in entries]
         report.rows_in += rows.rows_in
         report.rows_inserted += changed["num_inserted_rows"]
@@ -219,20 +183,18 @@ class KeyedCompaction:
         self, base: BaseTable, part: _Part, markers: Mapping[UUID, int], use_index: bool
     ) -> dict[str, int]:
         key = list(base.schema.primary_key)
+        # Any such clause makes Lance read the whole key column, so only where it is needed.
+        dead = is_dead(key, part.dead) if part.dead else None
         builder = marked_merge(base.dataset, key, markers).use_index(use_index)
         if part.deletes:
             builder = builder.when_matched_delete()
         else:
             builder = builder.when_matched_update_all().when_not_matched_insert_all()
-        if part.dead:
-            # Any such clause makes Lance read the whole key column, so only where it is needed.
-            builder = builder.when_not_matched_by_source_delete(is_dead(key, part.dead))
+        if dead is not None:
+            builder = builder.when_not_matched_by_source_delete(dead)
         with commit_errors(f"compact shard {self._plan.shard_id}"):
             stats: dict[str, int] = builder.execute(part.source)
         return stats
-
-    def _newest_base(self) -> BaseTable:
-        return BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)
 
     def _skip(self, entries: Sequence[SsTableEntry]) -> None:
         known = {*self._report.skipped, *self._report.generations}
@@ -252,10 +214,6 @@ class _Part:
     dead: Sequence[pa.Array] = ()
     deletes: bool = False
     is_last: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self.deletes else int(self.source.nbytes)
 
 
 def _key_table(rows: NewestRows, schema: TableSchema) -> pa.Table:
@@ -295,3 +253,148 @@ def _index_pays(base: BaseTable, source: pa.Table) -> bool:
     key_id = base.schema.field_ids[base.schema.primary_key[0]]
     indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
     return indexed and row_count(base.dataset) > _INDEX_PAYS_FROM * source.num_rows
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Keys of one SSTable in the order of its rows, and which rows are tombstones or replaced within it."""
+
+    columns: list[pa.Array]
+    values: pa.Array
+    tombstones: Mask
+    newest: Mask | None
+
+
+@dataclass(frozen=True)
+class NewestRows:
+    """Which rows of each SSTable count, oldest generation first.
+
+    ``dead`` are the key columns of keys whose newest version is a tombstone.
+    """
+
+    schema: TableSchema
+    sstables: Sequence[SsTable]
+    kept: Sequence[Mask]
+    dead: Sequence[pa.Array]
+    rows_in: int
+
+    @property
+    def num_rows(self) -> int:
+        return sum(int(np.count_nonzero(mask)) for mask in self.kept)
+
+    @property
+    def num_dead(self) -> int:
+        return len(self.dead[0]) if self.dead else 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The live rows, in the table's current columns."""
+        for table, kept in zip(self.sstables, self.kept, strict=True):
+            if kept.any():
+                yield from _rows(table, self.schema, kept)
+
+
+def newest_rows(
+    store: ObjectStore, shard_id: UUID, entries: Sequence[SsTableEntry], schema: TableSchema
+) -> NewestRows:
+    """Which rows of ``entries`` (in any order) are the newest of their keys."""
+    newest_first = sorted(entries, key=lambda entry: -entry.generation)
+    seen = KeySet.empty()
+    kept: list[Mask] = []
+    dead: list[list[pa.Array]] = []
+    rows_in = 0
+    workers = 1 if store.is_local else _REMOTE_READERS
+    for keys in ordered_map(partial(_read_keys, store, shard_id, schema), newest_first, workers):
+        rows_in += len(keys.values)
+        counts = ~seen.contains(keys.values)
+        if keys.newest is not None:
+            counts &= keys.newest
+        dying = counts & keys.tombstones
+        if dying.any():
+            dead.append([column.filter(pa.array(dying)) for column in keys.columns])
+        kept.append(counts & ~keys.tombstones)
+        seen |= KeySet.of([keys.values])
+    return NewestRows(
+        schema,
+        [SsTable.open(store, shard_id, entry) for entry in reversed(newest_first)],
+        kept[::-1],
+        [pa.concat_arrays(parts) for parts in zip(*dead, strict=True)],
+        rows_in,
+    )
+
+
+def _read_keys(store: ObjectStore, shard_id: UUID, schema: TableSchema, entry: SsTableEntry) -> _Keys:
+    table = SsTable.open(store, shard_id, entry)
+    columns, offsets, tombstones = table.keys(schema)
+    values = key_values(columns)
+    newest: Mask | None = None
+    if len(pc.unique(values)) != len(values):
+        # Written without a deletion vector; which version of a key counts there the lookup knows.
+        newest = table.lookup(columns) == offsets
+    return _Keys(columns, values, tombstones, newest)
+
+
+def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.RecordBatch]:
+    start = 0
+    scan = table.scan(schema, schema.names, with_tombstone=True, batch_size=rows_per_batch(table.entry))
+    for batch in scan:
+        mask = kept[start : start + batch.num_rows]
+        start += batch.num_rows
+        rows = batch.drop_columns([TOMBSTONE])
+        if not mask.all():
+            rows = rows.filter(pa.array(mask))
+        if rows.num_rows:
+            yield rows
+
+
+def rows_per_batch(entry: SsTableEntry) -> int:
+    """How many rows of an SSTable to read at a time, so that wide ones do not come thousands at once."""
+    if not entry.in_memory_bytes or not entry.physical_rows:
+        return _MOST_ROWS
+    row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
+    return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)
+
+
+def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
+    """The condition, in Lance's SQL, that a row has one of the keys in ``columns``, which are not empty.
+
+    One column becomes a list of its values. For several columns Lance has no list of tuples, and
+    alternatives joined by OR cost it a quarter of a millisecond each; so the columns are joined to one text
+    per row, in a way that no two keys share, and compared with a list of such texts.
+
+    >>> is_dead(["id"], [pa.array([1, 2])])
+    '`id` IN (1, 2)'
+    >>> is_dead(["a", "b"], [pa.array([1]), pa.array(["x:y"])])
+    "concat(cast(`a` as string), ':', cast(octet_length(`b`) as string), ':', `b`, ':') IN ('1:3:x:y:')"
+    """
+    if len(names) == 1:
+        return among(names[0], columns[0])
+    expression = ", ".join(_sql_parts(name, column.type) for name, column in zip(names, columns, strict=True))
+    parts = [part for column in columns for part in _text_parts(column)]
+    texts = pc.binary_join_element_wise(*parts, "", _SEPARATOR)
+    return f"concat({expression}) IN ({', '.join(map(literal, texts))})"
+
+
+def _sql_parts(name: str, type_: pa.DataType) -> str:
+    column = column_name(name)
+    if _is_text(type_):
+        return f"cast(octet_length({column}) as string), '{_SEPARATOR}', {column}, '{_SEPARATOR}'"
+    if _is_binary(type_):
+        return f"encode({column}, 'hex'), '{_SEPARATOR}'"
+    return f"cast({column} as string), '{_SEPARATOR}'"
+
+
+def _text_parts(column: pa.Array) -> list[pa.Array]:
+    """The texts that :func:`_sql_parts` makes, each without the separator after it."""
+    if _is_text(column.type):
+        return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
+    if _is_binary(column.type):
+        return [pa.array([value.hex() for value in column.to_pylist()], pa.string())]
+    return [column.cast(pa.string())]
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))

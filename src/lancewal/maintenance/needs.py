@@ -1,27 +1,119 @@
-"""Who still needs the SSTables of a compacted generation.
+"""Why garbage has to stay: its least age, who still needs it, and when it was first seen.
 
-A reader leaves out the generations that its base version holds. So a generation is needed by
-base versions that do not hold it yet: those which were the newest one until a moment ago, because
-reads of them are still going on, and those which somebody tagged to come back to. And it is needed
-by the search over an index that has not caught up with it.
+**Who needs it.** A reader leaves out the generations that its base version holds. So the SSTables of a
+compacted generation are needed by base versions that do not hold it yet: those which were the newest
+one until a moment ago, because reads of them are still going on, and those which somebody tagged to come
+back to. And they are needed by the search over an index that has not caught up with them.
+
+**When it was first seen.** The stamps of objects come from a clock that may step by hours: of a storage
+server, or of this machine where the table is on its disk. By stamps alone a slot could be emptied
+that was filled a moment ago, while a writer still takes it for free. So nothing goes by its stamp
+alone. Each collection leaves a record of what there was (a *look*), and garbage goes only after a look
+which saw it has aged as much as the garbage must.
+
+The age of a look is what machines have measured themselves, each by its clock since boot. A record
+states, for each clock, a reading by which the look had been made: a machine that finds a reading of its
+own clock knows the span since then. One that does not, because it is another machine or has booted
+since, takes the age that was proven so far, and counts on from there. So ages may come out too small,
+never too large. A record holds statements that stay true: it does not matter which of two collectors
+writes last.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 from uuid import UUID
 
 from lancewal.base import BaseTable, lance_errors
+from lancewal.errors import InvalidInputError
 from lancewal.format import MEM_WAL_INDEX_NAME, parse_manifest_version, read_base_manifest
-from lancewal.storage import ObjectStore
+from lancewal.maintenance.reports import Resource
+from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStore, layout
 
 logger = logging.getLogger(__name__)
 
 _VERSIONS_DIR = "_versions"
+
+
+#: Slots that a writer may still believe free (see ``lancewal.storage.clock``), and files that a live
+#: process may be writing.
+_NEVER_YOUNG = (
+    Resource.WAL_ENTRIES,
+    Resource.ORPHANS,
+    Resource.MANIFEST_VERSIONS,
+    Resource.STAGING_FILES,
+)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The least age of each resource.
+
+    - ``manifest_entries``: the time since the base table took the generation over. Entries of
+      compacted generations help nobody, and mislead readers that do not know markers: none.
+    - ``sstables``: the same, for directories of compacted generations. Reads that began before
+      may still be going on, and Lance's own writers keep a list from when they were opened.
+    - ``orphans``: directories that no manifest names, since their last file was written. A bulk load
+      must be published within this time.
+    - ``wal_entries``: since the entry was written. Followers of the WAL that are further behind
+      get a ``WalTruncatedError``.
+    - ``manifest_versions``: since the version was written.
+    - ``staging_files``: since the file was last written to.
+
+    The first two also wait for indexes that have not caught up, and for base versions that are
+    tagged and do not hold the generation; with ``for_all_versions`` for every base version that
+    still exists and was the newest one while the SSTable was there, until it is cleaned up.
+
+    Ages are by the storage's clock, and, since any clock may be wrong, also by what collections
+    have seen: nothing goes before one of them saw it, that long ago (see :class:`Looks`).
+
+    All but the first two must be at least ten minutes: it takes writers that long to
+    notice that they were stopped, and that a slot may have been emptied meanwhile.
+    ``allow_unsafe`` lifts that for tests; with it a stalled writer may lose rows.
+    """
+
+    manifest_entries: timedelta = timedelta(0)
+    sstables: timedelta = timedelta(days=1)
+    orphans: timedelta = timedelta(days=1)
+    wal_entries: timedelta = timedelta(days=1)
+    manifest_versions: timedelta = timedelta(days=1)
+    staging_files: timedelta = timedelta(days=1)
+    for_all_versions: bool = False
+    allow_unsafe: bool = False
+
+    def __post_init__(self) -> None:
+        for resource in Resource:
+            age = self.least_age(resource)
+            safe = MIN_DELETION_AGE if resource in _NEVER_YOUNG and not self.allow_unsafe else timedelta(0)
+            if age < safe:
+                raise InvalidInputError(
+                    f"{resource} must be kept for at least {safe}, not {age}: a writer that stood still "
+                    "might lose rows"
+                )
+
+    @classmethod
+    def of(cls, min_age: timedelta) -> Retention:
+        """One age for all resources; where it is below what is safe, that counts instead.
+
+        >>> Retention.of(timedelta(0)).sstables, Retention.of(timedelta(0)).wal_entries
+        (datetime.timedelta(0), datetime.timedelta(seconds=600))
+        """
+        ages: dict[str, Any] = {
+            resource.value: max(min_age, MIN_DELETION_AGE) if resource in _NEVER_YOUNG else min_age
+            for resource in Resource
+        }
+        return replace(cls(), **ages)
+
+    def least_age(self, resource: Resource) -> timedelta:
+        age: timedelta = getattr(self, resource.value)
+        return age
 
 
 @dataclass(frozen=True)
@@ -40,26 +132,20 @@ class _Tagged:
     markers: Mapping[UUID, int]
 
 
+@dataclass
 class Needs:
     """The needs of one table at one moment, ``now`` by the storage's clock."""
 
-    def __init__(
-        self, base: BaseTable, store: ObjectStore, now: datetime, *, for_all_versions: bool = False
-    ) -> None:
-        self._base = base
-        self._store = store
-        self._now = now
-        self._for_all_versions = for_all_versions
-        self._floors: dict[timedelta, Mapping[UUID, int]] = {}
-        self._read: dict[int, Mapping[UUID, int] | None] = {}
+    base: BaseTable
+    store: ObjectStore
+    now: datetime
+    for_all_versions: bool = False
+    _floors: dict[timedelta, Mapping[UUID, int]] = field(default_factory=dict)
+    _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
 
-    @property
-    def base(self) -> BaseTable:
-        return self._base
-
-    def marker(self, shard_id: UUID) -> int:
+    def stored_marker(self, shard_id: UUID) -> int:
         """The newest generation that the base table holds and says so; tags do not count here."""
-        return self._base.details.compacted.get(shard_id, 0)
+        return self.base.details.compacted.get(shard_id, 0)
 
     def reason(
         self, shard_id: UUID, generation: int, min_age: timedelta, created: Callable[[], datetime | None]
@@ -75,29 +161,28 @@ class Needs:
         for tagged in self._tagged:
             if generation > tagged.markers.get(shard_id, 0) and _met(tagged.version, created()):
                 return f"base version {tagged.version.number}, tagged {tagged.name!r}, does not hold its rows"
-        if self._for_all_versions:
+        if self.for_all_versions:
             number = self._version_without(shard_id, generation, created())
             if number is not None:
                 return f"base version {number} does not hold its rows; clean up old versions"
         for name in self._lagging_indexes:
-            caught_up = self._base.details.index_catchup.get(name, {}).get(shard_id, 0)
+            caught_up = self.base.details.index_catchup.get(name, {}).get(shard_id, 0)
             if generation > caught_up:
                 return f"index {name!r} has caught up to generation {caught_up} only; optimise the indexes"
         return None
 
     def _floor(self, min_age: timedelta) -> Mapping[UUID, int]:
         """What all base versions hold that were the newest one within ``min_age``."""
-        known = self._floors.get(min_age)
-        if known is None:
-            known = self._floors[min_age] = self._read_floor(min_age)
-        return known
+        if min_age not in self._floors:
+            self._floors[min_age] = self._read_floor(min_age)
+        return self._floors[min_age]
 
     def _read_floor(self, min_age: timedelta) -> Mapping[UUID, int]:
-        stored = self._base.details.compacted
-        since = self._now - min_age
+        stored = self.base.details.compacted
+        since = self.now - min_age
         # Markers only grow, so the oldest of them holds least.
         for version in self._versions:
-            if version.number >= self._base.version:
+            if version.number >= self.base.version:
                 break
             if version.superseded is None or version.superseded <= since:
                 continue
@@ -118,7 +203,7 @@ class Needs:
     @cached_property
     def _versions(self) -> list[_Version]:
         infos = {}
-        for info in self._store.list(_VERSIONS_DIR):
+        for info in self.store.list(_VERSIONS_DIR):
             number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
             if number is not None:
                 infos[number] = info
@@ -132,7 +217,7 @@ class Needs:
     @cached_property
     def _tagged(self) -> list[_Tagged]:
         with lance_errors("read the tags of the base table"):
-            tags = self._base.dataset.tags.list()
+            tags = self.base.dataset.tags.list()
         by_number = {version.number: version for version in self._versions}
         found = []
         for name, tag in sorted(tags.items()):
@@ -145,7 +230,7 @@ class Needs:
     @cached_property
     def _lagging_indexes(self) -> list[str]:
         """Maintained indexes that do not cover all fragments of the base table."""
-        details, manifest = self._base.details, self._base.manifest
+        details, manifest = self.base.details, self.base.manifest
         present = sorted({index.name for index in manifest.indexes} - {MEM_WAL_INDEX_NAME})
         return [
             name
@@ -159,7 +244,7 @@ class Needs:
         """``None`` when the version was cleaned up meanwhile."""
         if version.number not in self._read:
             try:
-                details = read_base_manifest(self._store.get(version.path), name=version.path).mem_wal
+                details = read_base_manifest(self.store.get(version.path), name=version.path).mem_wal
                 self._read[version.number] = details.compacted if details is not None else {}
             except FileNotFoundError:
                 self._read[version.number] = None
@@ -169,3 +254,161 @@ class Needs:
 def _met(version: _Version, created: datetime | None) -> bool:
     """Whether a version was the newest one at a time when the SSTable was there."""
     return created is None or version.superseded is None or created <= version.superseded
+
+
+#: Machines whose readings a record keeps. One that was dropped counts on from what is proven.
+_MAX_CLOCKS = 8
+#: How much older than its next but one a look may be before the one between them has to stay.
+_SPREAD = 1.25
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a shard had come: each number only grows.
+
+    ``covered``: the WAL positions up to here are in SSTables. ``version``: of the newest manifest.
+    ``compacted``: the generations up to here are in the base table.
+    """
+
+    covered: int = 0
+    version: int = 0
+    compacted: int = 0
+
+    def reaches(self, other: Extent) -> bool:
+        return all(ours >= theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True))
+
+
+@dataclass
+class _Look:
+    """``names`` are files and directories that no younger look was the first to see, with what they held."""
+
+    extent: Extent
+    names: dict[str, str] = field(default_factory=dict)
+    #: Seconds that are proven.
+    age: float = 0.0
+    #: By clock: a reading at which the look had been made.
+    made_by: dict[str, float] = field(default_factory=dict)
+
+    def measure(self, clock: str, reading: float) -> None:
+        made = min(self.made_by.pop(clock, math.inf), reading - self.age)
+        self.age = reading - made
+        self.made_by[clock] = made
+        while len(self.made_by) > _MAX_CLOCKS:
+            del self.made_by[next(iter(self.made_by))]
+
+
+class Looks:
+    """The looks at one shard, or at the files of none, oldest first. Not thread-safe."""
+
+    def __init__(self, path: str, extent: Extent, clock: HostClock, looks: list[_Look]) -> None:
+        self._path = path
+        self._extent = extent
+        self._clock = clock
+        # A look that saw more than there is now saw another life of the shard, before a restore.
+        self._looks = [look for look in looks if extent.reaches(look.extent)]
+        self._measure()
+
+    @classmethod
+    def read(cls, store: ObjectStore, shard_id: UUID | None, extent: Extent, clock: HostClock) -> Looks:
+        """The earlier looks at a shard which has come to ``extent``; ``None``: at what is no shard's."""
+        path = f"{layout.LOOKS_DIR}/{'table' if shard_id is None else shard_id}.json"
+        looks: list[_Look] = []
+        try:
+            looks = [_parsed(each) for each in json.loads(store.get(path))["looks"]]
+        except FileNotFoundError:
+            logger.debug("nobody has looked at %s before", path)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # Nothing goes too early without it.
+            logger.warning("%s is damaged and begins anew: %s", path, error)
+        return cls(path, extent, clock, looks)
+
+    def record(self, store: ObjectStore, names: Mapping[str, str] | None) -> None:
+        """Add a look to the record: what is there now, and has been seen before this call.
+
+        ``names`` are all that are unlisted, with what they hold; ``None`` where nobody asked.
+        """
+        if names is not None:
+            self._keep_names(names)
+        known = {name for look in self._looks for name in look.names}
+        new = {name: held for name, held in (names or {}).items() if name not in known}
+        if new or not self._looks or self._looks[-1].extent != self._extent:
+            self._looks.append(_Look(self._extent, new))
+        self._measure()
+        self._thin_out()
+        data = json.dumps({"looks": [_plain(look) for look in self._looks]})
+        # Lost in a power cut it is made again; all that takes is time.
+        store.put(self._path, data.encode(), durable=False)
+
+    def reach(self, which: str, age: timedelta) -> float:
+        """How far the shard had come when it was last looked at ``age`` ago or earlier."""
+        if age <= timedelta(0):
+            return math.inf
+        needed = age.total_seconds()
+        return max((getattr(look.extent, which) for look in self._looks if look.age >= needed), default=0)
+
+    def unseen(self, which: str, number: int, age: timedelta) -> str | None:
+        """Why ``number`` has to wait; ``None`` when a look saw it ``age`` ago or earlier."""
+        return None if number <= self.reach(which, age) else waits(self.age_of(which, number), age)
+
+    def age_of(self, which: str, number: int) -> timedelta:
+        """How long ago the shard is known to have come as far as ``number``."""
+        ages = (look.age for look in self._looks if getattr(look.extent, which) >= number)
+        return timedelta(seconds=max(ages, default=0.0))
+
+    def age_of_name(self, name: str, content: str) -> timedelta:
+        """For how long a file or directory is known to have held the same."""
+        ages = (look.age for look in self._looks if look.names.get(name) == content)
+        return timedelta(seconds=max(ages, default=0.0))
+
+    def _measure(self) -> None:
+        reading = self._clock.read()
+        least = 0.0
+        for look in reversed(self._looks):
+            look.age = max(look.age, least)
+            look.measure(self._clock.name, reading)
+            least = look.age
+
+    def _keep_names(self, names: Mapping[str, str]) -> None:
+        for look in self._looks:
+            look.names = {name: held for name, held in look.names.items() if names.get(name) == held}
+
+    def _thin_out(self) -> None:
+        """Few of the older ones are needed: garbage waits at most a quarter longer than it must."""
+        place = 1
+        while place < len(self._looks) - 1:
+            older, look, younger = self._looks[place - 1 : place + 2]
+            if older.age <= _SPREAD * younger.age:
+                younger.names |= look.names
+                del self._looks[place]
+            else:
+                place += 1
+
+
+def content(infos: Sequence[ObjectInfo]) -> str:
+    """What a directory holds, in few words: other words when somebody wrote to it."""
+    newest = max((info.modified.isoformat() for info in infos), default="")
+    return f"{len(infos)} files, {sum(info.size for info in infos)} bytes, {newest}"
+
+
+def waits(age: timedelta, needed: timedelta) -> str:
+    """Why something stays that was first seen ``age`` ago, and has to have been seen ``needed`` ago."""
+    since = f"{_rounded(age)} ago" if age >= timedelta(seconds=1) else "by this collection"
+    return f"first seen {since}; goes in a collection {_rounded(needed - age)} from now or later"
+
+
+def _rounded(span: timedelta) -> timedelta:
+    return timedelta(seconds=math.ceil(span.total_seconds()))
+
+
+def _plain(look: _Look) -> dict[str, Any]:
+    return {**asdict(look.extent), "names": look.names, "age": look.age, "made_by": look.made_by}
+
+
+def _parsed(stored: Mapping[str, Any]) -> _Look:
+    extent = Extent(*(int(stored[name]) for name in ("covered", "version", "compacted")))
+    names = {str(name): str(held) for name, held in stored["names"].items()}
+    made_by = {str(clock): float(reading) for clock, reading in stored["made_by"].items()}
+    age = float(stored["age"])
+    if not all(map(math.isfinite, (age, *made_by.values()))):
+        raise ValueError(f"a look of age {age} with readings {made_by}")
+    return _Look(extent, names, age, made_by)

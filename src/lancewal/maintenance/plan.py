@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -21,87 +22,27 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.errors import CorruptManifestError, DifferentHistoryError, InvalidInputError
 from lancewal.format import KeySet, ShardManifest, SsTableEntry, TableSchema
-from lancewal.reader import KeyedSsTable, ShardIdentity, ShardPruner, SsTableSource, newest_first
+from lancewal.maintenance.commits import open_base
+from lancewal.reader import ShardIdentity, ShardPruner, SsTableSource, newest_first
 from lancewal.shard import discover_manifests
 from lancewal.sstable import SsTable, copied_marker, held_generation
 from lancewal.storage import ObjectStore, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
-# Keys that are in several shards, where nothing on storage says which version is newer.
-
-
-_KEY_READERS = 4
-
-
-@dataclass(frozen=True)
-class SharedKeys:
-    """Two shards, by their numbers, how many keys are in both, and one of them."""
-
-    first: int
-    second: int
-    count: int
-    example: object
-
-
-def flushed_keys(store: ObjectStore, schema: TableSchema, manifest: ShardManifest, after: int) -> KeySet:
-    """The keys of a shard's SSTables above generation ``after``, those of deletes included."""
-    entries = [entry for entry in manifest.sstables if entry.generation > after]
-
-    def read(number: int) -> KeySet:
-        table = SsTable.open(store, manifest.shard_id, entries[number])
-        return SsTableSource(KeyedSsTable(table), schema).keys()
-
-    return KeySet.union(ordered_map(read, range(len(entries)), 1 if store.is_local else _KEY_READERS))
-
-
-def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
-    """The keys that neighbours among the shards with one key have in common.
-
-    A key in three shards counts for the first and second, and for the second and third.
-
-    >>> sets = [KeySet.of([pa.array([1, 2])]), KeySet.of([pa.array([3])]), KeySet.of([pa.array([2, 4])])]
-    >>> shared_keys(sets)
-    [SharedKeys(first=0, second=2, count=1, example=2)]
-    """
-    arrays = [keys.to_array().unique() if len(keys) else None for keys in shards]
-    filled = [(number, array) for number, array in enumerate(arrays) if array is not None]
-    if len(filled) < 2:
-        return []
-    keys = pa.concat_arrays([array for _, array in filled])
-    owners = np.concatenate([np.full(len(array), number) for number, array in filled])
-    codes = keys.dictionary_encode().indices.to_numpy()
-    # Stable: the owners of one key are in ascending order.
-    order = np.argsort(codes, kind="stable")
-    again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
-    if not len(again):
-        return []
-    pairs = np.stack([owners[order[again]], owners[order[again + 1]]], axis=1)
-    found, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
-    return [
-        SharedKeys(int(one), int(other), int(count), keys[int(order[again[place]])].as_py())
-        for (one, other), place, count in zip(found, first, counts, strict=True)
-    ]
-
-
-def sharing_keys(shards: Sequence[KeySet]) -> list[list[int]]:
-    """The numbers of the shards in groups, such that no key is in two groups.
-
-    >>> sets = [KeySet.of([pa.array([1, 2])]), KeySet.of([pa.array([3])]), KeySet.of([pa.array([2, 4])])]
-    >>> sharing_keys(sets)
-    [[0, 2], [1]]
-    """
-    group_of = {number: {number} for number in range(len(shards))}
-    for pair in shared_keys(shards):
-        joined = group_of[pair.first] | group_of[pair.second]
-        for number in joined:
-            group_of[number] = joined
-    return sorted({tuple(sorted(group)): sorted(group) for group in group_of.values()}.values())
-
-
 #: Rows of so many bytes go into one commit. A merge needs two to three times that in memory.
 DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
+_KEY_READERS = 4
+#: What a stored plan says of an SSTable.
+_ENTRY_FIELDS = (
+    "generation",
+    "path",
+    "in_memory_bytes",
+    "physical_rows",
+    "primary_key_bytes",
+    "notes",
+)
 
 
 @dataclass(frozen=True)
@@ -179,15 +120,7 @@ class ShardPlan:
                 {
                     "num_bytes": commit.num_bytes,
                     "sstables": [
-                        {
-                            "generation": entry.generation,
-                            "path": entry.path,
-                            "in_memory_bytes": entry.in_memory_bytes,
-                            "physical_rows": entry.physical_rows,
-                            "primary_key_bytes": entry.primary_key_bytes,
-                            "notes": entry.notes,
-                        }
-                        for entry in commit.sstables
+                        {name: getattr(entry, name) for name in _ENTRY_FIELDS} for entry in commit.sstables
                     ],
                 }
                 for commit in self.commits
@@ -296,7 +229,6 @@ class CompactionPlan:
 
 
 def plan_compaction(
-    base: BaseTable,
     store: ObjectStore,
     shards: Sequence[UUID | str] | None = None,
     *,
@@ -320,8 +252,8 @@ def plan_compaction(
     if missing:
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: in an older version pruned generations would look lost.
-    base = BaseTable.open(base.uri, base.storage_options, store=store)
-    has_key = bool(base.schema.primary_key)
+    base = open_base(store)
+    version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
         marker = copied_marker(base, store, manifest)
         if marker and (wanted is None or manifest.shard_id in wanted):
@@ -340,11 +272,12 @@ def plan_compaction(
             continue
         together = tuple(sorted(m.shard_id for m in group)) if len(group) > 1 else ()
         for shard_id, after, pending in _in_order(group, markers):
-            sizes = list(ordered_map(_sizer(store, shard_id), pending, _workers(store)))
+            workers = 1 if store.is_local else _REMOTE_READERS
+            sizes = list(ordered_map(partial(_num_bytes, store, shard_id), pending, workers))
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
             plans.append(ShardPlan(base.uri, shard_id, after, commits, max_commit_bytes, together))
-    return CompactionPlan(base.uri, base.version, has_key, tuple(plans))
+    return CompactionPlan(base.uri, version, has_key, tuple(plans))
 
 
 def _sharing_keys(
@@ -369,8 +302,8 @@ def _sharing_keys(
         try:
             keys = [flushed_keys(store, base.schema, m, markers.get(m.shard_id, 0)) for m in members]
         except Exception as error:
-            # Damaged, or compacted and collected by others meanwhile: in order it is right anyhow.
-            logger.debug("keys of shards were not read, which are compacted in order therefore: %s", error)
+            # Damaged, or compacted and collected by others meanwhile: one after the other is always right.
+            logger.debug("keys were not read, so these shards are compacted in order: %s", error)
             groups.append(members)
         else:
             groups += [[members[number] for number in group] for group in sharing_keys(keys)]
@@ -412,18 +345,11 @@ def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:
     return pending
 
 
-def _sizer(store: ObjectStore, shard_id: UUID) -> Any:
-    def size(entry: SsTableEntry) -> int:
-        if entry.in_memory_bytes is not None:
-            return entry.in_memory_bytes
-        # What is on storage is smaller than in memory, but of the same order.
-        return sum(info.size for info in store.list(layout.sstable_dir(shard_id, entry.path)))
-
-    return size
-
-
-def _workers(store: ObjectStore) -> int:
-    return 1 if store.is_local else _REMOTE_READERS
+def _num_bytes(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int:
+    if entry.in_memory_bytes is not None:
+        return entry.in_memory_bytes
+    # What is on storage is smaller than in memory, but of the same order.
+    return sum(info.size for info in store.list(layout.sstable_dir(shard_id, entry.path)))
 
 
 def _grouped(sstables: Sequence[SsTableEntry], sizes: Sequence[int], limit: int) -> Iterator[CommitPlan]:
@@ -439,114 +365,69 @@ def _grouped(sstables: Sequence[SsTableEntry], sizes: Sequence[int], limit: int)
         yield CommitPlan(tuple(group), total)
 
 
-# What a compaction did.
-
-
 @dataclass(frozen=True)
-class Progress:
-    """One step of a compaction. ``rows`` are those that the base has taken of this shard so far."""
+class SharedKeys:
+    """Two shards, by their numbers, how many keys are in both, and one of them.
 
-    shard_id: UUID
-    step: str
-    through: int
-    rows: int
-
-
-ProgressCallback: TypeAlias = Callable[[Progress], object]
-
-
-@dataclass
-class ShardReport:
-    """One shard. ``skipped`` are generations that somebody else had compacted meanwhile.
-
-    ``rows_in`` counts every row of the generations, ``rows_inserted`` and ``rows_updated`` those
-    that reached the base, ``rows_deleted`` those that left it. ``rows_replaced`` were older
-    versions of keys that later generations had again, or tombstones.
+    Nothing on storage says which version of such a key is newer.
     """
 
-    shard_id: UUID
-    generations: list[int] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-    rows_in: int = 0
-    rows_inserted: int = 0
-    rows_updated: int = 0
-    rows_deleted: int = 0
-    num_bytes: int = 0
-    commits: int = 0
-    retries: int = 0
-    seconds: float = 0.0
-
-    @property
-    def through(self) -> int:
-        """The newest generation that the base holds of the plan's."""
-        return max([*self.generations, *self.skipped], default=0)
-
-    @property
-    def rows_upserted(self) -> int:
-        return self.rows_inserted + self.rows_updated
-
-    @property
-    def rows_replaced(self) -> int:
-        return self.rows_in - self.rows_upserted
-
-    def add(self, later: ShardReport) -> None:
-        """Take up a further part of the same shard."""
-        for each in fields(self):
-            if each.name != "shard_id":
-                setattr(self, each.name, getattr(self, each.name) + getattr(later, each.name))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "shard_id": str(self.shard_id)}
+    first: int
+    second: int
+    count: int
+    example: object
 
 
-@dataclass
-class CompactionReport:
-    """All shards, and what followed on the base table itself."""
+def flushed_keys(store: ObjectStore, schema: TableSchema, manifest: ShardManifest, after: int) -> KeySet:
+    """The keys of a shard's SSTables above generation ``after``, those of deletes included."""
+    entries = [entry for entry in manifest.sstables if entry.generation > after]
 
-    uri: str
-    shards: list[ShardReport] = field(default_factory=list)
-    base_version: int = 0
-    seconds: float = 0.0
-    indexes_optimized: bool = False
-    files_removed: int = 0
-    files_added: int = 0
+    def read(number: int) -> KeySet:
+        table = SsTable.open(store, manifest.shard_id, entries[number])
+        return SsTableSource(table, schema).keys()
 
-    @property
-    def generations(self) -> int:
-        """How many generations were compacted."""
-        return sum(len(shard.generations) for shard in self.shards)
-
-    @property
-    def rows_in(self) -> int:
-        return sum(shard.rows_in for shard in self.shards)
-
-    @property
-    def rows_upserted(self) -> int:
-        return sum(shard.rows_upserted for shard in self.shards)
-
-    @property
-    def rows_deleted(self) -> int:
-        return sum(shard.rows_deleted for shard in self.shards)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(shard.num_bytes for shard in self.shards)
-
-    @property
-    def commits(self) -> int:
-        return sum(shard.commits for shard in self.shards)
-
-    @property
-    def retries(self) -> int:
-        return sum(shard.retries for shard in self.shards)
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "shards"}
-        totals = {name: getattr(self, name) for name in _TOTALS}
-        return {**own, **totals, "shards": [shard.to_dict() for shard in self.shards]}
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+    return KeySet.union(ordered_map(read, range(len(entries)), 1 if store.is_local else _KEY_READERS))
 
 
-_TOTALS = ("generations", "rows_in", "rows_upserted", "rows_deleted", "num_bytes", "commits", "retries")
+def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
+    """The keys that neighbours among the shards with one key have in common.
+
+    A key in three shards counts for the first and second, and for the second and third.
+
+    >>> sets = [KeySet.of([pa.array([1, 2])]), KeySet.of([pa.array([3])]), KeySet.of([pa.array([2, 4])])]
+    >>> shared_keys(sets)
+    [SharedKeys(first=0, second=2, count=1, example=2)]
+    """
+    arrays = [keys.to_array().unique() if len(keys) else None for keys in shards]
+    filled = [(number, array) for number, array in enumerate(arrays) if array is not None]
+    if len(filled) < 2:
+        return []
+    keys = pa.concat_arrays([array for _, array in filled])
+    owners = np.concatenate([np.full(len(array), number) for number, array in filled])
+    codes = keys.dictionary_encode().indices.to_numpy()
+    # Stable: the owners of one key are in ascending order.
+    order = np.argsort(codes, kind="stable")
+    again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    if not len(again):
+        return []
+    pairs = np.stack([owners[order[again]], owners[order[again + 1]]], axis=1)
+    found, first, counts = np.unique(pairs, axis=0, return_index=True, return_counts=True)
+    return [
+        SharedKeys(int(one), int(other), int(count), keys[int(order[again[place]])].as_py())
+        for (one, other), place, count in zip(found, first, counts, strict=True)
+    ]
+
+
+def sharing_keys(shards: Sequence[KeySet]) -> list[list[int]]:
+    """The numbers of the shards in groups, such that no key is in two groups.
+
+    >>> sets = [KeySet.of([pa.array([1, 2])]), KeySet.of([pa.array([3])]), KeySet.of([pa.array([2, 4])])]
+    >>> sharing_keys(sets)
+    [[0, 2], [1]]
+    """
+    group_of = {number: {number} for number in range(len(shards))}
+    for pair in shared_keys(shards):
+        joined = group_of[pair.first] | group_of[pair.second]
+        for number in joined:
+            group_of[number] = joined
+    return sorted({tuple(sorted(group)): sorted(group) for group in group_of.values()}.values())

@@ -6,18 +6,17 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import ShardManifest, encode_sentinel
-from lancewal.maintenance.commits import commit_marker, mark_pending, open_base, remove_tags, until_won
+from lancewal.maintenance.append_only import mark_pending, remove_tags
+from lancewal.maintenance.commits import mark, open_base
 from lancewal.maintenance.compact import compact
-from lancewal.maintenance.findings import Finding, Kind
+from lancewal.maintenance.reports import Finding, Kind
 from lancewal.maintenance.verify import verify
-from lancewal.publish import drain
 from lancewal.shard import (
     ShardManifestStore,
     WalAppender,
@@ -36,7 +35,7 @@ from lancewal.sstable import (
     unknown_entries,
 )
 from lancewal.storage import ObjectStore, layout
-from lancewal.writer import drain_config, open_shard_writer
+from lancewal.writer import drain_shard
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +60,7 @@ class RepairReport:
 
 
 def repair(
-    base: BaseTable,
-    store: ObjectStore | None = None,
+    store: ObjectStore,
     findings: Sequence[Finding] | None = None,
     *,
     accept_lost_entries: bool = False,
@@ -90,9 +88,8 @@ def repair(
     """
     if earlier not in (None, *_EARLIER):
         raise InvalidInputError(f"earlier is {earlier!r}; pass 'keep' or 'drop'")
-    store = store or ObjectStore.from_uri(base.uri, base.storage_options)
     if findings is None:
-        findings = verify(base, store).findings
+        findings = verify(store).findings
     report = RepairReport()
     actions = {**_ACTIONS, Kind.WAL_GAP: _fill_gaps} if accept_lost_entries else _ACTIONS
     done: dict[tuple[Kind, UUID | None, int | None], str | None] = {}
@@ -106,7 +103,7 @@ def repair(
         # Several sidecars of one SSTable are rebuilt at once.
         key = (finding.kind, finding.shard_id, finding.generation)
         if key not in done:
-            done[key] = _try(partial(action, base, store, finding))
+            done[key] = _try(partial(action, store, finding))
         error = done[key]
         if error is None:
             report.repaired.append(finding)
@@ -124,17 +121,17 @@ def _try(action: Callable[[], None]) -> str | None:
     return None
 
 
-def _repair_hint(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _repair_hint(store: ObjectStore, finding: Finding) -> None:
     assert finding.shard_id is not None
     ShardManifestStore(store, finding.shard_id).repair_hint()
 
 
-def _rebuild_sidecars(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _rebuild_sidecars(store: ObjectStore, finding: Finding) -> None:
     assert finding.shard_id is not None
     manifests = ShardManifestStore(store, finding.shard_id)
     for entry in manifests.require_latest().sstables:
         if entry.generation == finding.generation:
-            notes = rebuild_sidecars(store, finding.shard_id, entry, base.schema)
+            notes = rebuild_sidecars(store, finding.shard_id, entry, open_base(store).schema)
             if entry.notes not in ("", notes):
                 manifests.commit_update(None, partial(_without_notes, entry.path))
             return
@@ -147,27 +144,27 @@ def _without_notes(path: str, manifest: ShardManifest) -> ShardManifest:
     return replace(manifest, sstables=tuple(entries))
 
 
-def _finish_append(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _finish_append(store: ObjectStore, finding: Finding) -> None:
     mark_pending(store)
     remove_tags(store)
 
 
-def _retire(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _retire(store: ObjectStore, finding: Finding) -> None:
     """Bring all rows of a shard into the base table, and let it take no more."""
     assert finding.shard_id is not None
-    epoch, _ = drain(base, store, finding.shard_id)
+    epoch = drain_shard(open_base(store), store, finding.shard_id).epoch
     # With all shards that share its keys, in their order.
-    compact(base, store, [finding.shard_id])
+    compact(store, [finding.shard_id])
     # Refused when somebody has taken the shard over since it was drained.
     ShardManifestStore(store, finding.shard_id).seal(epoch)
 
 
-def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
     """Sentinels, which every reader passes over, in the places of entries that were lost."""
     shard_id = finding.shard_id
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     for gap in missing_positions(retained_positions(store, shard_id), first_unsettled(manifest)):
         if len(gap) > _MAX_LOST_ENTRIES:
             raise LookupError(
@@ -182,26 +179,24 @@ def _fill_gaps(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
             logger.warning("gave up a lost WAL entry", extra={"shard": str(shard_id), "position": position})
 
 
-def _lift(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _lift(store: ObjectStore, finding: Finding) -> None:
     """By a writer that flushes what is in the log and numbers all generations anew."""
     assert finding.shard_id is not None
-    stored = ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
-    open_shard_writer(base, finding.shard_id, drain_config(stored), store=store).finish()
+    drain_shard(open_base(store), store, finding.shard_id)
 
 
-def _keep_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
-    newest = BaseTable.open(base.uri, base.storage_options, store=store)
-    take_over(store, _earlier(newest, store))
+def _keep_earlier(store: ObjectStore, finding: Finding) -> None:
+    take_over(store, _earlier(open_base(store), store))
 
 
-def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None:
+def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     """Have the earlier table's SSTables and WAL entries behind the shard.
 
     The marker comes first: with it the SSTables count for nobody any more, listed or not. Who is
     killed in between can do it again.
     """
     assert finding.shard_id is not None
-    newest = BaseTable.open(base.uri, base.storage_options, store=store)
+    newest = open_base(store)
     earlier = _earlier(newest, store)
     manifests = ShardManifestStore(store, finding.shard_id)
     appender = WalAppender.open(store, finding.shard_id, manifests.require_latest().shard_spec_id)
@@ -211,7 +206,7 @@ def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None
     dropped = {entry.path for entry in unknown}
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
-    tailer = WalTailer(store, finding.shard_id, update_cursor=False)
+    tailer = WalTailer(store, finding.shard_id)
     for entry in tailer.entries(first_unsettled(claimed), end):
         if not entry.sentinel and not is_entry_from_before(newest, store, entry, earlier):
             break
@@ -224,10 +219,7 @@ def _drop_earlier(base: BaseTable, store: ObjectStore, finding: Finding) -> None
     )
 
     if unknown and unknown[-1].generation > newest.compacted_generation(finding.shard_id):
-        until_won(
-            f"marking shard {finding.shard_id}",
-            lambda: commit_marker(open_base(store).dataset, claimed.shard_id, unknown[-1].generation),
-        )
+        mark(store, claimed.shard_id, unknown[-1].generation)
 
     def without(manifest: ShardManifest) -> ShardManifest:
         return replace(
@@ -247,13 +239,15 @@ def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:
     return found
 
 
+_Action: TypeAlias = Callable[[ObjectStore, Finding], None]
+
 #: What the caller may decide for rows of an earlier table.
-_EARLIER: dict[str, Callable[[BaseTable, ObjectStore, Finding], None]] = {
+_EARLIER: dict[str, _Action] = {
     "keep": _keep_earlier,
     "drop": _drop_earlier,
 }
 
-_ACTIONS: dict[Kind, Callable[[BaseTable, ObjectStore, Finding], None]] = {
+_ACTIONS: dict[Kind, _Action] = {
     Kind.HINT_WRONG: _repair_hint,
     Kind.SIDECAR_MISSING: _rebuild_sidecars,
     Kind.SIDECAR_WRONG: _rebuild_sidecars,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -19,68 +19,126 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format import TOMBSTONE, TableSchema, no_rows
-from lancewal.index import IndexStore
+from lancewal.errors import InvalidInputError
+from lancewal.format import (
+    TOMBSTONE,
+    KeySet,
+    TableSchema,
+    key_values,
+    no_rows,
+    one_array,
+    readable_columns,
+    shown,
+)
+from lancewal.index import FullTextIndex, FullTextParams, IndexStore
+from lancewal.predicate import Predicate
 
 logger = logging.getLogger(__name__)
 
-# What readers find out about a MemTable, kept for those that come after them.
-#
-# A MemTable only grows. Going through thousands of small batches costs more than most
-# reads of them, so each batch is gone through once, by the first reader that sees it.
+Mask = npt.NDArray[np.bool_]
+
+#: So few rows are cut out of their batches. More are taken from all of them at once, which
+#: joins the batches first: milliseconds for thousands of batches with vectors.
+FEW_ROWS = 256
+#: Chunks below this many rows are joined where many rows are wanted: a copy costs less
+#: than a kernel call per chunk, here and in whatever the caller does next.
+_SMALL_CHUNK_ROWS = 256
+_FEW = 0.05
 
 
 class _Seen(NamedTuple):
-    """The first ``batches`` of a MemTable as one table, and where its deletes are."""
+    """The first ``batches`` of a MemTable as one table, and where the deletes are."""
 
     batches: int
     rows: pa.Table
     deletes: npt.NDArray[np.int64]
 
 
-_seen: weakref.WeakKeyDictionary[IndexStore, _Seen] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+class RowsSoFar:
+    """What grows with a MemTable: its indexes, and what readers found out about its rows.
 
+    Going through thousands of small batches costs more than most reads of them. A MemTable only
+    grows, so each batch is gone through once, by the first reader that sees it, and what that
+    reader found serves the others. Every method may be called from any thread.
+    """
 
-def rows_of(
-    owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema, row_count: int
-) -> pa.Table:
-    """The rows of the first batches of a MemTable; chunks are the batches, nothing is copied."""
-    rows = _grown(owner, batches, schema).rows
-    return rows if rows.num_rows == row_count else rows.slice(0, row_count)
+    def __init__(self, schema: TableSchema, indexes: IndexStore) -> None:
+        self.schema = schema
+        self.indexes = indexes
+        self._lock = threading.Lock()
+        #: The first row of each batch, and how many there are; only ever appended to.
+        self.starts: list[int] = [0]
+        # Both are replaced as a whole.
+        self._seen = _Seen(0, no_rows(schema.stored), np.empty(0, np.int64))
+        self._keys: tuple[int, KeySet] = (0, KeySet.empty())
+        self._texts: dict[tuple[int, FullTextParams], _GrowingTextIndex] = {}
 
-
-def deletes_of(
-    owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema
-) -> npt.NDArray[np.int64]:
-    """The positions of the deletes in at least the first batches of a MemTable, ascending."""
-    return _grown(owner, batches, schema).deletes
-
-
-def _grown(owner: IndexStore, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> _Seen:
-    seen = _seen.get(owner)
-    if seen is not None and seen.batches >= len(batches):
-        return seen
-    with _lock:
-        seen = _seen.get(owner)
-        if seen is None:
-            seen = _Seen(0, no_rows(schema), np.empty(0, np.int64))
-        fresh = batches[seen.batches :]
-        if fresh:
-            added = pa.Table.from_batches(fresh, schema)
-            found = [seen.deletes]
-            first = seen.rows.num_rows
+    def of(self, batches: Sequence[pa.RecordBatch]) -> _Seen:
+        """``batches``, which are the MemTable's first ones, and perhaps some behind them."""
+        seen = self._seen
+        if seen.batches >= len(batches):
+            return seen
+        with self._lock:
+            seen = self._seen
+            fresh = batches[seen.batches :]
+            if not fresh:
+                return seen
+            added = pa.Table.from_batches(fresh, self.schema.stored)
+            first, deletes = seen.rows.num_rows, [seen.deletes]
             for batch in fresh:
                 marks = batch.column(TOMBSTONE)
                 if marks.true_count:
-                    found.append(first + np.flatnonzero(marks.to_numpy(zero_copy_only=False)))
+                    deletes.append(first + np.flatnonzero(marks.to_numpy(zero_copy_only=False)))
                 first += batch.num_rows
             rows = pa.concat_tables([seen.rows, added]) if seen.batches else added
-            seen = _seen[owner] = _Seen(len(batches), rows, np.concatenate(found))
-    return seen
+            self._seen = _Seen(len(batches), rows, np.concatenate(deletes))
+            return self._seen
+
+    def starts_of(self, batches: Sequence[pa.RecordBatch]) -> list[int]:
+        """The first row of each of ``batches``, the number of their rows, and perhaps more."""
+        if len(self.starts) <= len(batches):
+            with self._lock:
+                for batch in batches[len(self.starts) - 1 :]:
+                    self.starts.append(self.starts[-1] + batch.num_rows)
+        return self.starts
+
+    def keys(self, view: MemTableView) -> KeySet:
+        """The keys of the rows of ``view``, those of deletes included."""
+        known_rows, known = self._keys
+        if known_rows == view.row_count:
+            return known
+        if known_rows > view.row_count:
+            return KeySet.of([view.keys()])
+        grown = known | KeySet.of([view.keys(known_rows)])
+        self._keys = (view.row_count, grown)
+        return grown
+
+    def text_index(
+        self, field_id: int, params: FullTextParams, column: pa.ChunkedArray, first: int
+    ) -> FullTextIndex:
+        """An index of a column from row ``first`` on; its positions count from there.
+
+        ``column`` has the rows that the caller sees; the index may hold some behind them.
+        """
+        key = (field_id, params)
+        made = self._texts.get(key) or self._texts.setdefault(key, _GrowingTextIndex(params, first))
+        if made.first != first:
+            # The MemTable's own index has got further, and the one of the rows before is not needed any more.
+            made = self._texts[key] = _GrowingTextIndex(params, first)
+        with made.lock:
+            missing = column.slice(first + made.index.rows)
+            if len(missing):
+                made.index.insert(one_array(missing), made.index.rows)
+        return made.index
 
 
-# A fixed look at one MemTable: newest row per key, without what was deleted.
+class _GrowingTextIndex:
+    """An index of the rows from ``first`` on."""
+
+    def __init__(self, params: FullTextParams, first: int) -> None:
+        self.first = first
+        self.index = FullTextIndex(params)
+        self.lock = threading.Lock()
 
 
 class MemTableView:
@@ -94,34 +152,33 @@ class MemTableView:
         self,
         shard_id: UUID,
         generation: int,
-        schema: TableSchema,
         batches: Sequence[pa.RecordBatch],
-        indexes: IndexStore,
-        row_count: int | None = None,
+        rows: RowsSoFar,
     ) -> None:
-        """``row_count``, if it is known, is that of ``batches``."""
         self.shard_id = shard_id
         self.generation = generation
-        self.schema = schema
         self.batches = batches
-        self.indexes = indexes
-        self.row_count = sum(batch.num_rows for batch in batches) if row_count is None else row_count
+        self.rows = rows
+        self.schema = rows.schema
+        self.indexes = rows.indexes
+        self.row_count = rows.starts_of(batches)[len(batches)]
 
     @cached_property
     def stored(self) -> pa.Table:
-        """Every row, in insert order, with the tombstone column; chunks are the batches."""
-        return rows_of(self.indexes, self.batches, self.schema.stored, self.row_count)
+        """Every row, in insert order, with the tombstone column; chunks are the batches, not copies."""
+        rows = self.rows.of(self.batches).rows
+        return rows if rows.num_rows == self.row_count else rows.slice(0, self.row_count)
 
     @cached_property
-    def tombstones(self) -> npt.NDArray[np.bool_]:
+    def tombstones(self) -> Mask:
         """Which rows are deletes."""
-        deletes = deletes_of(self.indexes, self.batches, self.schema.stored)
+        deletes = self.rows.of(self.batches).deletes
         mask = np.zeros(self.row_count, dtype=np.bool_)
         mask[deletes[: deletes.searchsorted(self.row_count)]] = True
         return mask
 
     @cached_property
-    def newest_mask(self) -> npt.NDArray[np.bool_]:
+    def newest_mask(self) -> Mask:
         """Which rows are the newest version of their key here, deletes included."""
         if not self.schema.primary_key:
             return np.ones(self.row_count, dtype=np.bool_)
@@ -130,12 +187,9 @@ class MemTableView:
         return keys.live_mask(self.row_count)
 
     @cached_property
-    def live_mask(self) -> npt.NDArray[np.bool_]:
+    def live_mask(self) -> Mask:
         """Which rows a scan returns: newest version of their key, and not a delete."""
         return self.newest_mask & ~self.tombstones
-
-    def count_live(self) -> int:
-        return int(np.count_nonzero(self.live_mask))
 
     def newest_positions(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """The newest row of each key (in the key index's form), -1 where there is none."""
@@ -143,15 +197,20 @@ class MemTableView:
         index.catch_up(self.batches)
         return index.newest(keys, self.row_count)
 
-    def take(self, positions: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
-        """Rows by position, in the order asked."""
-        return self.stored.select(list(columns)).take(pa.array(positions))
+    def keys(self, first: int = 0) -> pa.Array:
+        """The key of every row from ``first`` on, older versions and deletes included."""
+        return key_values([self.stored.column(name).slice(first) for name in self.schema.primary_key])
 
-    def live_rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows that a scan of this view returns, in insert order."""
-        chosen = self.stored.select(list(columns if columns is not None else self.schema.names))
-        mask = self.live_mask
-        return chosen if mask.all() else chosen.filter(pa.array(mask))
+    def rows_at(self, positions: npt.NDArray[np.int64]) -> pa.Table:
+        """Rows by position, in the order asked, with the tombstone column."""
+        if len(positions) > FEW_ROWS:
+            return self.stored.take(pa.array(positions))
+        starts = self.rows.starts
+        pieces = []
+        for position in positions.tolist():
+            place = bisect_right(starts, position, hi=len(self.batches)) - 1
+            pieces.append(self.batches[place].slice(position - starts[place], 1))
+        return pa.Table.from_batches(pieces, self.schema.stored)
 
 
 #: What Python and Arrow need per batch beside the rows (schema, arrays, buffers).
@@ -177,6 +236,8 @@ class MemTable:
         self.schema = schema
         self.generation = generation
         self.indexes = indexes
+        self._rows = RowsSoFar(schema, indexes)
+        self._starts = self._rows.starts
         self.first_position = first_position
         self._index_on_insert = index_on_insert
         self._index_failed = False
@@ -185,7 +246,6 @@ class MemTable:
         self._index_bytes = 0
         self._measure_at = 0
         self._batches: list[pa.RecordBatch] = []
-        self._first_rows: list[int] = [0]
         self._row_bytes = 0
         self._visible_batches = 0
         self._durable_batches = 0
@@ -199,7 +259,7 @@ class MemTable:
 
     @property
     def row_count(self) -> int:
-        return self._first_rows[-1]
+        return self._starts[-1]
 
     @property
     def end_position(self) -> int:
@@ -209,10 +269,6 @@ class MemTable:
     @property
     def durable_batches(self) -> int:
         return self._durable_batches
-
-    @property
-    def visible_rows(self) -> int:
-        return self._first_rows[self._visible_batches]
 
     @property
     def estimated_size(self) -> int:
@@ -242,7 +298,7 @@ class MemTable:
         start = self.end_position
         for batch in batches:
             self._batches.append(batch)
-            self._first_rows.append(self._first_rows[-1] + batch.num_rows)
+            self._starts.append(self._starts[-1] + batch.num_rows)
         self._row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
         if self._index_on_insert:
             self.update_indexes()
@@ -294,12 +350,112 @@ class MemTable:
 
     def view(self) -> MemTableView:
         """What is visible now, fixed."""
-        visible = self._visible_batches
         return MemTableView(
-            self.shard_id,
-            self.generation,
-            self.schema,
-            self._batches[:visible],
-            self.indexes,
-            self._first_rows[visible],
+            self.shard_id, self.generation, self._batches[: self._visible_batches], self._rows
         )
+
+
+def scan_views(
+    views: Sequence[MemTableView],
+    schema: TableSchema,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+) -> pa.Table:
+    """The live rows of some MemTables, oldest generation first.
+
+    The newest version of a key is found across all of them before ``filter`` is asked.
+    """
+    names = checked_columns(columns, schema)
+    predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
+    wanted = pa.schema([schema.plain.field(name) for name in names])
+    parts = None if predicate is None else _looked_up(views, schema, names, predicate)
+    if parts is None:
+        parts = [
+            selected(shown(view.stored, schema), mask, names, predicate)
+            for view, mask in zip(views, _live_masks(views), strict=True)
+        ]
+    found = [pa.Table.from_arrays(part.columns, schema=wanted) for part in parts if part.num_rows]
+    return pa.concat_tables(found) if found else no_rows(wanted)
+
+
+def _looked_up(
+    views: Sequence[MemTableView], schema: TableSchema, columns: Sequence[str], predicate: Predicate
+) -> list[pa.Table] | None:
+    """The matching rows by the key index, where the filter names all keys; else ``None``."""
+    keys = predicate.values_of(schema.primary_key[0]) if len(schema.primary_key) == 1 else None
+    if keys is None:
+        return None
+    parts = []
+    for view in reversed(views):
+        positions = view.newest_positions(keys)
+        found = positions[positions >= 0]
+        rows = shown(view.rows_at(found), schema)
+        parts.append(selected(rows, ~deleted_rows(rows), columns, predicate))
+        keys = keys.filter(pa.array(positions < 0))
+    return parts
+
+
+def deleted_rows(stored: pa.Table) -> Mask:
+    """Which rows are deletes."""
+    return np.asarray(stored.column(TOMBSTONE).to_numpy(), np.bool_)
+
+
+def _live_masks(views: Sequence[MemTableView]) -> list[Mask]:
+    """For each view, oldest first, the rows that no later row of any view replaces or deletes."""
+    masks = []
+    for place, view in enumerate(views):
+        mask = view.live_mask
+        for newer in views[place + 1 :]:
+            if view.schema.primary_key and newer.row_count and view.row_count:
+                mask = mask & ~_superseded(view, newer)
+        masks.append(mask)
+    return masks
+
+
+def _superseded(older: MemTableView, newer: MemTableView) -> Mask:
+    """Which of the older view's newest rows have a version, or a delete, in the newer one.
+
+    Rows that are already replaced within the older view may or may not be marked.
+    """
+    if older.row_count <= newer.row_count:
+        return newer.newest_positions(older.keys()) >= 0
+    mask = np.zeros(older.row_count, np.bool_)
+    positions = older.newest_positions(newer.keys())
+    mask[positions[positions >= 0]] = True
+    return mask
+
+
+def selected(
+    rows: pa.Table, mask: Mask, columns: Sequence[str], predicate: Predicate | None = None
+) -> pa.Table:
+    """``columns`` of the rows that ``mask`` marks and ``predicate`` is true for."""
+    if predicate is not None:
+        mask = mask & predicate.mask(rows)
+    kept = int(np.count_nonzero(mask))
+    chosen = rows.select(list(columns))
+    if kept == 0:
+        return chosen.slice(0, 0)
+    if kept > _FEW * len(mask) and _has_small_chunks(rows):
+        chosen = chosen.combine_chunks()
+    return chosen if kept == len(mask) else chosen.filter(pa.array(mask))
+
+
+def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:
+    """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
+    if columns is None:
+        return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
+    names = list(columns)
+    unknown = [name for name in names if name not in schema.field_ids]
+    if unknown:
+        raise InvalidInputError(
+            f"the table has no column {', '.join(map(repr, unknown))}; "
+            f"its columns are {', '.join(schema.names)}"
+        )
+    if not names or len(set(names)) < len(names):
+        raise InvalidInputError(f"select columns by name, each once and at least one, not {names}")
+    return readable_columns(schema, names) if schema.blob_columns else names
+
+
+def _has_small_chunks(rows: pa.Table) -> bool:
+    chunks: int = rows.column(0).num_chunks
+    return chunks > 1 and bool(rows.num_rows < chunks * _SMALL_CHUNK_ROWS)

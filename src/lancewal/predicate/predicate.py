@@ -24,6 +24,7 @@ from lancewal.format import hashable
 from lancewal.predicate import dialect
 from lancewal.predicate.conditions import Among, Condition
 from lancewal.predicate.expressions import ConditionBuilder, columns_of
+from lancewal.storage import Shelf
 
 Mask = npt.NDArray[np.bool_]
 
@@ -155,8 +156,17 @@ def _context() -> SessionContext:
     return SessionContext(config.with_target_partitions(1))
 
 
-@lru_cache(maxsize=64)
+#: A table without rows for each schema, against which filters are parsed.
+_frames: Shelf[pa.Schema, DataFrame] = Shelf()
+#: What DataFusion keeps for a column, roughly.
+_COLUMN_BYTES = 1024
+
+
 def _frame(schema: pa.Schema) -> DataFrame:
+    return _frames.get_or_make(schema, lambda: _new_frame(schema), lambda _: _COLUMN_BYTES * len(schema))
+
+
+def _new_frame(schema: pa.Schema) -> DataFrame:
     nothing = [pa.nulls(0, type_) for type_ in schema.types]
     return _context().read_batches([pa.RecordBatch.from_arrays(nothing, schema=schema.remove_metadata())])
 

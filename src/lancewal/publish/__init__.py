@@ -11,15 +11,14 @@ from lancewal.publish.feed import (
     ending_before_pointers,
     feed_schema,
 )
-from lancewal.publish.pointers import Pointer
 from lancewal.publish.publishing import (
     ShardWrite,
     append_transaction,
     begin_append,
-    drain,
     finish_append,
     publish,
 )
+from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.publish.transactions import TRANSACTIONS_DIR, Transaction, TransactionLog, Unsettled
 
@@ -33,9 +32,9 @@ __all__ = [
     "TRANSACTIONS_DIR",
     "UPSERT",
     "ChangeFeed",
-    "Pointer",
     "Positions",
     "ShardWrite",
+    "SsTablePointer",
     "Staged",
     "Stager",
     "Transaction",
@@ -43,7 +42,6 @@ __all__ = [
     "Unsettled",
     "append_transaction",
     "begin_append",
-    "drain",
     "ending_before_pointers",
     "feed_schema",
     "finish_append",

@@ -27,9 +27,16 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, WalEntry, refuse_added, shown
-from lancewal.publish.pointers import Fate, Pointer, fate_of
+from lancewal.publish.sstable_pointers import Fate, SsTablePointer, fate_of
 from lancewal.reader import ShardPlace, TableState
-from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, discover_shards, first_readable
+from lancewal.shard import (
+    ShardManifestStore,
+    WalTailer,
+    WatchedTip,
+    discover_shards,
+    first_readable,
+    is_flushed,
+)
 from lancewal.sstable import SsTable, without_dead_values
 from lancewal.storage import ObjectStore, layout, ordered_map
 
@@ -101,15 +108,14 @@ class ChangeFeed:
         """Behind the last entry of a shard that can be read: the tip, or a pointer that is open."""
         manifest = ShardManifestStore(self._store, shard_id).read_latest()
         tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
-        covered = manifest.replay_after_wal_entry_position if manifest else 0
-        if tip - 1 <= covered:
+        if tip == layout.FIRST_WAL_POSITION or is_flushed(manifest, tip - 1):
             return tip
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
         header = tailer.read_header(tip - 1)
         if header is None or not header.sentinel:
             return tip
         last = tailer.read_entry(tip - 1)
-        pointer = None if last is None else Pointer.of(last)
+        pointer = None if last is None else SsTablePointer.of(last)
         if last is None or pointer is None:
             return tip
         fate = fate_of(self._store, shard_id, last.position, last.writer_epoch, pointer)
@@ -150,9 +156,9 @@ class ChangeFeed:
 
     def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The changes of one shard from position ``start`` up to ``end`` (exclusive)."""
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
         for entry in tailer.entries(start, end):
-            pointer = Pointer.of(entry)
+            pointer = SsTablePointer.of(entry)
             batches = self._logged(entry) if pointer is None else self._published(entry, pointer)
             for batch in batches:
                 if batch.num_rows:
@@ -195,7 +201,7 @@ class ChangeFeed:
         for stored in entry.rows(self._table_schema):
             yield from shown(pa.Table.from_batches([stored]), self._table_schema).to_batches()
 
-    def _published(self, entry: WalEntry, pointer: Pointer) -> Iterator[pa.RecordBatch]:
+    def _published(self, entry: WalEntry, pointer: SsTablePointer) -> Iterator[pa.RecordBatch]:
         """The rows of a pointer's SSTables, as the table shows them, tombstone last."""
         fate = fate_of(self._store, entry.shard_id, entry.position, entry.writer_epoch, pointer)
         if fate is Fate.OPEN:
@@ -253,7 +259,7 @@ class ChangeFeed:
         listed: dict[str, int] = {}
         if len(positions) > _FEW_ENTRIES:
             listed = {info.path: info.size for info in self._store.list(layout.wal_dir(shard_id))}
-        tailer = WalTailer(self._store, shard_id, update_cursor=False)
+        tailer = WalTailer(self._store, shard_id)
 
         def size(position: int) -> int:
             path = layout.wal_entry(shard_id, position)
@@ -264,7 +270,7 @@ class ChangeFeed:
             if not 0 < stored <= _MAY_BE_POINTER_BYTES:
                 return stored
             entry = tailer.read_entry(position)
-            pointer = None if entry is None else Pointer.of(entry)
+            pointer = None if entry is None else SsTablePointer.of(entry)
             return stored if pointer is None else pointer.num_bytes
 
         return ordered_map(size, positions, self._workers)
@@ -309,10 +315,10 @@ def ending_before_pointers(store: ObjectStore, state: TableState) -> TableState:
 
 
 def _before_pointer(store: ObjectStore, place: ShardPlace) -> ShardPlace:
-    tailer = WalTailer(store, place.shard_id, update_cursor=False)
+    tailer = WalTailer(store, place.shard_id)
     positions = place.wal_range
     for position, header in zip(positions, tailer.headers(positions.start, positions.stop), strict=True):
         entry = tailer.read_entry(position) if header is None or header.sentinel else None
-        if entry is not None and Pointer.of(entry) is not None:
+        if entry is not None and SsTablePointer.of(entry) is not None:
             return replace(place, wal_end=position)
     return place

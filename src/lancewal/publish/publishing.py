@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,10 +50,16 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import MB, ShardWriterConfig
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, PartialWriteError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
 from lancewal.format import ShardManifest, SsTableEntry
-from lancewal.publish.pointers import Pointer, confirmation_tags
+from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
 from lancewal.publish.transactions import History, Run, Transaction, TransactionLog, find_entry
 from lancewal.shard import (
@@ -63,62 +68,17 @@ from lancewal.shard import (
     WalAppender,
     discover_manifests,
     find_tip,
-    first_unsettled,
+    is_flushed,
 )
-from lancewal.storage import ObjectStore, Room, layout, ordered_map
-from lancewal.writer import open_shard_writer
+from lancewal.storage import ObjectStore, ordered_map
+from lancewal.writer import DrainBudget, drain_shard
 
 logger = logging.getLogger(__name__)
 
-# How many shards are flushed at a time: as many as their logs leave room for.
-#
-# Whoever publishes flushes the logs of its shards, and that may be the driver of a cluster, whose
-# memory must not depend on what its cluster writes.
-
-
-#: Logs that are flushed at a time, but for a single one that is larger.
-ROOM_BYTES = 16 << 20
-#: Longer logs are not measured: they get the room for themselves.
-_FEW_ENTRIES = 16
-
-
-class DrainRoom:
-    """Lets threads in one by one while their logs together are larger than the room."""
-
-    def __init__(self, store: ObjectStore, room_bytes: int = ROOM_BYTES) -> None:
-        self._store = store
-        self._room_bytes = room_bytes
-        self._room = Room(room_bytes)
-
-    @contextmanager
-    def for_log_of(self, shard_id: UUID) -> Iterator[None]:
-        drain = threading.Lock()
-        try:
-            with drain:
-                self._room.enter(drain, unflushed_bytes(self._store, shard_id, self._room_bytes))
-                yield
-        finally:
-            self._room.leave(drain)
-
-
-def unflushed_bytes(store: ObjectStore, shard_id: UUID, many: int) -> int:
-    """The size of the entries that no SSTable covers; ``many`` when there are more than a few."""
-    manifest = ShardManifestStore(store, shard_id).read_latest()
-    if manifest is None:
-        return 0
-    positions = range(first_unsettled(manifest), find_tip(store, shard_id, manifest))
-    if len(positions) > _FEW_ENTRIES:
-        return many
-    found = (store.head(layout.wal_entry(shard_id, position)) for position in positions)
-    return sum(info.size for info in found if info is not None)
-
-
 T = TypeVar("T")
 
-#: Shards that are published at a time. What they hold of their logs is bounded by ``DrainRoom``, and
-#: ``_DRAIN_BYTES`` of each, or one entry.
+#: Shards that are published at a time. ``DrainBudget`` bounds what they hold of their logs.
 _CONCURRENT_SHARDS = 4
-_DRAIN_BYTES = 64 * MB
 #: Claims in a row that may be lost to others before the caller hears of it.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -158,12 +118,12 @@ def publish(
     if by_shard:
         log.start(run)
     failed: dict[UUID, Exception] = {}
-    room = DrainRoom(store)
+    budget = DrainBudget(store)
 
     def one(item: tuple[Shard, list[Staged]]) -> ShardWrite | None:
         shard, found = item
         try:
-            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, room)
+            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, budget)
         except Exception as error:
             # Whatever it is, the other shards are finished before the caller hears of it.
             failed[shard.shard_id] = error
@@ -176,7 +136,8 @@ def publish(
     if is_anonymous:
         log.forget()
     else:
-        log.finish()
+        with _rows_are_written():
+            log.finish()
     return written
 
 
@@ -250,21 +211,17 @@ def finish_append(store: ObjectStore, transaction: Transaction, written: Sequenc
     for write in written:
         if write.position is not None:
             floors[write.shard_id] = max(write.position + 1, floors.get(write.shard_id, 0))
-    log.finish(floors)
+    with _rows_are_written():
+        log.finish(floors)
 
 
-def drain(base: BaseTable, store: ObjectStore, shard_id: UUID) -> tuple[int, int]:
-    """Claim a shard and move the rows of its WAL to SSTables; the epoch, and how many rows there were."""
-    config = ShardWriterConfig.from_defaults(
-        base.details.writer_config_defaults,
-        enable_memtable=True,
-        stats_log_interval=None,
-        max_memtable_size=_DRAIN_BYTES,
-        max_unflushed_memtable_bytes=2 * _DRAIN_BYTES,
-    )
-    writer = open_shard_writer(base, shard_id, config, store=store)
-    writer.finish()
-    return writer.epoch, writer.stats().replayed_rows
+@contextmanager
+def _rows_are_written() -> Iterator[None]:
+    """The rows of a transaction are there, but what says so may not be: no failure may deny the rows."""
+    try:
+        yield
+    except StorageError as error:
+        raise OutcomeUnknownError(f"rows are written, but not recorded as such: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -319,10 +276,10 @@ def _publish_shard(
     entries: Sequence[SsTableEntry],
     log: TransactionLog,
     run: Run,
-    room: DrainRoom,
+    budget: DrainBudget,
 ) -> ShardWrite:
     rows = sum(entry.physical_rows or 0 for entry in entries)
-    pointer = Pointer(
+    pointer = SsTablePointer(
         run.run_id,
         tuple(entry.path for entry in entries),
         sum(entry.in_memory_bytes or 0 for entry in entries),
@@ -331,8 +288,8 @@ def _publish_shard(
     shard.create(store)
 
     def once() -> ShardWrite:
-        with room.for_log_of(shard.shard_id):
-            epoch, _ = drain(base, store, shard.shard_id)
+        with budget.for_log_of(shard.shard_id):
+            epoch = drain_shard(base, store, shard.shard_id).epoch
         manifests = ShardManifestStore(store, shard.shard_id)
         claimed = manifests.require_latest()
         if claimed.writer_epoch != epoch:
@@ -341,11 +298,13 @@ def _publish_shard(
         earlier = _earlier_write(store, log, claimed, find_tip(store, shard.shard_id, claimed))
         if earlier is not None:
             if earlier.run_id is not None:
-                appender.append_pointer(confirmation_tags(earlier.run_id))
+                with _rows_are_written():
+                    appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
-        appender.append_pointer(confirmation_tags(run.run_id))
+        with _rows_are_written():
+            appender.append_pointer(confirmation_tags(run.run_id))
         return ShardWrite(shard.shard_id, rows, False, position)
 
     return _claiming(once)
@@ -353,7 +312,7 @@ def _publish_shard(
 
 def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position: int) -> ShardManifest:
     """``manifest`` with the SSTables as its newest generations; the pointer's ``position`` is covered."""
-    if manifest.replay_after_wal_entry_position >= position:
+    if is_flushed(manifest, position):
         # Under one epoch only this commit moves the cursor there: it got through before.
         return manifest
     first = manifest.current_generation
@@ -373,13 +332,20 @@ def _claiming(attempt: Callable[[], T]) -> T:
     A loser may be the live one of two, or a zombie: either finds out what is written after
     its next claim. So trying again is right for both, and the pauses let one of them through.
     """
-    for number in range(1, _CLAIM_ATTEMPTS):
+    for number in range(1, _CLAIM_ATTEMPTS + 1):
         try:
             return attempt()
         except FencedError as error:
+            if number == _CLAIM_ATTEMPTS:
+                raise
             logger.info("taken over while writing, attempt %d: %s", number, error)
             time.sleep(random.uniform(0, min(0.05 * 2**number, _LONGEST_PAUSE_SECONDS)))
-    return attempt()
+        except StorageError as error:
+            if number == 1:
+                raise
+            # The attempt before may have written, and then been taken over.
+            raise OutcomeUnknownError(f"an earlier attempt may have taken effect: {error}") from error
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _refuse_old(staged: Sequence[Staged]) -> None:

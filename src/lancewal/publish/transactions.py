@@ -24,14 +24,13 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from lancewal.errors import InvalidInputError, LanceWalError, StorageError, WalTruncatedError
-from lancewal.format import WalEntry, decode_record, encode_record
+from lancewal.errors import InvalidInputError, LanceWalError, WalTruncatedError
+from lancewal.format import WalEntry, decode_record, encode_record, reading_record
 from lancewal.shard import ShardManifestStore, WalTailer, first_readable
 from lancewal.storage import ObjectStore, layout
 
@@ -141,10 +140,6 @@ class TransactionLog:
         }
         self._put(f"{run.version:020d}.started.{run.run_id}", record)
 
-    def mark(self, version: int, shard_id: UUID, run_id: str) -> None:
-        """Say that a shard has the version, because the proof in the shard will be removed."""
-        self._put(f"{version:020d}.shard.{shard_id}", {"app": self.transaction.app_id, "run": run_id})
-
     def finish(self, floors: Mapping[UUID, int] | None = None) -> None:
         """Say that all shards have this version; ``floors`` are lower bounds for the next one's entries."""
         version = self.transaction.version
@@ -172,7 +167,7 @@ class TransactionLog:
             except FileNotFoundError:
                 logger.debug("version %d of %s was replaced by a later one", done, self._directory)
                 continue
-            with _reading(path):
+            with reading_record(path):
                 return {UUID(shard): int(position) for shard, position in content["floors"].items()}
 
     def _put(self, name: str, record: Mapping[str, object]) -> None:
@@ -234,7 +229,7 @@ class Unsettled:
                 start = max(run.floor(shard_id), positions.start)
                 digest = directory.rpartition("/")[2]
                 tag = f"{digest}:{run.version}"
-                tailer = WalTailer(self._store, shard_id, update_cursor=False)
+                tailer = WalTailer(self._store, shard_id)
                 found = (tailer.read_entry(position) for position in range(start, positions.stop))
                 proven = any(
                     entry is not None and not entry.sentinel and entry.tags.get(TRANSACTION_TAG) == tag
@@ -254,7 +249,7 @@ def find_entry(
 
     Positions that were collected are passed over: what was a proof was preserved before.
     """
-    tailer = WalTailer(store, shard_id, update_cursor=False)
+    tailer = WalTailer(store, shard_id)
     try:
         return next((e for e in tailer.entries(start, end) if transaction.wrote(e)), None)
     except WalTruncatedError:
@@ -275,7 +270,7 @@ def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> Histor
             continue
         path = f"{directory}/{match[0]}"
         content = _get(store, path)
-        with _reading(path):
+        with reading_record(path):
             if match[2] == "started":
                 runs.append(_run(version, match[3], content))
             else:
@@ -295,16 +290,8 @@ def _run(version: int, run_id: str, content: Mapping[str, Any]) -> Run:
 
 def _get(store: ObjectStore, path: str) -> dict[str, Any]:
     data = store.get(path)
-    with _reading(path):
+    with reading_record(path):
         return decode_record(data)
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(f"the transaction record {path!r} is damaged: {error!r}") from error
 
 
 def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
@@ -312,7 +299,7 @@ def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
     digest, _, version = tag.partition(":")
     path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
     try:
-        with _reading(path):
+        with reading_record(path):
             return bool(_get(store, path)["run"] == run_id)
     except FileNotFoundError:
         return False

@@ -1,12 +1,9 @@
-"""BaseSource: the base table under everything that is newer."""
+"""BaseSource: one version of the base table, below everything that is newer."""
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
 
 import lance
 import numpy as np
@@ -15,71 +12,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.base import BaseTable, lance_errors, row_count
-from lancewal.errors import InvalidInputError
 from lancewal.format import KeySet, has_dictionary, key_values, numbers, one_array, without_null_words_in
-from lancewal.index import FullTextParams, Metric, full_text_params
+from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among
+from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
 from lancewal.reader.pruning import ShardPruner
-from lancewal.reader.source import Request, Rows
-
-logger = logging.getLogger(__name__)
-
-# What a Lance dataset's indexes say about a column, asked once per dataset.
-
-
-T = TypeVar("T")
-
-#: A handle stays at its version, so what was found stays true.
-_known: weakref.WeakKeyDictionary[lance.LanceDataset, dict[Any, Any]] = weakref.WeakKeyDictionary()
-
-
-def once(dataset: lance.LanceDataset, what: object, find: Callable[[], T]) -> T:
-    """``find()`` the first time, what it gave ever after. Two threads may both be the first."""
-    known = _known.setdefault(dataset, {})
-    if what not in known:
-        known[what] = find()
-    return cast("T", known[what])
-
-
-def vector_metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
-    """The metric of the column's vector index; ``None`` when it has none that we know."""
-    return once(dataset, ("metric", column), lambda: _metric(dataset, column))
-
-
-def text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams | None:
-    """The tokenizer settings of the column's full-text index; ``None`` when it has none."""
-
-    def find() -> FullTextParams | None:
-        with lance_errors("read the indexes of a table"):
-            return full_text_params(dataset, column)
-
-    return once(dataset, ("words", column), find)
-
-
-def hint(dataset: lance.LanceDataset, message: str, *args: object) -> None:
-    """Say in the log, once per dataset, why a search is slow."""
-    once(dataset, ("hint", message, args), lambda: logger.info(message, *args))
-
-
-def _metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
-    known = [each.value for each in Metric]
-    with lance_errors("read the indexes of a table"):
-        for description in dataset.describe_indices():
-            if list(description.field_names) == [column] and str(description.index_type).startswith("IVF"):
-                named = dict(description.details).get("metric_type")
-                # Older versions of Lance left it out of the description.
-                segments = [] if named else dataset.stats.index_stats(description.name)["indices"]
-                metric = str(named or next((part.get("metric_type") for part in segments), "")).lower()
-                if metric in known:
-                    return Metric(metric)
-    return None
-
-
-# Which rows of the base are superseded, asked of its BTree on the key.
-#
-# Without it every key of the base has to be compared with those of newer levels. With it the
-# cost is that of the newer keys, and for SSTables it is paid once for each base version.
-
+from lancewal.reader.source import (
+    Candidates,
+    Found,
+    Hits,
+    Mask,
+    NearestQuery,
+    NewerKeys,
+    Request,
+    Rows,
+    TextLevel,
+    WordsQuery,
+    sql_of,
+)
+from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
+from lancewal.sstable import KeyProbe, refusing
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -91,8 +43,25 @@ KEYS_AT_A_TIME = 5_000
 _ROWS_PER_SEARCH = 50
 
 
+#: The least that a batch is worth reading for, and the most that is held of one.
+_BATCH_BYTES = 16 << 20
+_MIN_BATCH_ROWS = 1024
+_MAX_BATCH_ROWS = 65_536
+#: Words are learned anew for each batch that is read to be searched.
+_SEARCHED_ROWS = 32_768
+#: Values of variable length are taken to be of this size.
+_VARIABLE_BYTES = 64
+#: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
+_UNCOPIED_BYTES = 64 << 10
+
+
 class BaseOverlap:
-    """Row addresses, in one version of the base, of the keys that newer levels hold."""
+    """Row addresses, in one version of the base, of the keys that newer levels hold.
+
+    They are asked of the BTree on the key. Without it every key of the base has to be compared with those
+    of newer levels. With it the cost is that of the newer keys, and for SSTables it is paid once for
+    each base version.
+    """
 
     def __init__(self, base: BaseTable) -> None:
         self._base = base
@@ -151,32 +120,35 @@ def _has_btree(base: BaseTable) -> bool:
     )
 
 
-#: The least that a batch is worth reading for, and the most that is held of one.
-_BATCH_BYTES = 16 << 20
-_MIN_BATCH_ROWS = 1024
-_MAX_BATCH_ROWS = 65_536
-#: Values of variable length are taken to be of this size.
-_VARIABLE_BYTES = 64
-#: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
-_UNCOPIED_BYTES = 64 << 10
-
-
 class BaseSource:
-    """Reads one version of the base table; what newer levels hold of it is left out."""
+    """One version of the base table, or some of its fragments."""
 
     name = "base"
+    shard_id = None
+    generation = 0
+    in_memory = False
 
-    def __init__(self, base: BaseTable) -> None:
+    def __init__(self, base: BaseTable, fragment_ids: frozenset[int] | None = None) -> None:
         self.base = base
+        self.pruner = ShardPruner(base.details, base.schema)
+        self.indexes = LanceIndexes(lambda: base.dataset)
         self._dataset = base.dataset
+        self._fragment_ids = fragment_ids
         self._key_names = list(base.schema.primary_key)
         self._has_dictionaries = any(map(has_dictionary, base.schema.columns.types))
         self._overlap = BaseOverlap(base)
-        self.pruner = ShardPruner(base.details, base.schema)
 
-    def batches(self, request: Request, newer: Sequence[KeySet]) -> Iterator[pa.RecordBatch]:
-        """The rows that the request is about, without the keys of ``newer`` levels."""
-        if self._has_nothing_to_say(request.predicate):
+    def of_fragments(self, fragment_ids: frozenset[int]) -> BaseSource:
+        """A part of the base table, for one of several tasks that read it; only :meth:`batches` knows."""
+        return BaseSource(self.base, fragment_ids)
+
+    def keys(self) -> KeySet:
+        """All keys. Nothing lies below the base, so no read asks for them."""
+        batches = self._scan(self._key_names, None, None, with_row_address=False)
+        return KeySet.of(key_values(batch.columns) for batch in batches)
+
+    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+        if self._is_empty_for(request.predicate):
             return
         superseded = self._superseded(newer)
         read = list(request.columns)
@@ -185,20 +157,22 @@ class BaseSource:
         limit = None if request.limit is None else request.limit + len(superseded)
         by_address = isinstance(superseded, np.ndarray)
         scanned = kept = 0
-        for batch in self._scan(read, request.sql, limit, with_row_address=by_address):
+        for batch in self._scan(read, sql_of(request.predicate), limit, with_row_address=by_address):
             dead = self._dead_rows(batch, superseded)
             scanned, kept = scanned + batch.num_rows, kept + batch.num_rows - len(dead)
             yield from without_rows(batch.select(list(request.columns)), dead)
         if request.limit is not None and scanned == limit and kept < request.limit:
             # Nobody enforces keys: the base had one of them more than once.
-            for batch in self._scan(read, request.sql, None, with_row_address=by_address, offset=scanned):
+            for batch in self._scan(
+                read, sql_of(request.predicate), None, with_row_address=by_address, offset=scanned
+            ):
                 dead = self._dead_rows(batch, superseded)
                 yield from without_rows(batch.select(list(request.columns)), dead)
 
-    def count(self, predicate: Predicate | None, newer: Sequence[KeySet]) -> int:
-        if self._has_nothing_to_say(predicate):
+    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
+        if self._is_empty_for(predicate):
             return 0
-        sql = None if predicate is None else predicate.sql
+        sql = sql_of(predicate)
         superseded = self._superseded(newer)
         if sql is None and isinstance(superseded, np.ndarray):
             return row_count(self._dataset) - len(superseded)
@@ -209,17 +183,64 @@ class BaseSource:
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
         return sum(batch.num_rows - len(self._dead_rows(batch, superseded)) for batch in batches)
 
-    def _has_nothing_to_say(self, predicate: Predicate | None) -> bool:
-        """Without rows it has none to give, and a filter of simple conditions none to refuse."""
+    def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
+        """A key that is twice in the base, which Lance does not rule out, has two rows here."""
+        tables, numbers_of_keys = [], []
+        for start in range(0, len(keys), KEYS_AT_A_TIME):
+            asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys.columns]
+            rows, found = self._lookup(asked, columns)
+            tables.append(rows)
+            numbers_of_keys.append(found + start)
+        found = np.concatenate(numbers_of_keys)
+        return Found(found, pa.concat_tables(tables), found)
+
+    def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
+        """Rows by Lance's row ids, in the order asked."""
+        with lance_errors("read rows of the base table"):
+            taken = self._dataset._take_rows(pa.array(rows, pa.uint64()), columns=list(columns))
+        return self._joinable(taken)
+
+    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+        """Through Lance, which searches fragments that its index does not cover one by one."""
+        if self._is_empty_for(None):
+            return Hits.none(self)
+        use_index = self.indexes.metric(query.column) is query.metric
+
+        def fetch(k: int) -> Candidates:
+            found = self.indexes.nearest(
+                query, query.column, k, columns=self._key_names, use_index=use_index, with_row_id=True
+            )
+            return nearest_candidates(_row_ids(found), found, self._live(found, newer))
+
+        return Hits.filled_up(self, fetch, query.k, row_count(self._dataset), len(newer))
+
+    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+        if self._is_empty_for(None):
+            return []
+        if not is_large(row_count(self._dataset)):
+            return [self._indexed_words(query, newer)]
+        if self.indexes.text_params(query.column) is None:
+            return [ReadLevel(query, self, lambda predicate: self._read_words(query, predicate, newer))]
+        column, names = query.column, self._key_names
+        level = LanceLevel(
+            query, self, self.indexes, self._dataset, column, names, newer, "_rowid", sql_of(query.predicate)
+        )
+        return [level]
+
+    def explain(self, predicate: Predicate | None) -> str:
+        return "" if predicate is None else ", filter pushed down"
+
+    def _is_empty_for(self, predicate: Predicate | None) -> bool:
+        """Whether there is no row, and no filter that Lance would have to judge: it may refuse one."""
         return not self.base.manifest.fragment_ids and (predicate is None or predicate.is_simple)
 
-    def _superseded(self, newer: Sequence[KeySet]) -> KeySet | Addresses:
+    def _superseded(self, newer: NewerKeys) -> KeySet | Addresses:
         """The rows to leave out: by address where an index told them, else by key."""
-        levels = [keys for keys in newer if len(keys)]
-        if not levels:
-            return KeySet.empty()
-        addresses = self._overlap.addresses(levels)
-        return KeySet.union(levels) if addresses is None else addresses
+        # The keys of all fragments would be searched for the rows of some.
+        if not newer.levels or self._fragment_ids is not None:
+            return newer.union
+        addresses = self._overlap.addresses(newer.levels)
+        return newer.union if addresses is None else addresses
 
     def _dead_rows(self, batch: pa.RecordBatch, superseded: KeySet | Addresses) -> Rows:
         if isinstance(superseded, np.ndarray):
@@ -228,25 +249,6 @@ class BaseSource:
             return np.empty(0, np.int64)
         keys = key_values([batch.column(name) for name in self._key_names])
         return np.flatnonzero(superseded.contains(keys))
-
-    def lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
-        """The rows of some keys, and for each row the number of its key.
-
-        ``keys`` are the key columns; a key is asked for once.
-        """
-        tables, numbers_of_keys = [], []
-        for start in range(0, len(keys[0]), KEYS_AT_A_TIME):
-            asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys]
-            rows, found = self._lookup(asked, columns)
-            tables.append(rows)
-            numbers_of_keys.append(found + start)
-        return pa.concat_tables(tables), np.concatenate(numbers_of_keys)
-
-    def take(self, row_ids: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows by Lance's row ids, in the order asked."""
-        with lance_errors("read rows of the base table"):
-            rows = self._dataset._take_rows(pa.array(row_ids, pa.uint64()), columns=list(columns))
-        return self._joinable(rows)
 
     def _lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
         sql = " AND ".join(
@@ -278,11 +280,15 @@ class BaseSource:
         offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         with lance_errors("read the base table"), refusing(sql):
+            wanted = self._fragment_ids
             scanner = self._dataset.scanner(
                 columns=list(columns),
                 filter=sql,
                 limit=limit,
                 offset=offset,
+                fragments=None
+                if wanted is None
+                else [each for each in self._dataset.get_fragments() if each.fragment_id in wanted],
                 batch_size=self._batch_rows(columns),
                 with_row_address=with_row_address,
             )
@@ -292,8 +298,51 @@ class BaseSource:
     def _joinable(self, rows: pa.Table) -> pa.Table:
         return without_null_words_in(rows) if self._has_dictionaries else rows
 
+    def _live(self, rows: pa.Table | pa.RecordBatch, newer: NewerKeys) -> Mask:
+        if not len(newer):
+            return np.ones(rows.num_rows, np.bool_)
+        return ~newer.contains(_keys_of(rows, self._key_names))
+
+    def _indexed_words(self, query: WordsQuery, newer: NewerKeys) -> IndexedLevel:
+        # A version of a table that was deleted and made anew would be another one: its files tell.
+        files = self.indexes.once("files", lambda: _data_files(self._dataset))
+        key = (files, self.base.version, query.column, query.params)
+        made = FIXED.get(key, lambda: self._index_of_words(query))
+        live = np.ones(len(made.rows), np.bool_)
+        if len(newer) and made.keys is not None:
+            live = ~newer.contains(made.keys)
+        matching = live
+        if query.predicate is not None:
+            with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
+                found = self._dataset.scanner(
+                    columns=[], filter=sql_of(query.predicate), with_row_id=True
+                ).to_table()
+            matching = live & np.isin(made.rows, _row_ids(found))
+        return IndexedLevel(query, self, made.index, made.index.rows, live, matching, made.rows)
+
+    def _index_of_words(self, query: WordsQuery) -> FixedIndex:
+        columns = list(dict.fromkeys([query.column, *self._key_names]))
+        with lance_errors("read the base table"):
+            rows = self._dataset.scanner(columns=columns, with_row_id=True, scan_in_order=True).to_table()
+        index = index_of(one_array(rows.column(query.column)), query.params)
+        keys = _keys_of(rows, self._key_names) if self._key_names else None
+        return FixedIndex(index, _row_ids(rows), keys)
+
+    def _read_words(
+        self, query: WordsQuery, predicate: Predicate | None, newer: NewerKeys
+    ) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+        sql = sql_of(predicate)
+        columns = list(dict.fromkeys([query.column, *self._key_names]))
+        with lance_errors("read the base table"), refusing(sql):
+            scanner = self._dataset.scanner(
+                columns=columns, filter=sql, with_row_id=True, batch_size=_SEARCHED_ROWS
+            )
+            for batch in scanner.to_batches():
+                index = index_of(batch.column(query.column), query.params)
+                yield index, _row_ids(batch), self._live(batch, newer)
+
     def _batch_rows(self, columns: Sequence[str]) -> int:
-        width = sum(_byte_width(self.base.schema.plain.field(name).type) for name in columns)
+        width = sum(byte_width(self.base.schema.plain.field(name).type) for name in columns)
         return min(max(_BATCH_BYTES // max(width, 1), _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
 
 
@@ -312,27 +361,25 @@ def without_rows(batch: pa.RecordBatch, dead: Rows) -> Iterator[pa.RecordBatch]:
         yield batch.filter(pa.array(kept))
 
 
-@contextmanager
-def refusing(sql: str | None) -> Iterator[None]:
-    """Turns Lance's refusal of a filter, at planning or on some row's value, into ours."""
-    try:
-        yield
-    except ValueError as error:
-        about_rows = isinstance(error, pa.ArrowException)
-        if sql is None or (about_rows and "filter expression" not in str(error)):
-            raise
-        raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
+def _data_files(dataset: lance.LanceDataset) -> frozenset[str]:
+    with lance_errors("read the base table"):
+        return frozenset(file.path for each in dataset.get_fragments() for file in each.data_files())
 
 
-def _keys_of(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+def _row_ids(rows: pa.Table | pa.RecordBatch) -> Rows:
+    return numbers(rows.column("_rowid")).astype(np.int64)
+
+
+def _keys_of(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
     return key_values([rows.column(name) for name in names])
 
 
-def _byte_width(type_: pa.DataType) -> int:
+def byte_width(type_: pa.DataType) -> int:
+    """About how many bytes a value takes."""
     if pa.types.is_fixed_size_list(type_):
-        return int(type_.list_size) * _byte_width(type_.value_type)
+        return int(type_.list_size) * byte_width(type_.value_type)
     if type_.num_fields:
-        return sum(_byte_width(type_.field(i).type) for i in range(type_.num_fields))
+        return sum(byte_width(type_.field(i).type) for i in range(type_.num_fields))
     try:
         return max(int(type_.bit_width) // 8, 1)
     except ValueError:

@@ -15,8 +15,10 @@ from lancewal.reader.state import Snapshot
 from lancewal.sstable import KeyProbe
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-# They are handed out, again and again.
+# All results share them, so nobody may write to them.
 _FOUND.flags.writeable = _NOT_FOUND.flags.writeable = False
+
+_Part = tuple[pa.Table, Rows]
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,6 @@ class LookupResult:
 
     table: pa.Table
     found: Mask
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Rows of one level, and the numbers of the keys that they are for."""
-
-    rows: pa.Table
-    keys: Rows
 
 
 def lookup(
@@ -62,9 +56,9 @@ def lookup_shown(
     parts = _find(snapshot, distinct, names, row_source)
     if not parts:
         return LookupResult(no_rows(shown), np.zeros(len(number_of), np.bool_))
-    rows = pa.concat_tables([pa.Table.from_arrays(part.rows.columns, schema=shown) for part in parts])
+    rows = pa.concat_tables([pa.Table.from_arrays(rows.columns, schema=shown) for rows, _ in parts])
     row_of_key = np.full(len(distinct), ABSENT, np.int64)
-    row_of_key[np.concatenate([part.keys for part in parts])] = np.arange(rows.num_rows)
+    row_of_key[np.concatenate([numbers for _, numbers in parts])] = np.arange(rows.num_rows)
     wanted = row_of_key[number_of]
     found = wanted != ABSENT
     order = wanted[found]
@@ -77,23 +71,16 @@ def _one(
     snapshot: Snapshot, key: KeyProbe, columns: Sequence[str], shown: pa.Schema, row_source: bool
 ) -> LookupResult:
     """The way of a single key, which is asked for so often that it goes without bookkeeping."""
-    for group in snapshot.groups:
-        for source in group:
-            position = source.find(key)
-            if position[0] == ABSENT:
-                continue
-            rows, deleted = source.take(position, columns)
-            if deleted[0]:
-                return LookupResult(no_rows(shown), _NOT_FOUND)
+    for source in snapshot.newest_levels_first():
+        found = source.look_up(key, columns)
+        if len(found.numbers):
+            # A key that is twice in the base, which Lance does not rule out, is answered once.
+            rows = found.rows.slice(found.rows.num_rows - 1)
             rows = labelled(rows, source) if row_source else rows
             return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
-    rows, _ = snapshot.base_source.lookup(key.columns, columns)
-    if not rows.num_rows:
-        return LookupResult(no_rows(shown), _NOT_FOUND)
-    # A key that is twice in the base, which Lance does not rule out, is answered once.
-    rows = rows.slice(rows.num_rows - 1)
-    rows = labelled(rows, None) if row_source else rows
-    return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
+        if len(found.known):
+            break
+    return LookupResult(no_rows(shown), _NOT_FOUND)
 
 
 def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
@@ -110,36 +97,29 @@ def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
 
 
 def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source: bool) -> list[_Part]:
+    """The rows of the keys, level by level, with the numbers of the keys that they are for."""
     parts: list[_Part] = []
     unknown = np.ones(len(keys), np.bool_)
     locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
 
-    def add(rows: pa.Table, numbers: Rows, source: Source | None) -> None:
-        if len(numbers):
-            parts.append(_Part(labelled(rows, source) if row_source else rows, numbers))
+    def ask(source: Source, asked: Mask) -> None:
+        """Look for the keys that ``asked`` marks, and for those that are here no more."""
+        numbers = np.flatnonzero(asked)
+        if not len(numbers):
+            return
+        found = source.look_up(_subset(keys, numbers), columns)
+        known = numbers[found.known]
+        asked[known] = unknown[known] = False
+        if len(found.numbers):
+            rows = labelled(found.rows, source) if row_source else found.rows
+            parts.append((rows, numbers[found.numbers]))
 
-    for group in snapshot.groups:
-        asked = unknown
-        if locator is not None and len(keys) > 1:
-            here = locator.keys_in(snapshot.identity_of(group[0].shard_id))
-            asked = unknown if here is None else unknown & here
+    for shard, group in snapshot.groups:
+        here = None if locator is None else locator.keys_in(shard)
+        asked = unknown if here is None else unknown & here
         for source in group:
-            numbers = np.flatnonzero(asked)
-            if not len(numbers):
-                break
-            positions = source.find(_subset(keys, numbers))
-            hit = positions != ABSENT
-            if hit.any():
-                numbers = numbers[hit]
-                asked[numbers] = unknown[numbers] = False
-                rows, deleted = source.take(positions[hit], columns)
-                if deleted.any():
-                    rows, numbers = rows.filter(pa.array(~deleted)), numbers[~deleted]
-                add(rows, numbers, source)
-    numbers = np.flatnonzero(unknown)
-    if len(numbers):
-        rows, found = snapshot.base_source.lookup(_subset(keys, numbers).columns, columns)
-        add(rows, numbers[found], None)
+            ask(source, asked)
+    ask(snapshot.base_source, unknown)
     return parts
 
 

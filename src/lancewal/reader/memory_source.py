@@ -1,8 +1,11 @@
-"""MemorySource: a MemTable, or the tail of a WAL, as one level of a merged read."""
+"""MemorySource: a MemTable, or the tail of a WAL, as one level of a merged read.
+
+A filter is asked of the rows that a BTree of the MemTable leaves, where that helps. The tail of a long
+WAL has its keys in memory and its rows not: :class:`StreamedSource` fetches those that are wanted.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,15 +16,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.format import ColumnSource, KeySet, TableSchema, column_sources, key_values
-from lancewal.index import BTreeIndex, IndexStore, Matches
-from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, rows_at, selected
+from lancewal.format import ColumnSource, KeySet, TableSchema, column_sources, key_values, one_array
+from lancewal.index import BTreeIndex, FullTextIndex, IndexStore, Matches, index_of, search_rows
+from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
 from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
-from lancewal.reader.source import Mask, Request, Rows
+from lancewal.reader.source import (
+    Found,
+    Hits,
+    Mask,
+    NearestQuery,
+    NewerKeys,
+    Request,
+    Rows,
+    TextLevel,
+    WordsQuery,
+)
+from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.sstable import KeyProbe
+from lancewal.storage import ordered_map
 
-# BTrees of a MemTable, asked which of its rows a filter can be about.
-
+#: Entries that are on their way while one is looked at, where each is a round trip.
+_REMOTE_AHEAD = 2
 
 #: With more than this share of the rows left, asking every row is as fast.
 _MAX_SHARE = 0.125
@@ -114,7 +129,7 @@ class _Wanted:
 
 
 def _strictest(ends: Sequence[_End], choose: Callable[..., _End]) -> _End | None:
-    """The highest of the low ends, or the lowest of the high ones; of equal ones that without its value."""
+    """The highest of the low ends, or the lowest of the high ones; exclusive if one of them is."""
     if not ends:
         return None
     value = choose(ends, key=lambda end: end.value.as_py()).value
@@ -141,11 +156,6 @@ def _flat(conditions: Iterable[Any]) -> Iterator[Among | Compare | IsNull]:
             yield condition
 
 
-#: The keys of a MemTable as of a number of rows. A MemTable only grows, so a later
-#: reader adds what is new.
-_key_sets: weakref.WeakKeyDictionary[IndexStore, tuple[int, KeySet]] = weakref.WeakKeyDictionary()
-
-
 class MemorySource:
     """Rows in memory, shown as the columns of ``schema`` whatever schema they were written with."""
 
@@ -154,10 +164,7 @@ class MemorySource:
     def __init__(self, view: MemTableView, schema: TableSchema) -> None:
         self._view = view
         self._schema = schema
-
-    @property
-    def name(self) -> str:
-        return f"memtable:{self._view.generation}"
+        self.name = f"memtable:{view.generation}"
 
     @property
     def shard_id(self) -> UUID:
@@ -169,24 +176,16 @@ class MemorySource:
 
     @property
     def row_count(self) -> int:
-        return int(self._view.row_count)
+        return self._view.row_count
 
     @property
     def view(self) -> MemTableView:
         return self._view
 
     def keys(self) -> KeySet:
-        view = self._view
-        known_rows, known = _key_sets.get(view.indexes, (0, KeySet.empty()))
-        if known_rows == view.row_count:
-            return known
-        if known_rows > view.row_count:
-            return KeySet.of([self._keys_from(0)])
-        grown = known | KeySet.of([self._keys_from(known_rows)])
-        _key_sets[view.indexes] = (view.row_count, grown)
-        return grown
+        return self._view.rows.keys(self._view)
 
-    def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
+    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
         predicate = request.predicate
         found = None if predicate is None else self._found(predicate, newer)
         if found is not None:
@@ -196,10 +195,68 @@ class MemorySource:
         rows = self._rows([name for name in self._schema.names if name in names])
         yield from selected(rows, self._live(newer), request.columns, predicate).to_batches()
 
-    def count(self, predicate: Predicate | None, newer: KeySet) -> int:
+    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
         return int(np.count_nonzero(self.matching(predicate, newer)))
 
-    def matching(self, predicate: Predicate | None, newer: KeySet) -> Mask:
+    def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
+        return Found.at(
+            self._view.newest_positions(keys.values), lambda positions: self._marked(positions, columns)
+        )
+
+    def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
+        return self._marked(rows, columns)[0]
+
+    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+        """Through the MemTable's index, and row by row where rows are not indexed (yet)."""
+        rows, name = self.row_count, self.written_name(query.column)
+        if name is None:
+            return Hits.none(self)
+        allowed = self.matching(query.predicate, newer)
+        index = self._view.indexes.vector(name, query.metric)
+        indexed = 0 if index is None else min(index.rows, rows)
+        parts = []
+        if index is not None and indexed:
+            near = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
+            parts.append((near.positions, near.distances))
+        if indexed < rows:
+            for first, part in self._column_parts(query.column, indexed, allowed):
+                here = allowed[first : first + len(part)]
+                near = search_rows(part, query.vector, query.k, query.metric, allowed=here)
+                parts.append((near.positions + first, near.distances))
+        return Hits.joined(self, parts)
+
+    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+        """The rows that the MemTable's index holds, and the others."""
+        rows, name = self.row_count, self.written_name(query.column)
+        if name is None:
+            return []
+        live = self.matching(None, newer)
+        matching = live if query.predicate is None else self.matching(query.predicate, newer)
+        levels: list[TextLevel] = []
+        indexed, own = 0, self._view.indexes.full_text(name)
+        if own is not None and own.params == query.params:
+            indexed = min(own.rows, rows)
+            levels.append(IndexedLevel(query, self, own, indexed, live[:indexed], matching[:indexed]))
+        if indexed < rows:
+            texts = self._rows([query.column]).column(0)
+            made = self._view.rows.text_index(query.field_id, query.params, texts, indexed)
+            others = np.arange(indexed, rows)
+            levels.append(
+                IndexedLevel(query, self, made, len(others), live[indexed:], matching[indexed:], others)
+            )
+        return levels
+
+    def explain(self, predicate: Predicate | None) -> str:
+        if predicate is None:
+            return ""
+        left = self.narrowed(predicate)
+        if left is None:
+            return ", filtered in memory"
+        return (
+            f", filtered in memory: BTree on {left.column} leaves {len(left.rows)} of {self.row_count} rows"
+        )
+
+    def matching(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
         """By row position, which rows are live, not superseded by ``newer``, and match."""
         if predicate is None:
             return self._live(newer)
@@ -215,7 +272,7 @@ class MemorySource:
         """The rows that a BTree leaves to ask; ``None`` where all are asked."""
         return narrowed(predicate, self._view.indexes, self.written_name, self.row_count)
 
-    def _found(self, predicate: Predicate, newer: KeySet) -> Rows | None:
+    def _found(self, predicate: Predicate, newer: NewerKeys) -> Rows | None:
         """The positions that :meth:`matching` marks, where a BTree leaves few to ask."""
         left = self.narrowed(predicate)
         if left is None:
@@ -228,45 +285,33 @@ class MemorySource:
             kept &= ~newer.contains(key_values([asked.column(name) for name in names]))
         return rows[kept]
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """A column of all rows, by row position."""
-        return self._rows([name]).column(0)
-
-    def column_parts(
-        self, name: str, first_row: int = 0, wanted: Mask | None = None
-    ) -> Iterator[tuple[int, pa.ChunkedArray]]:
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
         """A column from ``first_row`` on, in order, each part with the position of its first row.
 
         Parts that hold no ``wanted`` row may be left out.
         """
-        yield first_row, self.column(name).slice(first_row)
+        yield first_row, self._rows([name]).column(0).slice(first_row)
 
     def written_name(self, column: str) -> str | None:
         """What the MemTable, and its indexes, call a column; ``None`` when it has not got it."""
         sources = self._column_sources
         return column if sources is None else sources[column].stored_name
 
-    def find(self, keys: KeyProbe) -> Rows:
-        return self._view.newest_positions(keys.values)
-
-    def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
-        stored = rows_at(self._view, positions)
-        return self._aligned(stored, columns), deleted_rows(stored)
-
-    def _live(self, newer: KeySet) -> Mask:
+    def _live(self, newer: NewerKeys) -> Mask:
         live = self._view.live_mask
-        return live & ~newer.contains(self._keys_from(0)) if len(newer) else live
+        return live & ~newer.contains(self._view.keys()) if len(newer) else live
 
-    def _keys_from(self, row: int) -> pa.Array:
-        names = self._view.schema.primary_key
-        return key_values([self._view.stored.column(name).slice(row) for name in names])
+    def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
+        """Rows by position, and which of them are deletes."""
+        stored = self._view.rows_at(positions)
+        return self._aligned(stored, columns), deleted_rows(stored)
 
     def _rows(self, columns: Sequence[str]) -> pa.Table:
         return self._aligned(self._view.stored, columns)
 
     def _rows_at(self, positions: Rows, columns: Sequence[str]) -> pa.Table:
         if len(positions) <= FEW_ROWS:
-            return self._aligned(rows_at(self._view, positions), columns).combine_chunks()
+            return self._aligned(self._view.rows_at(positions), columns).combine_chunks()
         return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -287,3 +332,106 @@ class MemorySource:
         if as_stored and same and not shown.replaced_since(written.version):
             return None
         return dict(column_sources(written.stored, shown, written.version))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows in a row, and how to get them: all columns of the table and the tombstones."""
+
+    num_rows: int
+    fetch: Callable[[], pa.Table]
+
+
+class StreamedSource(MemorySource):
+    """Rows that are fetched part by part, and only those parts that hold a wanted row.
+
+    ``view`` holds the keys and the tombstones of all rows: it tells which of them count.
+    """
+
+    def __init__(
+        self, view: MemTableView, schema: TableSchema, parts: Sequence[Part], *, is_remote: bool
+    ) -> None:
+        super().__init__(view, schema)
+        self._parts = parts
+        self._starts = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])]).astype(np.int64)
+        self._is_remote = is_remote
+
+    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+        predicate = request.predicate
+        wanted = self._wanted(predicate, newer)
+        # With a limit the first part may be enough.
+        for first, rows in self._read(wanted, ahead=request.limit is None):
+            mask = wanted[first : first + rows.num_rows]
+            yield from selected(rows, mask, request.columns, predicate).to_batches()
+
+    def matching(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
+        wanted = self._wanted(predicate, newer)
+        if predicate is None or self._is_about_keys(predicate):
+            return wanted
+        matching = np.zeros(self.row_count, np.bool_)
+        columns = sorted(predicate.columns) or self._schema.names[:1]
+        for first, rows in self._read(wanted):
+            here = slice(first, first + rows.num_rows)
+            matching[here] = wanted[here] & predicate.mask(rows.select(columns))
+        return matching
+
+    def narrowed(self, predicate: Predicate) -> Narrowed | None:
+        return None
+
+    def written_name(self, column: str) -> str | None:
+        return column
+
+    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+        def read(predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
+            allowed = self.matching(predicate, newer)
+            for first, texts in self._column_parts(query.column, 0, allowed):
+                rows = np.arange(first, first + len(texts))
+                yield index_of(one_array(texts), query.params), rows, allowed[rows]
+
+        return [ReadLevel(query, self, read)]
+
+    def explain(self, predicate: Predicate | None) -> str:
+        return super().explain(predicate) + ", rows fetched from the log"
+
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
+        asked = wanted.copy()
+        asked[:first_row] = False
+        for first, rows in self._read(asked):
+            skipped = max(first_row - first, 0)
+            yield first + skipped, rows.column(name).slice(skipped)
+
+    def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
+        deleted = self._view.tombstones[positions]
+        part_of = np.searchsorted(self._starts, positions, side="right") - 1
+        pieces, places = [], []
+        for part in np.unique(part_of).tolist():
+            asked = np.flatnonzero(part_of == part)
+            rows = self._parts[part].fetch().select(list(columns))
+            # Taken, not cut out: a slice would hold all rows of the part.
+            pieces.append(rows.take(pa.array(positions[asked] - self._starts[part])))
+            places.append(asked)
+        if not pieces:
+            return self._schema.stored.empty_table().select(list(columns)), deleted
+        found = pa.concat_tables(pieces)
+        if len(pieces) > 1:
+            found = found.combine_chunks().take(pa.array(np.argsort(np.concatenate(places))))
+        return found, deleted
+
+    def _wanted(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
+        """The rows that count, as far as their keys tell."""
+        live = self._live(newer)
+        if predicate is not None and self._is_about_keys(predicate):
+            live = live & predicate.mask(self._view.stored.select(sorted(predicate.columns)))
+        return live
+
+    def _is_about_keys(self, predicate: Predicate) -> bool:
+        return bool(predicate.columns) and predicate.columns <= set(self._view.schema.primary_key)
+
+    def _read(self, wanted: Mask, *, ahead: bool = True) -> Iterator[tuple[int, pa.Table]]:
+        """The parts that hold a wanted row, each with the position of its first row."""
+        bounds = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
+        chosen = [place for place, (start, end) in enumerate(bounds) if wanted[start:end].any()]
+        workers = _REMOTE_AHEAD if self._is_remote and ahead else 1
+        fetched = ordered_map(lambda place: self._parts[place].fetch(), chosen, workers)
+        for place, rows in zip(chosen, fetched, strict=True):
+            yield int(self._starts[place]), rows

@@ -20,93 +20,16 @@ from lancewal.format import readable_columns
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
-from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.source import Request, Source, labelled, shown_schema
 from lancewal.reader.state import ShardSnapshot, Snapshot
-from lancewal.reader.streamed_source import StreamedSource
 from lancewal.storage import check_process, ordered_map
-
-# A readable account of what a scan does.
-
-
-def explained(scan: Scan) -> str:
-    """Sources from the newest to the oldest, pruned shards, and where the filter is evaluated."""
-    snapshot = scan.snapshot
-    lines = [f"Scan of {snapshot.base.uri} at base version {snapshot.base.version}"]
-    lines.append(f"  columns: {', '.join(scan.schema.names)}")
-    if scan.predicate is not None:
-        lines.append(f"  filter: {scan.predicate.sql}")
-    if scan.limit is not None or scan.offset:
-        lines.append(f"  limit: {'none' if scan.limit is None else scan.limit}, offset: {scan.offset}")
-    pinned = scan.pinned_keys()
-    if pinned is not None:
-        lines.append(
-            f"  the filter names {len(pinned[0])} keys: looked up, newest level first, by the MemTables' key "
-            "index, the SSTables' bloom filter and key index, and the base's "
-            f"{'BTree' if key_index_name(snapshot) else 'key column'}"
-        )
-    elif snapshot.schema.primary_key:
-        lines.append("  newest version of each key wins, then the filter and the limit apply")
-    else:
-        lines.append("  append-only: every row of every level is read once")
-    for shard in snapshot.shards:
-        lines += _shard_lines(scan, shard)
-    if snapshot.pruned:
-        lines.append(f"  pruned {len(snapshot.pruned)} shards: {', '.join(map(str, snapshot.pruned))}")
-    lines.append(f"  base: {row_count(snapshot.base.dataset)} rows{_pushed(scan)}")
-    indexed = scan.predicate is not None and _index_names(snapshot, scan.predicate.columns)
-    if indexed and pinned is None:
-        lines.append(f"    scalar indexes on the filter's columns: {', '.join(indexed)}")
-    return "\n".join(lines)
-
-
-def key_index_name(snapshot: Snapshot) -> str | None:
-    """The base's BTree on the first key column, if it has one."""
-    names = _index_names(snapshot, frozenset(snapshot.schema.primary_key[:1]))
-    return names[0] if names else None
-
-
-def _shard_lines(scan: Scan, shard: ShardSnapshot) -> list[str]:
-    where = "MemTables of the writer in this process" if shard.is_live else "WAL tail"
-    lines = [f"  shard {shard.shard_id}: generation {shard.manifest.current_generation}, {where}"]
-    for source in shard.sources:
-        how = _filtered(source, scan.predicate) if isinstance(source, MemorySource) else _pushed(scan)
-        if isinstance(source, StreamedSource):
-            how += ", rows fetched from the log"
-        lines.append(f"    {source.name}{'' if scan.pinned_keys() is not None else how}")
-    return lines
-
-
-def _filtered(source: MemorySource, predicate: Predicate | None) -> str:
-    if predicate is None:
-        return ""
-    left = source.narrowed(predicate)
-    if left is None:
-        return ", filtered in memory"
-    return f", filtered in memory: BTree on {left.column} leaves {len(left.rows)} of {source.row_count} rows"
-
-
-def _pushed(scan: Scan) -> str:
-    return ", filter pushed down" if scan.predicate is not None and scan.pinned_keys() is None else ""
-
-
-def _index_names(snapshot: Snapshot, columns: frozenset[str]) -> list[str]:
-    ids = {snapshot.schema.field_ids[name] for name in columns}
-    return sorted(
-        {
-            index.name
-            for index in snapshot.base.manifest.indexes
-            if "BTree" in index.details_type and ids.intersection(index.field_ids[:1])
-        }
-    )
-
 
 #: A filter that names at most so many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
 
 _MAX_LEVELS_AHEAD = 4
 
-_Level = tuple[Source | None, Callable[[], Iterator[pa.RecordBatch]]]
+_Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
 
 class Scan:
@@ -160,13 +83,12 @@ class Scan:
             total = int(self._pinned(pinned).num_rows)
         else:
             total = sum(source.count(self.predicate, newer) for source, newer in self.snapshot.levels())
-            total += self.snapshot.base_source.count(self.predicate, self.snapshot.key_sets())
         remaining = max(total - self.offset, 0)
         return remaining if self.limit is None else min(remaining, self.limit)
 
     def explain(self) -> str:
         """What is read, what was left out, and what is pushed down, as text."""
-        return explained(self)
+        return _explained(self)
 
     def pinned_keys(self) -> list[pa.Array] | None:
         """The key columns of all keys that the filter allows, when it names them and they are few.
@@ -233,15 +155,14 @@ class Scan:
         request = Request(self._columns, self.predicate, enough)
         for source, newer in self.snapshot.levels():
             yield source, partial(source.batches, request, newer)
-        yield None, partial(self.snapshot.base_source.batches, request, self.snapshot.key_sets())
 
     def _levels_ahead(self) -> int:
         """How many levels are opened at a time, where each waits for the network before its first batch."""
-        flushed = sum(not source.in_memory for group in self.snapshot.groups for source in group)
+        waiting = sum(not source.in_memory for shard in self.snapshot.shards for source in shard.sources) + 1
         # With a limit the first levels may be enough.
         if not self.snapshot.is_remote or self.limit is not None:
             return 1
-        return min(flushed + 1, _MAX_LEVELS_AHEAD)
+        return min(waiting, _MAX_LEVELS_AHEAD)
 
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"
@@ -257,8 +178,61 @@ class Scan:
         return found.select(self.schema.names)
 
 
-def _opened(level: _Level) -> tuple[Source | None, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+def _opened(level: _Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
     """A level, with its first batch read."""
     source, start = level
     batches = start()
     return source, list(islice(batches, 1)), batches
+
+
+def _explained(scan: Scan) -> str:
+    """Sources from the newest to the oldest, pruned shards, and where the filter is evaluated."""
+    snapshot = scan.snapshot
+    lines = [f"Scan of {snapshot.base.uri} at base version {snapshot.base.version}"]
+    lines.append(f"  columns: {', '.join(scan.schema.names)}")
+    if scan.predicate is not None:
+        lines.append(f"  filter: {scan.predicate.sql}")
+    if scan.limit is not None or scan.offset:
+        lines.append(f"  limit: {'none' if scan.limit is None else scan.limit}, offset: {scan.offset}")
+    pinned = scan.pinned_keys()
+    if pinned is not None:
+        has_btree = _index_names(snapshot, frozenset(snapshot.schema.primary_key[:1]))
+        lines.append(
+            f"  the filter names {len(pinned[0])} keys: looked up, newest level first, by the MemTables' key "
+            "index, the SSTables' bloom filter and key index, and the base's "
+            f"{'BTree' if has_btree else 'key column'}"
+        )
+    elif snapshot.schema.primary_key:
+        lines.append("  newest version of each key wins, then the filter and the limit apply")
+    else:
+        lines.append("  append-only: every row of every level is read once")
+    for shard in snapshot.shards:
+        lines += _shard_lines(scan, shard)
+    if snapshot.pruned:
+        lines.append(f"  pruned {len(snapshot.pruned)} shards: {', '.join(map(str, snapshot.pruned))}")
+    lines.append(f"  base: {row_count(snapshot.base.dataset)} rows{_how(scan, snapshot.base_source)}")
+    indexed = scan.predicate is not None and _index_names(snapshot, scan.predicate.columns)
+    if indexed and pinned is None:
+        lines.append(f"    scalar indexes on the filter's columns: {', '.join(indexed)}")
+    return "\n".join(lines)
+
+
+def _shard_lines(scan: Scan, shard: ShardSnapshot) -> list[str]:
+    where = "MemTables of the writer in this process" if shard.is_live else "WAL tail"
+    lines = [f"  shard {shard.shard_id}: generation {shard.manifest.current_generation}, {where}"]
+    return lines + [f"    {source.name}{_how(scan, source)}" for source in shard.sources]
+
+
+def _how(scan: Scan, source: Source) -> str:
+    return "" if scan.pinned_keys() is not None else source.explain(scan.predicate)
+
+
+def _index_names(snapshot: Snapshot, columns: frozenset[str]) -> list[str]:
+    ids = {snapshot.schema.field_ids[name] for name in columns}
+    return sorted(
+        {
+            index.name
+            for index in snapshot.base.manifest.indexes
+            if "BTree" in index.details_type and ids.intersection(index.field_ids[:1])
+        }
+    )

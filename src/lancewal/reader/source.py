@@ -1,10 +1,15 @@
-"""What a merged read reads from: MemTables, SSTables and the base table, behind one interface."""
+"""Source: one level of a table, which is a MemTable or log tail, an SSTable, or the base table.
+
+Every level answers the same questions. It leaves out rows that a newer version in the level itself
+replaces, and rows whose keys a newer level has: those are passed in as :class:`NewerKeys`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -12,13 +17,96 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.format import KeySet, TableSchema, refuse_added
+from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
 from lancewal.sstable import KeyProbe
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[np.float32]
 
 ABSENT = -1
+
+DISTANCE = "_distance"
+SCORE = "_score"
+#: The columns that say where a row came from.
+SOURCE = "_source"
+SHARD_ID = "_shard_id"
+_LABELS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
+
+
+class Source(Protocol):
+    """One level. ``newer`` are the keys of the levels above it."""
+
+    @property
+    def name(self) -> str:
+        """As the column ``_source`` shows it."""
+
+    @property
+    def shard_id(self) -> UUID | None:
+        """The base table has none."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows were not flushed yet; other levels wait for I/O."""
+
+    def keys(self) -> KeySet:
+        """All keys here, those of deletes included, whatever a filter says."""
+
+    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+        """The rows that the request is about."""
+
+    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
+        """How many rows :meth:`batches` would give, without reading more than it takes."""
+
+    def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
+        """The newest rows of some keys, each of which is asked for once."""
+
+    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+        """The ``k`` rows whose vectors are nearest."""
+
+    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+        """The level as full-text search sees it: some parts, each indexed in one way."""
+
+    def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
+        """Rows that a search found, in the order asked."""
+
+    def explain(self, predicate: Predicate | None) -> str:
+        """How the rows are read and filtered."""
+
+
+class NewerKeys:
+    """The keys of the levels above one level; rows with these keys are superseded there."""
+
+    def __init__(self, sources: Sequence[Source] = (), union: KeySet | None = None) -> None:
+        """``union`` are the keys of ``sources``, if they are known; else they are read when needed."""
+        self._sources = sources
+        if union is not None:
+            self.union = union
+
+    @cached_property
+    def levels(self) -> list[KeySet]:
+        """The keys of each level that has any."""
+        return [keys for source in self._sources if len(keys := source.keys())]
+
+    @cached_property
+    def union(self) -> KeySet:
+        return KeySet.union(self.levels)
+
+    def __len__(self) -> int:
+        return len(self.union)
+
+    def contains(self, keys: pa.Array) -> Mask:
+        return self.union.contains(keys)
+
+    def below(self, source: Source) -> NewerKeys:
+        """What is newer than the level below ``source``."""
+        return NewerKeys([*self._sources, source], self.union | source.keys())
 
 
 @dataclass(frozen=True)
@@ -29,9 +117,140 @@ class Request:
     predicate: Predicate | None = None
     limit: int | None = None
 
+
+def sql_of(predicate: Predicate | None) -> str | None:
+    """A filter as Lance takes it."""
+    return None if predicate is None else predicate.sql
+
+
+class Found(NamedTuple):
+    """What a level knows of some keys, which are numbered in the order asked.
+
+    ``known`` are the numbers of the keys that it has, deletes included. ``rows`` are those that are
+    not deleted, and ``numbers`` tells which key each row is for.
+    """
+
+    known: Rows
+    rows: pa.Table
+    numbers: Rows
+
+    @classmethod
+    def at(cls, positions: Rows, take: Callable[[Rows], tuple[pa.Table, Mask]]) -> Found:
+        """The rows at ``positions``, one for each key, ``ABSENT`` for a key that is not here.
+
+        ``take`` gives rows by position, and which of them are deletes.
+        """
+        known = np.flatnonzero(positions != ABSENT)
+        if not len(known):
+            return _NOTHING
+        rows, deleted = take(positions[known])
+        if deleted.any():
+            return cls(known, rows.filter(pa.array(~deleted)), known[~deleted])
+        return cls(known, rows, known)
+
+
+_NO_ROWS: Rows = np.empty(0, np.int64)
+_NOTHING = Found(_NO_ROWS, pa.table({}), _NO_ROWS)
+
+
+@dataclass(frozen=True)
+class NearestQuery:
+    """A vector search, checked against the table."""
+
+    column: str
+    vector: Vector
+    k: int
+    metric: Metric
+    predicate: Predicate | None
+    nprobes: int
+    refine_factor: int
+
+
+@dataclass(frozen=True)
+class WordsQuery:
+    """A full-text search, checked against the table."""
+
+    column: str
+    field_id: int
+    text: str
+    k: int
+    params: FullTextParams
+    operator: str = "or"
+    phrase: bool = False
+    predicate: Predicate | None = None
+
+
+class TextLevel(Protocol):
+    """Rows of one level whose words are indexed in one way."""
+
     @property
-    def sql(self) -> str | None:
-        return None if self.predicate is None else self.predicate.sql
+    def waits(self) -> bool:
+        """Whether it reads from storage."""
+
+    @property
+    def scores_alone(self) -> bool:
+        """Whether its rows are scored against its own statistics, not those of the whole table."""
+
+    def statistics(self) -> CorpusStatistics:
+        """What its live rows add to the statistics of the table."""
+
+    def search(self, corpus: CorpusStatistics) -> Hits:
+        """Its best ``k`` rows, best first."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Rows of one level with their distances or scores, best first."""
+
+    source: Source
+    rows: Rows
+    values: Values
+
+    @classmethod
+    def none(cls, source: Source) -> Hits:
+        return cls(source, _NO_ROWS, np.empty(0, np.float32))
+
+    @classmethod
+    def joined(cls, source: Source, parts: Sequence[tuple[Rows, Values]]) -> Hits:
+        if not parts:
+            return cls.none(source)
+        rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return cls(source, rows, values)
+
+    @classmethod
+    def filled_up(
+        cls, source: Source, fetch: Callable[[int], Candidates], k: int, rows: int, superseded: int
+    ) -> Hits:
+        """The best ``k`` live rows of a level that has ``rows`` rows, ``superseded`` of them replaced.
+
+        ``fetch(n)`` gives the best ``n`` rows, fewer when there are no more. It is asked for more
+        until enough are left: a row that was replaced must not take a fresh one's place.
+        """
+        wanted = min(2 * k if superseded else k, rows)
+        while wanted:
+            found = fetch(wanted)
+            kept = np.flatnonzero(found.live)[:k]
+            if len(kept) == k or len(found.rows) < wanted or wanted == rows:
+                return cls(source, found.rows[kept], found.values[kept])
+            sure = k + superseded
+            wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
+        return cls.none(source)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Candidates(NamedTuple):
+    """What Lance found in one level, best first, and which of it no newer level replaces."""
+
+    rows: Rows
+    values: Values
+    live: Mask
+
+    def in_order(self, *, largest_first: bool) -> Candidates:
+        """Best first, and equally good ones by row: Lance leaves their order open."""
+        order = np.lexsort((self.rows, -self.values if largest_first else self.values))
+        return Candidates(self.rows[order], self.values[order], self.live[order])
 
 
 def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool, int, UUID]:
@@ -46,64 +265,17 @@ def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool
     return not in_memory, -generation, shard_id
 
 
-class Source(Protocol):
-    """One level of a shard. Keys of newer levels are passed in; their rows here are superseded.
-
-    All of a level's own superseded rows are left out by itself.
-    """
-
-    @property
-    def name(self) -> str:
-        """As ``_source`` shows it."""
-
-    @property
-    def shard_id(self) -> UUID: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def in_memory(self) -> bool: ...
-
-    def keys(self) -> KeySet:
-        """All keys here, those of deletes included, whatever a filter says."""
-
-    def batches(self, request: Request, newer: KeySet) -> Iterator[pa.RecordBatch]:
-        """The live rows that the request is about, without ``newer`` keys."""
-
-    def count(self, predicate: Predicate | None, newer: KeySet) -> int:
-        """How many rows :meth:`batches` would give, without reading more than it takes."""
-
-    def find(self, keys: KeyProbe) -> Rows:
-        """The newest row of each key, ``ABSENT`` where there is none; deletes are found too."""
-
-    def take(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
-        """Rows that :meth:`find` found, in the order asked, and which of them are deletes."""
-
-
-# The columns that say where a row came from.
-
-
-SOURCE = "_source"
-SHARD_ID = "_shard_id"
-_BASE = "base"
-
-_FIELDS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
-
-_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
-
-
 def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
     """What a read of ``columns`` returns."""
     if row_source:
         refuse_added(schema, SOURCE, SHARD_ID)
     fields = [schema.plain.field(name) for name in columns]
-    return pa.schema([*fields, *_FIELDS] if row_source else fields)
+    return pa.schema([*fields, *_LABELS] if row_source else fields)
 
 
-def labelled(rows: _Rows, source: Source | None) -> _Rows:
-    """``rows`` with the columns that name their source; ``None`` is the base table."""
-    name, shard = (_BASE, None) if source is None else (source.name, str(source.shard_id))
-    for field, value in zip(_FIELDS, (name, shard), strict=True):
+def labelled(rows: _Rows, source: Source) -> _Rows:
+    """``rows`` with the columns that name their source."""
+    shard = None if source.shard_id is None else str(source.shard_id)
+    for field, value in zip(_LABELS, (source.name, shard), strict=True):
         rows = rows.append_column(field, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
     return rows

@@ -1,4 +1,7 @@
-"""Snapshot: one consistent state of a table, from all its levels.
+"""One consistent state of a table: as data, and opened as its levels.
+
+As data it is the version of the base table and, of each shard, the manifest and where the WAL ended
+(:class:`TableState`). That can be sent to another process and opened there, later too.
 
 What is read in which order decides whether a row is missed or seen twice while writers
 flush, jobs compact and collectors delete beside the reader:
@@ -9,9 +12,10 @@ flush, jobs compact and collectors delete beside the reader:
    its rows. The other way round it could be in neither: not yet in the manifest, no
    longer in memory. Views count only if the manifest still names the writer's epoch; a
    writer that was superseded does not know what its successor wrote.
-2. **The shard's manifest**, then, where no writer lives here, **its WAL tail**: what
-   the manifest leaves uncovered. An entry that vanished meanwhile was flushed by
-   then; the tail finds out and the snapshot starts again.
+2. **The shard's manifest**, then, where no writer lives here, **the end of its WAL**, then the
+   manifest once more. Entries vanish when they are flushed and collected meanwhile, and then the WAL
+   seems to end where they began; or rows were published that the first manifest lacks, and newer
+   ones follow them in the WAL. So the end is believed only when both manifests tell of the same rows.
 3. **The base version with its markers**, last. A compaction between 2 and 3 only raises a
    marker, and SSTables at or below it are left out here. Were the base read first, a
    compaction followed by pruning would hide the rows from both reads.
@@ -19,39 +23,115 @@ flush, jobs compact and collectors delete beside the reader:
    generations which this reader knows as MemTable or WAL rows, or not at all: those rows
    would lie over newer ones. The snapshot starts again. Where the marker is not about this shard's
    generations at all (a copied table, see :mod:`lancewal.sstable.lineage`) it says nothing.
+5. **The WAL entries**, up to the end that was found. One that vanished was flushed since 2: the
+   snapshot starts again.
 
 A shard that appears after the listing is left out: its rows are younger than the read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.errors import ConflictError, LanceWalError
-from lancewal.format import KeySet, ShardManifest, TableSchema
+from lancewal.errors import ConflictError, LanceWalError, StorageError
+from lancewal.format import ShardManifest, TableSchema
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
-from lancewal.reader.source import Source, newest_first
-from lancewal.reader.sstable_source import KeyedSsTable, SsTableSource
-from lancewal.reader.tail import ShardTail, SnapshotMovedError, TailEntries
-from lancewal.shard import (
-    DEFAULT_SCAN_BATCH_SIZE,
-    ShardManifestStore,
-    discover_shards,
-    established_tip,
-    first_unsettled,
-)
+from lancewal.reader.source import NewerKeys, Source, newest_first
+from lancewal.reader.sstable_source import SsTableSource
+from lancewal.reader.tail import ShardTail, SnapshotMovedError
+from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
-from lancewal.storage import ObjectStore, ordered_map
+from lancewal.storage import ObjectStore, Shelf, check_process, layout, ordered_map
 from lancewal.writer import live_writer
 
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+T = TypeVar("T")
 WantsShard = Callable[[ShardIdentity], bool]
+
+#: Each attempt fails only when a flush or a compaction got in between.
+_ATTEMPTS = 16
+_REMOTE_READERS = 16
+#: What an open version of a table is taken to hold in memory.
+_BASE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardPlace:
+    """One shard of a state: its manifest, and where its WAL ended.
+
+    Where a writer of this process has the rows in memory, they are ``views``, oldest first, and nothing
+    of the WAL is needed. Only what is read and used in this process has them.
+    """
+
+    manifest: ShardManifest
+    wal_end: int
+    views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def shard_id(self) -> UUID:
+        return self.manifest.shard_id
+
+    @property
+    def identity(self) -> ShardIdentity:
+        return ShardIdentity.of(self.manifest)
+
+    @property
+    def wal_range(self) -> range:
+        return range(first_unsettled(self.manifest), self.wal_end)
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A state of the table as data. Equal ones have equal rows."""
+
+    uri: str
+    version: int
+    shards: tuple[ShardPlace, ...]
+
+    def positions(self) -> dict[UUID, int]:
+        """The place in the change feed from which on nothing is part of this state."""
+        return {place.shard_id: place.wal_end for place in self.shards}
+
+    def base(self, storage_options: Mapping[str, str]) -> BaseSource:
+        """The base table of this state; kept, because every task of a query asks for it."""
+        return _bases.get_or_make(
+            (self.uri, self.version, frozenset(storage_options.items())),
+            lambda: BaseSource(BaseTable.open(self.uri, dict(storage_options), version=self.version)),
+            lambda _: _BASE_BYTES,
+        )
+
+    def open(self, storage_options: Mapping[str, str], shards: Sequence[ShardPlace]) -> Snapshot:
+        """The levels of some shards of this state; of SSTables nothing is read yet."""
+        base = self.base(storage_options)
+        store = ObjectStore.from_uri(self.uri, storage_options)
+        try:
+            opened = [ShardReader(store, place.shard_id).open(place, base.base) for place in shards]
+        except SnapshotMovedError as error:
+            raise StorageError(
+                f"the query's state of the table at {self.uri} is no longer there ({error}); run the query "
+                "again, and collect garbage with a min_age above the duration of queries"
+            ) from error
+        return Snapshot(base, tuple(opened), is_remote=not store.is_local)
+
+
+#: By table, version and storage options.
+_bases: Shelf[tuple[str, int, frozenset[tuple[str, str]]], BaseSource] = Shelf()
+
+
+def read_state(store: ObjectStore) -> TableState:
+    """The newest state of the table, of rows that are durable."""
+    return StateReader(store, live_writers=False).state()
 
 
 @dataclass(frozen=True)
@@ -93,56 +173,53 @@ class Snapshot:
     def pruner(self) -> ShardPruner:
         return self.base_source.pruner
 
-    def identity_of(self, shard_id: UUID) -> ShardIdentity:
-        return self._identities[shard_id]
-
     @cached_property
-    def _identities(self) -> dict[UUID, ShardIdentity]:
-        return {shard.shard_id: shard.identity for shard in self.shards}
-
-    @cached_property
-    def groups(self) -> list[list[Source]]:
+    def groups(self) -> list[tuple[ShardIdentity, list[Source]]]:
         """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
 
         A group is a shard, unless a key can be in several; their levels are in the order of
-        :func:`~lancewal.reader.source.newest_first`.
+        :func:`~lancewal.reader.source.newest_first`. With each goes the identity of one of its shards.
         """
-        filled = {shard.identity: shard.sources for shard in self.shards if shard.sources}
+        filled = {shard.identity: shard for shard in self.shards if shard.sources}
         return [
-            ordered([source for shard in group for source in filled[shard]], len(group))
+            (group[0], _in_order([filled[identity] for identity in group]))
             for group in self.pruner.key_groups(list(filled))
         ]
 
-    def levels(self) -> Iterator[tuple[Source, KeySet]]:
-        """Every level above the base, newest first, with the keys that are newer than it."""
-        keyed = bool(self.schema.primary_key)
-        for group in self.groups:
-            newer = KeySet.empty()
+    def newest_levels_first(self) -> list[Source]:
+        """Every level, in an order in which the first one that has a key has its newest version."""
+        levels: list[Source] = []
+        for _, group in self.groups:
+            levels += group
+        levels.append(self.base_source)
+        return levels
+
+    def levels(self) -> Iterator[tuple[Source, NewerKeys]]:
+        """Every level, newest first, the base last, with the keys that are newer than it."""
+        yield from self.levels_above_base()
+        yield self.base_source, self.newer_than_base
+
+    def levels_above_base(self) -> Iterator[tuple[Source, NewerKeys]]:
+        for _, group in self.groups:
+            newer = NewerKeys()
             for place, source in enumerate(group):
                 yield source, newer
-                if keyed and place + 1 < len(group):
-                    newer |= source.keys()
-
-    def newer_than_base(self) -> KeySet:
-        """The keys of all levels above the base; those of their rows in the base do not count."""
-        return self._newer_than_base
+                if self.schema.primary_key and place + 1 < len(group):
+                    newer = newer.below(source)
 
     @cached_property
-    def _newer_than_base(self) -> KeySet:
-        return KeySet.union(self.key_sets())
-
-    def key_sets(self) -> list[KeySet]:
-        """The keys of each level above the base."""
-        if not self.schema.primary_key:
-            return []
-        return [source.keys() for group in self.groups for source in group]
+    def newer_than_base(self) -> NewerKeys:
+        """The keys of all levels above the base; without a primary key no row replaces another."""
+        return NewerKeys(self.newest_levels_first()[:-1] if self.schema.primary_key else ())
 
 
-def ordered(sources: list[Source], num_shards: int) -> list[Source]:
+def _in_order(shards: Sequence[ShardSnapshot]) -> list[Source]:
     """The levels of some shards, newest first; those of one shard are in that order already."""
-    if num_shards > 1:
-        sources.sort(key=lambda source: newest_first(source.in_memory, source.generation, source.shard_id))
-    return sources
+    if len(shards) == 1:
+        return list(shards[0].sources)
+    levels = [(shard.shard_id, source) for shard in shards for source in shard.sources]
+    levels.sort(key=lambda level: newest_first(level[1].in_memory, level[1].generation, level[0]))
+    return [source for _, source in levels]
 
 
 class ShardReader:
@@ -156,164 +233,196 @@ class ShardReader:
         self._manifests = ShardManifestStore(
             store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
         )
-        self._tail = ShardTail(store, shard_id, self._manifests)
-        self._sstables: dict[str, KeyedSsTable] | None = None
+        self._sstables: dict[str, SsTableSource] | None = None
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
 
-    def read(self, schema: TableSchema) -> ShardState | None:
-        """Steps 1 and 2; ``None`` for a shard that has no manifest yet.
+    @cached_property
+    def _tail(self) -> ShardTail:
+        return ShardTail(self._store, self._shard_id)
 
-        ``schema`` is that of a base version which may be older than the one that step 3 will read.
-        """
-        writer = live_writer(self._store.uri, self._shard_id) if self._live_writers else None
-        views: list[MemTableView] | None = None
-        if writer is not None:
-            try:
-                tables = writer.in_memory_memtable_refs()
-                views = [*tables.frozen, tables.active]
-            except LanceWalError:
-                # It was closed, or may hold rows that the log never got: the WAL knows better.
-                views = None
+    def read(self) -> ShardPlace | None:
+        """Steps 1 and 2; ``None`` for a shard that has no manifest yet."""
+        views, epoch = self._live_rows()
         manifest = self._manifests.read_latest()
         if manifest is None:
             return None
         self.identity = ShardIdentity.of(manifest)
-        if views is not None and writer is not None and writer.epoch == manifest.writer_epoch:
-            return ShardState(manifest, views, None)
-        return ShardState(manifest, None, self._tail.read(manifest, schema))
+        if views and epoch == manifest.writer_epoch:
+            return ShardPlace(manifest, first_unsettled(manifest), views)
+        for _ in range(_ATTEMPTS):
+            end = self._tail.find_end(manifest)
+            newest = self._manifests.require_latest()
+            if _rows_of(newest) == _rows_of(manifest):
+                return ShardPlace(manifest, end)
+            manifest = newest
+        raise ConflictError(
+            f"shard {self._shard_id} was flushed {_ATTEMPTS} times while its state was read; read again "
+            "when less is going on"
+        )
 
-    def read_until(self, manifest: ShardManifest, wal_end: int, schema: TableSchema) -> ShardState:
-        """The state that somebody else found: ``manifest``, and the WAL up to ``wal_end``."""
-        return ShardState(manifest, None, self._tail.load(manifest, wal_end, schema))
+    def _live_rows(self) -> tuple[tuple[MemTableView, ...], int]:
+        """The MemTables of the shard's writer in this process, oldest first, and its epoch."""
+        writer = live_writer(self._store.uri, self._shard_id) if self._live_writers else None
+        if writer is None:
+            return (), 0
+        try:
+            tables = writer.in_memory_memtable_refs()
+        except LanceWalError:
+            # It was closed, or may hold rows that the log never got: the WAL knows better.
+            return (), 0
+        return (*tables.frozen, tables.active), writer.epoch
 
-    def resolve(self, state: ShardState, base: BaseTable) -> ShardSnapshot:
-        """Step 4, and the levels as sources."""
-        manifest, marker = state.manifest, held_generation(base, self._store, state.manifest)
-        if marker >= manifest.current_generation:
+    def held(self, place: ShardPlace, base: BaseTable) -> int:
+        """Step 4: the newest generation that ``base`` holds of the shard, which was read before it."""
+        held = held_generation(base, self._store, place.manifest)
+        if held >= place.manifest.current_generation:
             raise SnapshotMovedError(
-                f"shard {self._shard_id} was compacted up to generation {marker}, "
-                f"read at generation {manifest.current_generation}"
+                f"shard {self._shard_id} was compacted up to generation {held}, "
+                f"read at generation {place.manifest.current_generation}"
             )
-        memory: list[MemorySource]
-        if state.views is None:
-            tail = state.tail or TailEntries((), 0)
-            if not tail.is_for(base.schema):
-                raise SnapshotMovedError(f"the key columns changed while shard {self._shard_id} was read")
-            check_rows_in_log(base, self._store, self._shard_id, tail.written_for)
-            memory = self._tail.sources(tail, manifest, base.schema)
-        else:
-            memory = [MemorySource(view, base.schema) for view in state.views]
-        memory = [
+        return held
+
+    def open(self, place: ShardPlace, base: BaseTable) -> ShardSnapshot:
+        """Steps 4 and 5, and the levels as sources."""
+        manifest, held = place.manifest, self.held(place, base)
+        memory = [MemorySource(view, base.schema) for view in place.views] or self._logged(place, base)
+        sources: list[Source] = [
             source
             for source in reversed(memory)
             if source.row_count and source.generation >= manifest.current_generation
         ]
-        flushed = [entry for entry in manifest.sstables if entry.generation > marker]
-        flushed.sort(key=lambda entry: entry.generation, reverse=True)
+        return ShardSnapshot(manifest, (*sources, *self._flushed(manifest, held, base)), bool(place.views))
+
+    def _logged(self, place: ShardPlace, base: BaseTable) -> list[MemorySource]:
+        """The rows of the WAL as levels, oldest first."""
+        if not place.wal_range:
+            return []
+        tail = self._tail.load(place.manifest, place.wal_end, base.schema)
+        check_rows_in_log(base, self._store, self._shard_id, tail.written_for)
+        return self._tail.sources(tail, place.manifest, base.schema)
+
+    def _flushed(self, manifest: ShardManifest, held: int, base: BaseTable) -> list[SsTableSource]:
+        """The SSTables above what the base holds, newest first."""
         known = self._sstables
-        opened = {
-            entry.path: (known or {}).get(entry.path)
-            or KeyedSsTable(SsTable.open(self._store, self._shard_id, entry))
-            for entry in flushed
-        }
+        opened: dict[str, SsTableSource] = {}
+        for entry in sorted(manifest.sstables, key=lambda entry: entry.generation, reverse=True):
+            if entry.generation > held:
+                source = None if known is None else known.get(entry.path)
+                if source is None:
+                    source = SsTableSource(SsTable.open(self._store, self._shard_id, entry), base.schema)
+                opened[entry.path] = source.shown_as(base.schema)
         # What no reader needs any more is let go with the old dictionary.
         self._sstables = opened
         if known is None or known.keys() != opened.keys():
             keep_sstables(self._store, self._shard_id, opened.keys())
-        sources: list[Source] = [
-            *memory,
-            *(SsTableSource(opened[entry.path], base.schema) for entry in flushed),
-        ]
-        return ShardSnapshot(manifest, tuple(sources), state.views is not None)
+        return list(opened.values())
 
 
-@dataclass(frozen=True)
-class ShardState:
-    """A shard before the base was read: MemTables of a writer here, oldest first, or a WAL tail."""
-
-    manifest: ShardManifest
-    views: Sequence[MemTableView] | None
-    tail: TailEntries | None
+def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
+    """What changes with every flush and publication."""
+    return manifest.current_generation, manifest.replay_after_wal_entry_position
 
 
-# One state of a table as data: what to open to read the same rows again, later or elsewhere.
-#
-# Of each shard it has the manifest and where the WAL ended, and of the base table the version. The order
-# of reading is that of ``lancewal.reader.state``.
+class StateReader:
+    """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
+
+    What it keeps never decides what is read: every state asks storage for the newest
+    manifests, WAL entries and base version.
+    """
+
+    def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
+        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL."""
+        self._store = store
+        self._live_writers = live_writers
+        self._shards: dict[str, ShardReader] = {}
+        self._base: BaseSource | None = None
+
+    def base(self) -> BaseTable:
+        """The newest version of the base table."""
+        return self._newest_base().base
+
+    def state(self) -> TableState:
+        """The state as data."""
+        return self._retried(self._read_state)
+
+    def snapshot(self, wants: WantsShard | None = None) -> Snapshot:
+        """The state, opened; shards that ``wants`` is false for are left out."""
+        return self._retried(lambda: self._take_snapshot(wants))
+
+    def _retried(self, read: Callable[[], T]) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return read()
+            except SnapshotMovedError as error:
+                if attempt == _ATTEMPTS:
+                    raise ConflictError(
+                        f"the table at {self._store.uri} was flushed or compacted {_ATTEMPTS} times while "
+                        "its state was read; read again when less is going on"
+                    ) from error
+                logger.debug("snapshot started again: %s", error)
+        raise AssertionError("the last attempt raises")
+
+    def _read_state(self) -> TableState:
+        places, base = self._read_places(self._readers())
+        for shard, place in places:
+            shard.held(place, base.base)
+        return TableState(self._store.uri, base.base.version, tuple(place for _, place in places))
+
+    def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
+        pruned: list[UUID] = []
+        places, base = self._read_places(
+            [shard for shard in self._readers() if _is_wanted(shard, wants, pruned)]
+        )
+        # Only now is a shard that was read for the first time known well enough to be left out.
+        wanted = [each for each in places if _is_wanted(each[0], wants, pruned)]
+        shards = self._all_of(lambda each: each[0].open(each[1], base.base), wanted)
+        return Snapshot(base, tuple(shards), tuple(sorted(pruned)), not self._store.is_local)
+
+    def _read_places(
+        self, shards: Sequence[ShardReader]
+    ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource]:
+        """Steps 1 to 3, in their order."""
+        read = self._all_of(ShardReader.read, shards)
+        places = [(shard, place) for shard, place in zip(shards, read, strict=True) if place is not None]
+        return places, self._newest_base()
+
+    def _readers(self) -> list[ShardReader]:
+        """The readers of all shards that have a directory."""
+        known = self._shards
+        found: dict[str, ShardReader] = {}
+        for name in self._store.list_directories(layout.MEM_WAL_DIR):
+            reader = known.get(name)
+            if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
+                reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
+            if reader is not None:
+                found[name] = reader
+        self._shards = found
+        return list(found.values())
+
+    def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
+        """``call`` for every shard, at once where each waits for the network."""
+        if self._store.is_local:
+            return [call(shard) for shard in shards]
+        return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
+
+    def _known_base(self) -> BaseSource:
+        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
+        return self._base or self._newest_base()
+
+    def _newest_base(self) -> BaseSource:
+        check_process()
+        known = self._base
+        if known is None or known.base.dataset.latest_version != known.base.version:
+            options = self._store.storage_options
+            known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
+            self._base = known
+        return known
 
 
-#: Each attempt fails only when a flush or a compaction got in between.
-_ATTEMPTS = 32
-_REMOTE_READERS = 16
-
-
-@dataclass(frozen=True)
-class ShardPlace:
-    """One shard of the state: its manifest, and where its WAL ended."""
-
-    manifest: ShardManifest
-    wal_end: int
-
-    @property
-    def shard_id(self) -> UUID:
-        return self.manifest.shard_id
-
-    @property
-    def identity(self) -> ShardIdentity:
-        return ShardIdentity.of(self.manifest)
-
-    @property
-    def wal_range(self) -> range:
-        return range(first_unsettled(self.manifest), self.wal_end)
-
-
-@dataclass(frozen=True)
-class TableState:
-    """A state of the table. Equal ones have equal rows."""
-
-    uri: str
-    version: int
-    shards: tuple[ShardPlace, ...]
-
-    def positions(self) -> dict[UUID, int]:
-        """The place in the change feed from which on nothing is part of this state."""
-        return {place.shard_id: place.wal_end for place in self.shards}
-
-
-def read_state(store: ObjectStore) -> TableState:
-    """The newest state of the table."""
-    workers = 1 if store.is_local else _REMOTE_READERS
-
-    def read(shard_id: UUID) -> ShardPlace | None:
-        return _read_place(store, shard_id)
-
-    for _ in range(_ATTEMPTS):
-        places = [p for p in ordered_map(read, discover_shards(store), workers) if p is not None]
-        # Last: a marker that has passed a shard's generation means that the shard was read too early.
-        base = BaseTable.open(store.uri, store.storage_options, store=store)
-        if all(held_generation(base, store, p.manifest) < p.manifest.current_generation for p in places):
-            return TableState(store.uri, base.version, tuple(places))
-    raise ConflictError(f"the table at {store.uri} was compacted {_ATTEMPTS} times while its state was read")
-
-
-def _read_place(store: ObjectStore, shard_id: UUID) -> ShardPlace | None:
-    manifests = ShardManifestStore(store, shard_id)
-    manifest = manifests.read_latest()
-    for _ in range(_ATTEMPTS):
-        if manifest is None:
-            return None
-        end = established_tip(store, shard_id, manifest)
-        newest = manifests.require_latest()
-        if _same_rows(manifest, newest):
-            return ShardPlace(manifest, end)
-        # Flushed or published meanwhile: what the first manifest lacks may be in SSTables alone.
-        manifest = newest
-    raise ConflictError(f"shard {shard_id} was flushed {_ATTEMPTS} times while its state was read")
-
-
-def _same_rows(one: ShardManifest, other: ShardManifest) -> bool:
-    def rows(m: ShardManifest) -> tuple[int, int]:
-        return m.current_generation, m.replay_after_wal_entry_position
-
-    return rows(one) == rows(other)
+def _is_wanted(shard: ShardReader, wants: WantsShard | None, pruned: list[UUID]) -> bool:
+    """Whether a shard is to be read; one that is known and not wanted is noted in ``pruned``."""
+    if wants is None or shard.identity is None or wants(shard.identity):
+        return True
+    pruned.append(shard.identity.shard_id)
+    return False

@@ -1,81 +1,34 @@
-"""TableReader: takes snapshots of one table and reads from them."""
+"""TableReader: answers requests from the newest state of one table."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-from uuid import UUID
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from lancewal.base import BaseTable
-from lancewal.errors import ConflictError, InvalidInputError
+from lancewal.errors import InvalidInputError
 from lancewal.format import TableSchema
 from lancewal.predicate import Predicate
-from lancewal.reader.base_source import BaseSource
 from lancewal.reader.lookup import LookupResult, lookup
-from lancewal.reader.nearest import checked_nearest, nearest
-from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
+from lancewal.reader.pruning import KeyLocator, ShardIdentity
 from lancewal.reader.scan import Scan
-from lancewal.reader.state import ShardReader, Snapshot, WantsShard
+from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
+from lancewal.reader.state import StateReader, WantsShard
 from lancewal.reader.tail import SnapshotMovedError
-from lancewal.reader.text_search import checked_words, find_words
-from lancewal.storage import ObjectStore, check_process, layout, ordered_map
+from lancewal.storage import ObjectStore
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-#: Each attempt fails only when a flush or a compaction got in between.
-_ATTEMPTS = 16
-_REMOTE_READERS = 16
 
-
-class TableReader:
-    """Reads one table, merged; keeps handles, keys and WAL tails between reads. Thread-safe.
-
-    What it keeps never decides what is read: every snapshot asks storage for the newest
-    manifests, WAL entries and base version.
-    """
+class TableReader(StateReader):
+    """Reads one table, merged. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
-        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL."""
-        self._store = store
-        self._live_writers = live_writers
-        self._shards: dict[str, ShardReader] = {}
-        self._base: BaseSource | None = None
+        super().__init__(store, live_writers=live_writers)
         self._intake: Intake | None = None
-
-    def base(self) -> BaseTable:
-        """The newest version of the base table."""
-        return self._newest_base().base
-
-    def _known_base(self) -> BaseSource:
-        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
-        return self._base or self._newest_base()
-
-    def _newest_base(self) -> BaseSource:
-        check_process()
-        known = self._base
-        if known is None or known.base.dataset.latest_version != known.base.version:
-            options = self._store.storage_options
-            known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
-            self._base = known
-        return known
-
-    def snapshot(self, wants: WantsShard | None = None) -> Snapshot:
-        """A consistent state of the table; shards that ``wants`` is false for are left out."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._take_snapshot(wants)
-            except SnapshotMovedError as error:
-                if attempt == _ATTEMPTS:
-                    raise ConflictError(
-                        f"the table at {self._store.uri} was flushed or compacted {_ATTEMPTS} times while "
-                        "its state was read; read again when less is going on"
-                    ) from error
-                logger.debug("snapshot started again: %s", error)
-        raise AssertionError("the last attempt raises")
 
     def scan(
         self,
@@ -96,8 +49,8 @@ class TableReader:
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            wants = None if predicate is None else _matching(source.pruner, predicate)
-            snapshot = self.snapshot(wants)
+            pruner = source.pruner
+            snapshot = self.snapshot(lambda shard: pruner.may_match(shard, predicate))  # noqa: B023
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 
@@ -119,54 +72,46 @@ class TableReader:
                 except SnapshotMovedError as error:
                     logger.debug("lookup started again: %s", error)
 
+    def vector_search(
+        self,
+        column: str,
+        query: Any,
+        k: int,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+    ) -> pa.Table:
+        """The ``k`` nearest rows of the newest state; see :meth:`lancewal.Table.vector_search`."""
+        scan = self.scan(filter=filter)
+        asked = checked_nearest(
+            scan.snapshot, column, query, k, metric, scan.predicate, nprobes, refine_factor
+        )
+        return nearest(scan.snapshot, asked, columns)
+
+    def full_text_search(
+        self,
+        column: str,
+        query: str,
+        k: int,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        operator: str = "or",
+        phrase: bool = False,
+    ) -> pa.Table:
+        """The ``k`` best rows of the newest state; see :meth:`lancewal.Table.full_text_search`."""
+        scan = self.scan(filter=filter)
+        asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
+        return find_words(scan.snapshot, asked, columns)
+
     def _intake_of(self, schema: TableSchema) -> Intake:
         intake = self._intake
         if intake is None or intake.schema is not schema:
             intake = self._intake = Intake(schema)
         return intake
-
-    def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
-        pruned: list[UUID] = []
-        chosen = [shard for shard in self._readers() if _is_wanted(shard, wants, pruned)]
-        workers = 1 if self._store.is_local else min(_REMOTE_READERS, len(chosen))
-        schema = self._known_base().base.schema
-        states = list(ordered_map(lambda shard: shard.read(schema), chosen, workers))
-        base = self._newest_base()
-        snapshots = [
-            shard.resolve(state, base.base)
-            for shard, state in zip(chosen, states, strict=True)
-            # Only now is a shard that was read for the first time known well enough to be left out.
-            if state is not None and _is_wanted(shard, wants, pruned)
-        ]
-        return Snapshot(base, tuple(snapshots), tuple(sorted(pruned)), not self._store.is_local)
-
-    def _readers(self) -> list[ShardReader]:
-        """The readers of all shards that have a directory."""
-        known = self._shards
-        found: dict[str, ShardReader] = {}
-        for name in self._store.list_directories(layout.MEM_WAL_DIR):
-            reader = known.get(name)
-            if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
-                reader = self._shard_reader(shard_id)
-            if reader is not None:
-                found[name] = reader
-        self._shards = found
-        return list(found.values())
-
-    def _shard_reader(self, shard_id: UUID) -> ShardReader:
-        return ShardReader(self._store, shard_id, live_writers=self._live_writers)
-
-
-def _is_wanted(shard: ShardReader, wants: WantsShard | None, pruned: list[UUID]) -> bool:
-    """Whether a shard is to be read; one that is known and not wanted is noted in ``pruned``."""
-    if wants is None or shard.identity is None or wants(shard.identity):
-        return True
-    pruned.append(shard.identity.shard_id)
-    return False
-
-
-def _matching(pruner: ShardPruner, predicate: Predicate) -> WantsShard:
-    return lambda shard: pruner.may_match(shard, predicate)
 
 
 def _holding(locator: KeyLocator) -> WantsShard:
@@ -218,58 +163,3 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))
-
-
-# Searches of a table as it is now: by vector, and by words.
-
-
-T = TypeVar("T")
-
-
-def vector_search(
-    reader: TableReader,
-    column: str,
-    query: Any,
-    k: int,
-    *,
-    filter: str | None = None,
-    columns: Sequence[str] | None = None,
-    metric: str | None = None,
-    nprobes: int | None = None,
-    refine_factor: int | None = None,
-) -> pa.Table:
-    """The ``k`` nearest rows of the newest state; see :meth:`lancewal.Table.vector_search`."""
-
-    def search(snapshot: Snapshot, predicate: Predicate | None) -> pa.Table:
-        asked = checked_nearest(snapshot, column, query, k, metric, predicate, nprobes, refine_factor)
-        return nearest(snapshot, asked, columns)
-
-    return _in_snapshot(reader, filter, search)
-
-
-def full_text_search(
-    reader: TableReader,
-    column: str,
-    query: str,
-    k: int,
-    *,
-    filter: str | None = None,
-    columns: Sequence[str] | None = None,
-    operator: str = "or",
-    phrase: bool = False,
-) -> pa.Table:
-    """The ``k`` best rows of the newest state; see :meth:`lancewal.Table.full_text_search`."""
-
-    def search(snapshot: Snapshot, predicate: Predicate | None) -> pa.Table:
-        asked = checked_words(snapshot, column, query, k, operator, phrase, predicate)
-        return find_words(snapshot, asked, columns)
-
-    return _in_snapshot(reader, filter, search)
-
-
-def _in_snapshot(
-    reader: TableReader, filter: str | None, search: Callable[[Snapshot, Predicate | None], T]
-) -> T:
-    """A scan parses the filter and prunes shards by it: its snapshot and predicate serve here too."""
-    scan = reader.scan(filter=filter)
-    return search(scan.snapshot, scan.predicate)

@@ -1,17 +1,15 @@
 """What a shard's WAL holds beyond its SSTables, for readers without the writer's help.
 
-Entries stay decoded in memory while the readers of this process together keep no more than
-``LOG_CACHE_BYTES`` of them. Of an entry that finds no room its keys are kept, which say what
-is newest, and its rows are fetched again by whoever needs them (``StreamedSource``).
+Entries stay decoded in memory under a lease of the process's cache. Of an entry that gets no lease its
+keys are kept, which say what is newest, and its rows are fetched again by whoever needs them
+(:class:`~lancewal.reader.memory_source.StreamedSource`).
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,25 +18,13 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lancewal.errors import ConflictError, InvalidInputError, WalCorruptError, WalTruncatedError
+from lancewal.errors import ConflictError, WalCorruptError, WalTruncatedError
 from lancewal.format import TOMBSTONE, ShardManifest, TableSchema, WalEntry
 from lancewal.index import IndexStore
-from lancewal.memtable import MemTableView
-from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.streamed_source import Part, StreamedSource
-from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, first_unsettled
-from lancewal.storage import ObjectStore
-
-# When a snapshot could not be taken because the table moved on meanwhile.
-
-
-class SnapshotMovedError(ConflictError):
-    """What a reader listed is no longer all there is; reading again from the start helps."""
-
-
-#: What all readers of a process keep of logs unless the environment says otherwise.
-LOG_CACHE_BYTES = 256 << 20
-LOG_CACHE_VARIABLE = "LANCEWAL_LOG_CACHE_BYTES"
+from lancewal.memtable import MemTableView, RowsSoFar
+from lancewal.reader.memory_source import MemorySource, Part, StreamedSource
+from lancewal.shard import WalTailer, WatchedTip, first_unsettled, is_flushed
+from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
 
 #: A tail that nobody read for so long makes room for others.
 _IDLE_SECONDS = 60.0
@@ -46,64 +32,41 @@ _IDLE_SECONDS = 60.0
 _RUN_ROWS = 65_536
 
 
-class LogCache:
-    """The room for decoded entries that all tails of the process share."""
+class SnapshotMovedError(ConflictError):
+    """What a reader listed is no longer all there is; reading again from the start helps."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self._max_bytes = max_bytes
-        self._taken = 0
-        # Leases may end inside of any lock, whenever the garbage collector runs.
-        self._given_back: deque[int] = deque()
+
+class LogRoom:
+    """Leases for decoded entries. Where one is refused, tails that nobody reads are let go."""
+
+    def __init__(self, cache: Cache = process_cache) -> None:
+        self.cache = cache
         self._lock = threading.Lock()
+        # Not a cache: the tails that are in use, to ask them.
         self._tails: weakref.WeakSet[ShardTail] = weakref.WeakSet()
         self._asked_idle_at = float("-inf")
-
-    @property
-    def max_bytes(self) -> int:
-        if self._max_bytes is None:
-            text = os.environ.get(LOG_CACHE_VARIABLE, str(LOG_CACHE_BYTES))
-            if not text.isdecimal():
-                raise InvalidInputError(f"{LOG_CACHE_VARIABLE} must be a number of bytes, not {text!r}")
-            self._max_bytes = int(text)
-        return self._max_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        with self._lock:
-            return self.max_bytes - self._settled()
 
     def add(self, tail: ShardTail) -> None:
         with self._lock:
             self._tails.add(tail)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so much would fit, if need be after tails that nobody reads were let go."""
-        return num_bytes <= self.free_bytes or (self._forget_idle() and num_bytes <= self.free_bytes)
+        """Whether so much would fit, if need be after idle tails were let go."""
+        return num_bytes <= self.cache.free_bytes or (
+            self._forget_idle() and num_bytes <= self.cache.free_bytes
+        )
 
-    def take(self, num_bytes: int) -> Lease | None:
+    def lease(self, num_bytes: int) -> Lease | None:
         """Room for an entry for as long as the lease lives; ``None`` when there is none."""
-        if self._try_to_take(num_bytes) or (self._forget_idle() and self._try_to_take(num_bytes)):
-            return Lease(num_bytes, self._given_back)
-        return None
+        lease = self.cache.lease(num_bytes)
+        return self.cache.lease(num_bytes) if lease is None and self._forget_idle() else lease
 
     def after_fork(self) -> None:
         """Another thread may have held the lock when the process was forked."""
         self._lock = threading.Lock()
 
-    def _try_to_take(self, num_bytes: int) -> bool:
-        with self._lock:
-            if self._settled() + num_bytes > self.max_bytes:
-                return False
-            self._taken += num_bytes
-            return True
-
-    def _settled(self) -> int:
-        while self._given_back:
-            self._taken -= self._given_back.popleft()
-        return self._taken
-
     def _forget_idle(self) -> bool:
-        """Have tails that nobody reads let go; false when that was tried a moment ago."""
+        """Have idle tails let go; false when that was tried a moment ago."""
         now = time.monotonic()
         with self._lock:
             if now - self._asked_idle_at < _IDLE_SECONDS / 10:
@@ -115,22 +78,8 @@ class LogCache:
         return bool(idle)
 
 
-class Lease:
-    """Room in the cache; gives itself back."""
-
-    __slots__ = ("_given_back", "_num_bytes")
-
-    def __init__(self, num_bytes: int, given_back: deque[int]) -> None:
-        self._num_bytes = num_bytes
-        self._given_back = given_back
-
-    def __del__(self) -> None:
-        self._given_back.append(self._num_bytes)
-
-
-CACHE = LogCache()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CACHE.after_fork)
+ROOM = LogRoom()
+in_forked_child(ROOM.after_fork)
 
 
 class _KeyRun:
@@ -173,13 +122,14 @@ class TailEntry:
 
 @dataclass(frozen=True)
 class TailEntries:
-    """Entries with rows that no SSTable holds, oldest first; all below ``end`` are among them.
+    """The entries from ``start`` up to ``end`` (exclusive) whose rows no SSTable holds, oldest first.
 
     ``schema`` says which columns are keys, where only keys are kept.
     """
 
-    entries: tuple[TailEntry, ...]
-    end: int
+    entries: tuple[TailEntry, ...] = ()
+    start: int = 0
+    end: int = 0
     schema: TableSchema | None = None
 
     @property
@@ -199,15 +149,14 @@ class TailEntries:
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of one generation so far, as ``schema``; their keys alone where not all rows are kept."""
+    """The rows of one generation so far; their keys alone where not all rows are kept."""
 
-    schema: TableSchema
     generation: int
     first_position: int
     entries: int
     is_whole: bool
     batches: list[pa.RecordBatch]
-    indexes: IndexStore = field(repr=False)
+    rows: RowsSoFar = field(repr=False)
 
 
 class ShardTail:
@@ -216,104 +165,102 @@ class ShardTail:
     Safe from any thread: what is kept is replaced as a whole and never changed.
     """
 
-    def __init__(self, store: ObjectStore, shard_id: UUID, manifests: ShardManifestStore) -> None:
+    def __init__(self, store: ObjectStore, shard_id: UUID) -> None:
         self._shard_id = shard_id
-        self._manifests = manifests
-        self._tailer = WalTailer(store, shard_id, update_cursor=False)
+        self._tailer = WalTailer(store, shard_id)
         self._tip = WatchedTip(store, shard_id)
         self._is_remote = not store.is_local
         self.last_read = time.monotonic()
-        self._kept = TailEntries((), 0)
+        self._kept = TailEntries()
         self._groups: tuple[_Group, ...] = ()
-        CACHE.add(self)
+        self._extending = threading.Lock()
+        ROOM.add(self)
 
-    def read(self, manifest: ShardManifest, schema: TableSchema) -> TailEntries:
-        """The entries that ``manifest``, just read, does not cover.
-
-        Entries vanish when they are covered and collected meanwhile, and then the end of the
-        WAL seems to lie where they began. So the end is believed only when a manifest that
-        is read after it was found still leaves it uncovered; otherwise this raises
-        :class:`SnapshotMovedError`.
-        """
-        end = self._tip.find(manifest)
-        try:
-            tail = self.load(manifest, end, schema)
-        except WalTruncatedError as error:
-            raise SnapshotMovedError(str(error)) from error
-        newest = self._manifests.read_latest()
-        if newest is not None and newest.replay_after_wal_entry_position >= tail.end:
-            raise SnapshotMovedError(
-                f"WAL entry {tail.end} of shard {self._shard_id} was flushed while the tail was read"
-            )
-        self._kept = tail
-        return tail
+    def find_end(self, manifest: ShardManifest) -> int:
+        """Where the WAL ends, unless what ``manifest`` does not cover was flushed and collected meanwhile."""
+        return self._tip.find(manifest)
 
     def load(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
-        """The entries that ``manifest`` does not cover, up to ``end`` at least."""
+        """The entries up to ``end`` that ``manifest`` does not cover.
+
+        Raises :class:`SnapshotMovedError` for one that was collected.
+        """
         self.last_read = time.monotonic()
         start = first_unsettled(manifest)
         kept = self._kept
-        if kept.end < start or not kept.is_for(schema):
-            kept = TailEntries((), start)
-        entries = [entry for entry in kept.entries if entry.position >= start and _is_open(entry, manifest)]
+        # Another thread may have kept what a newer manifest leaves uncovered, which is less.
+        if not kept.start <= start <= kept.end or not kept.is_for(schema):
+            kept = TailEntries((), start, start)
+        entries = [
+            entry
+            for entry in kept.entries
+            if entry.position >= start and not is_flushed(manifest, entry.position, entry.generation)
+        ]
         if not kept.is_whole:
             entries = self._with_room(entries)
         run = _KeyRun()
-        for stored in self._tailer.entries(kept.end, end):
-            if not stored.sentinel and _is_open(stored, manifest):
-                if run.rows >= _RUN_ROWS:
-                    run = _KeyRun()
-                entries.append(_kept_of(stored, schema, run))
-        return TailEntries(tuple(entries), max(end, kept.end), schema)
+        try:
+            for stored in self._tailer.entries(kept.end, end):
+                if not stored.sentinel and not is_flushed(manifest, stored.position, stored.generation):
+                    if run.rows >= _RUN_ROWS:
+                        run = _KeyRun()
+                    entries.append(_kept_of(stored, schema, run))
+        except WalTruncatedError as error:
+            raise SnapshotMovedError(str(error)) from error
+        self._kept = TailEntries(tuple(entries), start, max(end, kept.end), schema)
+        if kept.end <= end:
+            return self._kept
+        return TailEntries(tuple(entry for entry in entries if entry.position < end), start, end, schema)
 
     def sources(self, tail: TailEntries, manifest: ShardManifest, schema: TableSchema) -> list[MemorySource]:
         """The rows of ``tail`` as levels, one a generation, oldest first."""
-        groups, sources = [], []
-        for generation, entries in _by_generation(tail.entries, manifest.current_generation):
-            whole = tail.is_whole or all(entry.decoded is not None for entry in entries)
-            group = self._group(generation, entries, schema, whole)
-            groups.append(group)
-            view = MemTableView(self._shard_id, generation, group.schema, group.batches, group.indexes)
+        generations = _by_generation(tail.entries, manifest.current_generation)
+        # Two threads that extend one group at once would share what grows with it, but not its batches.
+        with self._extending:
+            groups = [self._group(generation, entries, schema) for generation, entries in generations]
+            self._groups = tuple(groups)
+        sources = []
+        for group, (generation, entries) in zip(groups, generations, strict=True):
+            view = MemTableView(self._shard_id, generation, group.batches, group.rows)
             if group.is_whole:
                 sources.append(MemorySource(view, schema))
             else:
                 parts = [Part(entry.num_rows, partial(self._rows, entry, schema)) for entry in entries]
                 sources.append(StreamedSource(view, schema, parts, is_remote=self._is_remote))
-        self._groups = tuple(groups)
         return sources
 
     def forget(self) -> None:
         """Let go of everything; the next read starts anew."""
-        self._kept = TailEntries((), 0)
+        self._kept = TailEntries()
         self._groups = ()
 
     def _with_room(self, entries: list[TailEntry]) -> list[TailEntry]:
         """``entries``, decoded where there is room for all of them by now."""
         missing = sum(entry.num_bytes for entry in entries if entry.decoded is None)
-        if not CACHE.has_room(missing):
+        if not ROOM.has_room(missing):
             return entries
         return [
             entry
-            if entry.decoded is not None or (lease := CACHE.take(entry.num_bytes)) is None
+            if entry.decoded is not None or (lease := ROOM.lease(entry.num_bytes)) is None
             else replace(entry, decoded=self._fetched(entry), lease=lease, run=None)
             for entry in entries
         ]
 
-    def _group(
-        self, generation: int, entries: Sequence[TailEntry], schema: TableSchema, whole: bool
-    ) -> _Group:
+    def _group(self, generation: int, entries: Sequence[TailEntry], schema: TableSchema) -> _Group:
         """Extends the group that was made of a part of the same entries, or makes one anew."""
         first = entries[0].position
+        whole = all(entry.decoded is not None for entry in entries)
         for known in self._groups:
             same_start = (known.generation, known.first_position) == (generation, first)
-            same_schema = known.schema is schema if whole else _same_keys(known.schema, schema)
+            same_schema = known.rows.schema is schema if whole else _same_keys(known.rows.schema, schema)
             if same_start and same_schema and known.is_whole == whole and known.entries <= len(entries):
                 added = list(_batches(entries[known.entries :], schema, whole))
                 batches = [*known.batches, *added] if added else known.batches
                 return replace(known, entries=len(entries), batches=batches)
         held = schema if whole else _keys_of(schema)
         batches = list(_batches(entries, schema, whole))
-        return _Group(held, generation, first, len(entries), whole, batches, IndexStore((), held))
+        rows = RowsSoFar(held, IndexStore((), held))
+        return _Group(generation, first, len(entries), whole, batches, rows)
 
     def _rows(self, entry: TailEntry, schema: TableSchema) -> pa.Table:
         decoded = entry.decoded or self._fetched(entry)
@@ -339,15 +286,10 @@ def _kept_of(stored: WalEntry, schema: TableSchema, run: _KeyRun) -> TailEntry:
     entry = TailEntry(
         stored.position, stored.generation, stored.num_rows, stored.num_bytes, stored, stored.base_version
     )
-    lease = CACHE.take(stored.num_bytes)
+    lease = ROOM.lease(stored.num_bytes)
     if lease is not None:
         return replace(entry, lease=lease)
     return replace(entry, decoded=None, run=run, place=run.add(_key_batches(stored, schema)))
-
-
-def _is_open(entry: WalEntry | TailEntry, manifest: ShardManifest) -> bool:
-    """Whether no SSTable holds the entry's rows; an entry without a generation is always open."""
-    return entry.generation is None or entry.generation >= manifest.current_generation
 
 
 def _aligned(entry: WalEntry, schema: TableSchema) -> list[pa.RecordBatch]:

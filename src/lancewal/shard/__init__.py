@@ -1,5 +1,6 @@
 """One shard on storage: its manifest, its log, and which rows belong to it."""
 
+from lancewal.shard.discovery import discover_manifests, discover_shards, is_retired, read_manifests
 from lancewal.shard.log import (
     AppendResult,
     WalAppender,
@@ -8,6 +9,7 @@ from lancewal.shard.log import (
     find_tip,
     first_readable,
     first_unsettled,
+    is_flushed,
     missing_positions,
     retained_positions,
 )
@@ -22,13 +24,9 @@ from lancewal.shard.routing import (
     ShardRouter,
     check_shard_column,
     decoded_values,
-    discover_manifests,
-    discover_shards,
     identity_result_type,
-    is_retired,
-    read_manifests,
 )
-from lancewal.shard.tail import WalTailer, has_unflushed_rows
+from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
 
 __all__ = [
     "BUCKET",
@@ -51,9 +49,11 @@ __all__ = [
     "established_tip",
     "find_tip",
     "first_readable",
+    "first_unflushed",
     "first_unsettled",
     "has_unflushed_rows",
     "identity_result_type",
+    "is_flushed",
     "is_retired",
     "missing_positions",
     "read_manifests",

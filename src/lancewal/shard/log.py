@@ -33,7 +33,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.errors import ConflictError, FencedError, InvalidInputError, StorageError, WalCorruptError
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    StorageError,
+    WalCorruptError,
+)
 from lancewal.format import ShardManifest, decode_header, encode_entry, encode_sentinel, entry_schema
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.storage import (
@@ -66,6 +73,18 @@ def first_unsettled(manifest: ShardManifest | None) -> int:
     return max(manifest.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
 
 
+def is_flushed(manifest: ShardManifest | None, position: int, generation: int | None = None) -> bool:
+    """Whether SSTables hold the rows of the WAL entry at ``position``. The one rule for it.
+
+    The replay cursor covers the entry, or its MemTable was flushed, which raises the current generation.
+    An entry without a generation (of WAL-only mode, or a sentinel) waits for the cursor.
+    """
+    if manifest is None:
+        return False
+    is_covered = position <= manifest.replay_after_wal_entry_position
+    return is_covered or (generation is not None and generation < manifest.current_generation)
+
+
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
     """The first free position at or above the replay cursor, by listing.
 
@@ -78,8 +97,8 @@ def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest 
 def find_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
     """The first free position at or above the replay cursor, unless a hole is taken for it.
 
-    For figures, and where nothing but time is lost by a tip that is too low. The cursor hint is
-    tried first; from there the search gallops and then halves, so a tail of n entries costs
+    For figures, and where nothing but time is lost by a tip that is too low. The manifest's hint
+    is tried first; from there the search gallops and then halves, so a tail of n entries costs
     about 2·log2(n) HEAD requests however stale the hint is.
     """
     taken = _taken(store, shard_id)
@@ -266,6 +285,8 @@ class WalAppender:
         self._next: int | None = None
         # The entry that is being created; it stays here where nobody knows whether it was.
         self._trying: memoryview | None = None
+        # Whether it may be in the log: then no later failure of the same entry says that it is not.
+        self._may_be_there = False
         # Of entries that were given up without knowing: they may be in the log, and are ours.
         self._given_up: set[bytes] = set()
         # Whether all before the hint is known: then what comes after it was written meanwhile.
@@ -368,23 +389,40 @@ class WalAppender:
                 raise self._double_error()
             if self._trying is not None and self._trying is not data:
                 self._given_up.add(_fingerprint(self._trying))
+                self._may_be_there = False
             self._trying = data
-            for conflict in range(1, MAX_CONFLICTS + 1):
-                position = self._next if self._next is not None else self._discover()
-                self._next = position
-                started = self._clock()
-                if not self._put(position, data):
-                    self.check_fenced()
-                    self._refuse_double(position)
-                    self._next = position + 1 if conflict % REFRESH_EVERY else None
-                elif not self._counts(position):
-                    self._next = None
-                else:
-                    self._confirmed_at = started
-                    self._next = self.next_position_hint = position + 1
-                    self._knows_tail = True
-                    self._trying = None
-                    return position
+            try:
+                return self._place(data)
+            except StorageError as error:
+                if self._may_be_there:
+                    raise OutcomeUnknownError(f"the WAL entry may be written already: {error}") from error
+                raise
+            except BaseException:  # an interrupt too
+                self._may_be_there = True
+                raise
+
+    def _place(self, data: memoryview) -> int:
+        """Requires the lock. The position at which ``data`` was created."""
+        for conflict in range(1, MAX_CONFLICTS + 1):
+            position = self._next if self._next is not None else self._discover()
+            self._next = position
+            started = self._clock()
+            if not self._put(position, data):
+                self.check_fenced()
+                self._refuse_double(position)
+                self._next = position + 1 if conflict % REFRESH_EVERY else None
+                continue
+            self._may_be_there = True
+            if not self._counts(position):
+                self._may_be_there = False
+                self._next = None
+                continue
+            self._confirmed_at = started
+            self._next = self.next_position_hint = position + 1
+            self._knows_tail = True
+            self._trying = None
+            self._may_be_there = False
+            return position
         raise ConflictError(
             f"shard {self.shard_id}: {MAX_CONFLICTS} WAL positions in a row were taken by others although "
             f"epoch {self.epoch} still holds"
@@ -440,7 +478,7 @@ class WalAppender:
     def _put(self, position: int, data: memoryview) -> bool:
         try:
             outcome = self._store.put_if_absent(layout.wal_entry(self.shard_id, position), data)
-        except StorageError:
+        except (StorageError, OutcomeUnknownError):
             # A store that refuses a fenced writer's call should not hide the fence.
             try:
                 self.check_fenced()

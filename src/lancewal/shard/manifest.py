@@ -26,6 +26,7 @@ from lancewal.errors import (
     FencedError,
     InvalidInputError,
     LanceWalError,
+    OutcomeUnknownError,
     SealedShardError,
     StorageError,
 )
@@ -246,7 +247,10 @@ class ShardManifestStore:
 
     def _refuse_claim(self, current: ShardManifest, spec_id: int) -> None:
         if current.status is ShardStatus.SEALED:
-            raise SealedShardError(f"shard {self._shard_id} is sealed and takes no writer; unseal it first")
+            raise SealedShardError(
+                f"shard {self._shard_id} is sealed and takes no writer until somebody calls "
+                f"table.unseal_shard('{self._shard_id}')"
+            )
         if current.shard_spec_id != spec_id:
             raise InvalidInputError(
                 f"shard {self._shard_id} belongs to sharding spec {current.shard_spec_id}, "
@@ -262,7 +266,13 @@ class ShardManifestStore:
         if self._clock() - started > RECHECK_AFTER.total_seconds():
             # The slot may have been emptied by garbage collection while this process
             # stood still. Whoever has a newer version may or may not have built on ours.
-            newest = self._listed_version()
+            try:
+                newest = self._listed_version()
+            except StorageError as error:
+                raise OutcomeUnknownError(
+                    f"shard {self._shard_id}: manifest version {manifest.version} was written, but nobody "
+                    f"could look whether it counts: {error}"
+                ) from error
             if newest is not None and newest > manifest.version:
                 self._seen = None
                 return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lancewal.errors import FencedError, WalTruncatedError
 from lancewal.format import WalEntry
-from lancewal.shard.log import WalAppender, first_unsettled
+from lancewal.shard.log import WalAppender, first_unsettled, is_flushed
 from lancewal.shard.tail import WalTailer
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,7 @@ class Replay:
     def __init__(self, appender: WalAppender, tailer: WalTailer) -> None:
         self._appender = appender
         self._tailer = tailer
-        manifest = appender.claimed
-        self._current_generation = manifest.current_generation if manifest else 1
-        start = first_unsettled(manifest)
+        start = first_unsettled(appender.claimed)
         end = appender.sentinel_position
         if end is None:
             end = tailer.next_position()
@@ -66,7 +64,7 @@ class Replay:
                         entry.writer_epoch,
                         f"(WAL replay aborted at position {entry.position})",
                     )
-                if entry.sentinel or self._is_flushed(entry.generation):
+                if entry.sentinel or self._is_flushed(entry.position, entry.generation):
                     continue
                 yield entry
         except WalTruncatedError:
@@ -81,18 +79,21 @@ class Replay:
         no entry that comes later may belong to ``generation`` or an older one.
         """
         return not any(
-            self._current_generation <= later <= generation
+            later <= generation
             for position_later in range(position + 1, self.range.end)
             if (later := self._generation_at(position_later)) is not None
         )
 
     def _generation_at(self, position: int) -> int | None:
-        """The generation of the rows at ``position``; ``None`` where there are none or it is unsaid."""
+        """The generation of the rows to replay at ``position``; ``None`` for none, or where it is unsaid."""
         if position not in self._generations:
             some = range(position, min(position + _HEADERS_AT_ONCE, self.range.end))
             for at, header in zip(some, self._tailer.headers(some.start, some.stop), strict=True):
-                self._generations[at] = None if header is None or header.sentinel else header.generation
+                if header is None or header.sentinel or self._is_flushed(at, header.generation):
+                    self._generations[at] = None
+                else:
+                    self._generations[at] = header.generation
         return self._generations[position]
 
-    def _is_flushed(self, generation: int | None) -> bool:
-        return generation is not None and generation < self._current_generation
+    def _is_flushed(self, position: int, generation: int | None) -> bool:
+        return is_flushed(self._appender.claimed, position, generation)

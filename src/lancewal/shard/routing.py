@@ -1,4 +1,4 @@
-"""Which shard a row belongs to, and which shards a table has.
+"""Which shard a row belongs to.
 
 Lance evaluates a sharding spec to a value (a bucket number, or the column's own value)
 and leaves open which shard holds it. A shard's id is computed from the value, exactly as
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.base import BaseTable, appended_generations
+from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, SplitShardError
 from lancewal.format import (
     MemWalDetails,
@@ -34,7 +33,6 @@ from lancewal.format import (
     ShardingField,
     ShardingSpec,
     ShardManifest,
-    ShardStatus,
     TableSchema,
     bucket_of,
     check_bucket_type,
@@ -43,20 +41,15 @@ from lancewal.format import (
     field_id,
     result_type_to_arrow,
 )
+from lancewal.shard.discovery import PresentShards
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import ObjectStore, layout, ordered_map
-
-logger = logging.getLogger(__name__)
+from lancewal.storage import ObjectStore, layout
 
 BUCKET = "bucket"
 IDENTITY = "identity"
 UNSHARDED = "unsharded"
 
 MAX_BUCKETS = 1024
-
-#: Manifests read at a time where each read is a network round trip.
-_REMOTE_READERS = 16
 
 #: Part of the format, as is the other one: LanceDB names its shards in it.
 _NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
@@ -118,33 +111,6 @@ class Shard:
         )
 
 
-class PresentShards:
-    """The shards that a table has, by one listing; their manifests are read as they are asked for."""
-
-    def __init__(self, base: BaseTable, store: ObjectStore) -> None:
-        self._store = store
-        self._markers = appended_generations(base)
-        self.ids = frozenset(listed_shards(store))
-
-    def manifests(self, shard_ids: Iterable[UUID]) -> list[ShardManifest]:
-        """The newest manifests of those that are there."""
-        known = [shard_id for shard_id in shard_ids if shard_id in self.ids]
-        return [manifest for manifest in read_manifests(self._store, known) if manifest is not None]
-
-    def is_retired(self, manifest: ShardManifest) -> bool:
-        """Whether a shard takes no more rows, and the base table holds all that it took."""
-        return is_retired(self._store, manifest, self._markers.get(manifest.shard_id, 0))
-
-
-def is_retired(store: ObjectStore, manifest: ShardManifest, compacted: int) -> bool:
-    """Whether a shard is sealed and the base, which holds it up to ``compacted``, has all its rows."""
-    return (
-        manifest.status is ShardStatus.SEALED
-        and compacted >= manifest.current_generation - 1
-        and not has_unflushed_rows(manifest, store)
-    )
-
-
 class ShardRouter:
     """Sends rows to shards by the table's sharding spec.
 
@@ -160,7 +126,6 @@ class ShardRouter:
 
     def __init__(self, spec: ShardingSpec, field: ShardingField, source: pa.Field | None) -> None:
         self.spec_id = spec.spec_id
-        self._spec = spec
         self._field = field
         self._source = source
         self._value_type = result_type_to_arrow(field.result_type)
@@ -201,20 +166,15 @@ class ShardRouter:
 
     @classmethod
     def of_table(cls, base: BaseTable, store: ObjectStore) -> ShardRouter:
-        """The router for writing: it also knows which shards the table has, by one listing."""
-        router = cls.for_table(base.details, base.schema)
-        return router.adopting(PresentShards(base, store))
+        """The router for writing: each value goes to the shard that is there for it, whatever its id.
 
-    def adopting(self, present: PresentShards) -> ShardRouter:
-        """The same router, but each value goes to the shard that is there for it, whatever its id.
-
-        Shards that somebody named by hand are known by the values in their manifests; in an
-        unsharded table every shard is for the one value.
+        Which shards there are is known by one listing. Shards that somebody named by hand are known by
+        the values in their manifests; in an unsharded table every shard is for the one value.
         """
-        router = ShardRouter(self._spec, self._field, self._source)
-        router._present = present
-        for manifest in present.manifests(sorted(self._unnamed(present.ids))):
-            stored = self._value_held(manifest)
+        router = cls.for_table(base.details, base.schema)
+        router._present = present = PresentShards(base, store)
+        for manifest in present.manifests(sorted(router._unnamed(present.ids))):
+            stored = router._value_held(manifest)
             if stored is not None:
                 router._strangers.setdefault(stored, []).append(manifest.shard_id)
         return router
@@ -432,54 +392,6 @@ def decoded_values(details: MemWalDetails, manifest: ShardManifest) -> dict[str,
                 if name in types
             }
     return {}
-
-
-def discover_shards(store: ObjectStore) -> list[UUID]:
-    """The ids of the table's shards, by listing, sorted; see :func:`discover_manifests`."""
-    return [manifest.shard_id for manifest in discover_manifests(store)]
-
-
-def discover_manifests(store: ObjectStore) -> list[ShardManifest]:
-    """The newest manifest of every shard, sorted by shard id.
-
-    A directory that is no shard's, or has no manifest (its writer is just making it, or
-    died doing so), is skipped with a warning. It holds nothing that was acknowledged.
-    """
-    shard_ids = listed_shards(store)
-    manifests = []
-    for shard_id, manifest in zip(shard_ids, read_manifests(store, shard_ids), strict=True):
-        if manifest is None:
-            _warn_once(store.uri, str(shard_id), "it has no manifest")
-        else:
-            manifests.append(manifest)
-    return manifests
-
-
-def listed_shards(store: ObjectStore) -> list[UUID]:
-    """The ids of all directories that are named as a shard's, sorted; some may have no manifest."""
-    shard_ids = []
-    for name in store.list_directories(layout.MEM_WAL_DIR):
-        shard_id = layout.parse_shard_dir(name)
-        if shard_id is not None:
-            shard_ids.append(shard_id)
-        elif name != layout.OWN_DIR.rpartition("/")[2]:
-            _warn_once(store.uri, name, "its name is no shard id")
-    return shard_ids
-
-
-def read_manifests(store: ObjectStore, shard_ids: Sequence[UUID]) -> list[ShardManifest | None]:
-    """The newest manifest of each shard, several at a time on a remote store."""
-
-    def read(shard_id: UUID) -> ShardManifest | None:
-        return ShardManifestStore(store, shard_id).read_latest()
-
-    return list(ordered_map(read, shard_ids, 1 if store.is_local else _REMOTE_READERS))
-
-
-@functools.lru_cache(maxsize=4096)
-def _warn_once(table_uri: str, name: str, why: str) -> None:
-    """Once per process and directory: readers come by with every query."""
-    logger.warning("skipped %s: %s", layout.child_uri(table_uri, f"{layout.MEM_WAL_DIR}/{name}"), why)
 
 
 def _num_buckets(field: ShardingField) -> int:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache, partial
 from uuid import UUID
 
 from lancewal.errors import InvalidInputError, WalCorruptError, WalTruncatedError
 from lancewal.format import EntryHeader, ShardManifest, WalEntry, decode_entry, decode_header
-from lancewal.shard.log import WatchedTip, established_tip, first_readable, first_unsettled, lost_entry
+from lancewal.shard.log import (
+    WatchedTip,
+    established_tip,
+    first_readable,
+    first_unsettled,
+    is_flushed,
+    lost_entry,
+)
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
-from lancewal.storage import RECHECK_AFTER, Clock, Crew, ObjectStore, Task, boot_time, layout, ordered_map
-
-logger = logging.getLogger(__name__)
+from lancewal.storage import RECHECK_AFTER, Clock, ObjectStore, boot_time, layout, ordered_map
 
 DEFAULT_READ_AHEAD = 8
 _HEADER_BYTES = 64 * 1024
-_CURSOR_INTERVAL_SECONDS = 5.0
 
 
 class WalTailer:
@@ -41,11 +41,9 @@ class WalTailer:
         shard_id: UUID | str,
         *,
         read_ahead: int = DEFAULT_READ_AHEAD,
-        update_cursor: bool = True,
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
     ) -> None:
-        """``update_cursor`` leaves a hint of the read position in the manifest, best effort."""
         if read_ahead < 1:
             raise InvalidInputError(f"read_ahead must be at least 1, got {read_ahead}")
         self._store = store
@@ -53,7 +51,6 @@ class WalTailer:
         self._manifests = ShardManifestStore(store, self._shard_id, manifest_scan_batch_size, clock)
         self._workers = 1 if store.is_local else read_ahead
         self._clock = clock
-        self._cursor = _CursorHint(self._manifests, clock) if update_cursor else None
 
     @property
     def shard_id(self) -> UUID:
@@ -67,10 +64,7 @@ class WalTailer:
             data = self._store.get(layout.wal_entry(self._shard_id, position))
         except FileNotFoundError:
             return None
-        entry = decode_entry(data, self._shard_id, position)
-        if self._cursor is not None:
-            self._cursor.seen(position)
-        return entry
+        return decode_entry(data, self._shard_id, position)
 
     def read_header(self, position: int) -> EntryHeader | None:
         """Epoch and generation of an entry without fetching its rows."""
@@ -150,9 +144,8 @@ class WalTailer:
                 pause(poll_interval)
             else:
                 manifest = self._manifests.read_latest()
-                covered = manifest is not None and position <= manifest.replay_after_wal_entry_position
-                # Covered, so it existed: either it came between the two reads, or it is gone.
-                if covered and self.read_entry(position) is None:
+                # Flushed, so it existed: either it came between the two reads, or it is gone.
+                if is_flushed(manifest, position) and self.read_entry(position) is None:
                     raise self._missing(position, None)
                 # What does not come may have been lost, with others behind it.
                 tip.find(manifest)
@@ -160,75 +153,26 @@ class WalTailer:
 
     def _missing(self, position: int, end: int | None) -> WalTruncatedError | WalCorruptError:
         manifest = self._manifests.read_latest()
-        covered = manifest.replay_after_wal_entry_position if manifest else 0
-        if position <= covered:
+        if is_flushed(manifest, position):
             first = first_readable(self._store, self._shard_id, manifest)
             return WalTruncatedError(self._shard_id, position, first)
         reach = f" although entries up to {end - 1} were asked for" if end is not None else ""
         return lost_entry(self._shard_id, position, reach)
 
 
-class _CursorHint:
-    """Raises the manifest's cursor hint now and then, away from the reader's thread.
-
-    Only a hint: any failure is ignored, and one update at a time is under way.
-    """
-
-    def __init__(self, manifests: ShardManifestStore, clock: Clock) -> None:
-        self._manifests = manifests
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._latest = 0
-        self._updating = False
-        self._next_update = float("-inf")
-
-    def seen(self, position: int) -> None:
-        with self._lock:
-            self._latest = max(self._latest, position)
-            now = self._clock()
-            if self._updating or now < self._next_update:
-                return
-            self._next_update = now + _CURSOR_INTERVAL_SECONDS
-            self._updating = True
-        try:
-            _cursor_thread().take(Task(self._update))
-        except RuntimeError as error:
-            # The interpreter is shutting down: the read still counts.
-            logger.debug("cursor hint not updated: %s", error)
-
-    def _update(self) -> None:
-        position = self._latest
-
-        def raised(manifest: ShardManifest) -> ShardManifest:
-            if position <= manifest.wal_entry_position_last_seen:
-                return manifest
-            return replace(manifest, wal_entry_position_last_seen=position)
-
-        try:
-            self._manifests.commit_update(None, raised)
-        except Exception as error:
-            logger.debug("cursor hint not updated: %s", error)
-        finally:
-            self._updating = False
-
-
-@cache
-def _cursor_thread() -> Crew:
-    crew = Crew(1, "lancewal-cursor")
-    # The interpreter must not go away under a call to the store.
-    atexit.register(partial(crew.dismiss, wait=True))
-    return crew
+def first_unflushed(store: ObjectStore, manifest: ShardManifest, tip: int) -> int | None:
+    """The first position below ``tip`` with rows that no SSTable of the manifest holds, if there is one."""
+    tailer = WalTailer(store, manifest.shard_id)
+    for position in range(first_unsettled(manifest), tip):
+        header = tailer.read_header(position)
+        # A missing one was flushed and collected meanwhile.
+        if header is None or header.sentinel or is_flushed(manifest, position, header.generation):
+            continue
+        return position
+    return None
 
 
 def has_unflushed_rows(manifest: ShardManifest, store: ObjectStore) -> bool:
-    """Whether the WAL has an entry with rows that no SSTable of the manifest holds."""
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
-    end = established_tip(store, manifest.shard_id, manifest)
-    for position in range(first_unsettled(manifest), end):
-        header = tailer.read_header(position)
-        # A missing one was flushed meanwhile.
-        if header is None or header.sentinel:
-            continue
-        if header.generation is None or header.generation >= manifest.current_generation:
-            return True
-    return False
+    """Whether the WAL has rows that no SSTable of the manifest holds."""
+    tip = established_tip(store, manifest.shard_id, manifest)
+    return first_unflushed(store, manifest, tip) is not None

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
-    from lancewal.spark.low_latency import stream, write
-    from lancewal.spark.reading import changes
-    from lancewal.spark.routing import route
+    from lancewal.spark.low_latency import route, stream, write
     from lancewal.spark.spark_session import session
 
 #: Loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
     "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
-    "changes": "reading",
+    "changes": "feed_source",
     "compact": "jobs",
     "flush": "jobs",
     "gc": "jobs",
-    "route": "routing",
+    "route": "low_latency",
     "session": "spark_session",
     "spark_schema": "columns",
     "stream": "low_latency",

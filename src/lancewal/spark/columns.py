@@ -1,4 +1,4 @@
-"""Columns of a table as Spark has them, and back.
+"""Rows between Spark and a table: schemas, columns, and what becomes of each row.
 
 Spark has fewer types than Arrow: unsigned integers become the next wider signed ones,
 vectors become arrays, all texts are one type. Rows from Spark are brought to the table's own
@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.format import CastRefusedError, exactly
+from lancewal.format import CastRefusedError, check_columns, exactly
+from lancewal.publish import FEED_COLUMNS
+from lancewal.spark.options import Options
+from lancewal.writer import Intake
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.null(): st.NullType(),
@@ -36,6 +46,23 @@ _SCALARS: dict[pa.DataType, st.DataType] = {
 }
 _MAX_PRECISION = 38
 _MICROSECONDS = 6
+
+#: Spark's hash starts from 42. Hashed from there, this number gives 0, and ``hash`` goes on
+#: from one argument to the next: so the second argument is hashed from 0, as Lance does.
+_SEED_ZERO = -1693959553
+
+_AS_INT = frozenset(
+    [pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.date32(), pa.string()]
+)
+_AS_IS = frozenset([pa.int64(), pa.large_string(), pa.string_view(), pa.float32(), pa.float64()]) | _AS_INT
+
+#: What a row's change is called: by our own feed, by Delta's, by Debezium's.
+_UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
+_DELETES = ("delete", "d")
+#: The old version of a row that another row of the feed replaces.
+_NOTHING = ("update_preimage",)
+
+_Mask = npt.NDArray[np.bool_]
 
 
 def spark_schema(columns: pa.Schema) -> st.StructType:
@@ -75,6 +102,140 @@ def for_table(
             where = _row_named(batch, key, column, refusal)
             raise InvalidInputError(f"column {name}{where}: {refusal}") from None
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def bucket_column(field: pa.Field, num_buckets: int) -> Column:
+    """The bucket of each row, from 0 to ``num_buckets`` - 1, exactly as the table computes it."""
+    value = quoted(field.name).cast(spark_schema(pa.schema([field]))[0].dataType)
+    hashed = F.hash(F.lit(_SEED_ZERO), _hashed_value(value, field))
+    return (hashed.bitwiseAND(F.lit(0x7FFFFFFF)) % F.lit(num_buckets)).cast("int")
+
+
+def _hashed_value(value: Column, field: pa.Field) -> Column:
+    type_ = field.type
+    if type_ in _AS_IS:
+        return value
+    if type_ == pa.uint32():
+        # The table hashes the bits; beyond the greatest signed number they are those of a negative one.
+        return F.when(value >= 1 << 31, value - (1 << 32)).otherwise(value).cast("int")
+    if type_ == pa.uint64():
+        wrapped = value - F.lit(str(1 << 64)).cast("decimal(20,0)")
+        return (
+            F.when(value >= F.lit(str(1 << 63)).cast("decimal(20,0)"), wrapped)
+            .otherwise(value)
+            .cast("bigint")
+        )
+    if pa.types.is_timestamp(type_) and type_.unit == "us":
+        return value
+    raise InvalidInputError(
+        f"rows cannot be routed by {field.name} of type {type_} inside Spark; write them with "
+        'df.write.format("lancewal"), which needs no routing'
+    )
+
+
+def quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+class SparkRows:
+    """Checks rows against the table; refusals name the column, and the key where it helps.
+
+    The column that ``changeTypeColumn`` names says what is to be done with each row; null is an
+    upsert. With it the columns that our change feed adds may be among the rows and are left out.
+    """
+
+    def __init__(self, base: BaseTable, options: Options) -> None:
+        self._schema = base.schema
+        self._round_floats = options.flag("roundFloats")
+        self._change_column = change_column = options.text("changeTypeColumn")
+        check_columns(base.schema)
+        self._intake = Intake(base.schema, storage_version=base.storage_version)
+        if change_column is not None and change_column in base.schema.names:
+            raise InvalidInputError(
+                f"{change_column} is a column of the table and cannot say what becomes of a row; rename one"
+            )
+
+    def check(self, given: pa.Schema) -> None:
+        """Refuse rows of a schema that does not fit, whatever their values are."""
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, type_) for type_ in given.types], schema=given)
+        if self._change_column is not None:
+            _, empty = self._take_changes(empty)
+        unknown = [name for name in empty.schema.names if name not in self._schema.names]
+        if unknown:
+            raise InvalidInputError(
+                f"the table has no column {', '.join(unknown)}; "
+                f"its columns are {', '.join(self._schema.names)}"
+            )
+        required = [field.name for field in self._schema.plain if not field.nullable]
+        if self._change_column is None:
+            required += self._schema.primary_key
+        missing = sorted(set(required) - set(empty.schema.names))
+        if missing:
+            raise InvalidInputError(f"the rows lack {', '.join(missing)}, which cannot be null; add it")
+        self._for_table(empty)
+
+    def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The rows in ``schema.stored``, in their order; ``None`` when nothing is left to do."""
+        if batch.num_rows == 0:
+            return None
+        if self._change_column is None:
+            return self._upserts(batch)
+        changes, batch = self._take_changes(batch)
+        deleted = _is_one_of(changes, _DELETES)
+        ignored = _is_one_of(changes, _NOTHING)
+        self._refuse_unknown(changes, deleted | ignored)
+        upserted = ~(deleted | ignored)
+        parts, places = [], []
+        for wanted, convert in ((upserted, self._upserts), (deleted, self._deletes)):
+            if wanted.any():
+                part = batch if wanted.all() else batch.filter(pa.array(wanted))
+                parts.append(convert(part))
+                places.append(np.flatnonzero(wanted))
+        if not parts:
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        # Each kind was converted by itself; a key's last change must stay the last.
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return pa.concat_batches(parts).take(pa.array(order))
+
+    def _upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self._intake.upserts(self._for_table(batch)).batches[0]
+
+    def _deletes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = [name for name in self._schema.primary_key if name in batch.schema.names]
+        return self._intake.deletes(self._for_table(batch.select(names))).batches[0]
+
+    def _for_table(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        key = self._schema.primary_key
+        return for_table(batch, self._schema.plain, key, round_floats=self._round_floats)
+
+    def _take_changes(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
+        assert self._change_column is not None
+        place = batch.schema.get_field_index(self._change_column)
+        if place < 0:
+            raise InvalidInputError(
+                f"option changeTypeColumn names {self._change_column}, which the rows do not have; "
+                f"their columns are {', '.join(batch.schema.names)}"
+            )
+        changes = batch.column(place)
+        if not pa.types.is_string(changes.type) and not pa.types.is_large_string(changes.type):
+            raise InvalidInputError(f"column {self._change_column} must hold text, not {changes.type}")
+        left_out = {self._change_column, *(c for c in FEED_COLUMNS if c not in self._schema.names)}
+        return changes, batch.select([name for name in batch.schema.names if name not in left_out])
+
+    def _refuse_unknown(self, changes: pa.Array, known: _Mask) -> None:
+        unknown = ~(known | _is_one_of(changes, _UPSERTS) | changes.is_null().to_numpy(zero_copy_only=False))
+        if unknown.any():
+            found = changes.filter(pa.array(unknown)).unique().slice(0, 3).to_pylist()
+            raise InvalidInputError(
+                f"column {self._change_column} says {found}; known are {', '.join((*_UPSERTS, *_DELETES))}"
+            )
+
+
+def _is_one_of(changes: pa.Array, words: tuple[str, ...]) -> _Mask:
+    found = pc.is_in(pc.utf8_lower(changes), value_set=pa.array(words, changes.type))
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _spark_field(field: pa.Field, path: str) -> st.StructField:

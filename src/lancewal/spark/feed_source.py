@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -33,10 +34,45 @@ from lancewal.shard import ShardManifestStore
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
-from lancewal.spark.snapshot import base_of
 from lancewal.storage import ObjectStore, layout
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _SNAPSHOT = "snapshot"
+
+Place = str | Mapping[str, int]
+
+
+def changes(
+    spark: SparkSession,
+    uri: str,
+    *,
+    starting_position: Place = "latest",
+    max_entries_per_trigger: int | None = None,
+    max_bytes_per_trigger: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The change feed of a table as a streaming DataFrame.
+
+    ``starting_position``: "earliest" (all that is retained), "latest", "snapshot" (the table's rows
+    now, then what follows), or a map from shard id to WAL position.
+
+    .. code-block:: python
+
+        feed = changes(spark, "s3://bucket/documents", starting_position="snapshot")
+        feed.writeStream.foreachBatch(apply).option("checkpointLocation", "s3://bucket/checkpoints").start()
+    """
+    place = starting_position if isinstance(starting_position, str) else json.dumps(dict(starting_position))
+    reader = spark.readStream.format("lancewal").option("readChangeFeed", "true")
+    reader = reader.option("startingPosition", place)
+    if max_entries_per_trigger is not None:
+        reader = reader.option("maxEntriesPerTrigger", str(max_entries_per_trigger))
+    if max_bytes_per_trigger is not None:
+        reader = reader.option("maxBytesPerTrigger", str(max_bytes_per_trigger))
+    for name, value in (storage_options or {}).items():
+        reader = reader.option(f"storage.{name}", value)
+    return reader.load(uri)
 
 
 @dataclass
@@ -89,7 +125,7 @@ class _FeedRows:
             yield from self.feed().read(partition.shard_id, partition.start, partition.end)
         elif isinstance(partition, SnapshotPartition):
             columns = [name for name in self._schema.fieldNames() if name not in FEED_COLUMNS]
-            keyed = base_of(partition.merged.state, self._options.storage).schema.primary_key
+            keyed = partition.merged.state.base(self._options.storage).base.schema.primary_key
             kind = pa.scalar(UPSERT if keyed else INSERT)
             for batch in partition.merged.read(partition.part, columns):
                 yield _as_changes(batch, kind)

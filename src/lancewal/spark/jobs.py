@@ -1,5 +1,10 @@
 """Flush, compaction and garbage collection as Spark jobs, one task per shard.
 
+A job is a data source: every partition is one shard's work, every row its report. That needs
+neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
+placed, retried and shown like those of any query. Work on a shard may be repeated, or done
+twice at a time, without harm.
+
 Also a program for ``spark-submit`` and the command line::
 
     python -m lancewal.spark.jobs compact s3://bucket/table --storage aws_region=eu-central-1
@@ -32,23 +37,16 @@ from lancewal.maintenance import (
     finish_compaction,
     plan_compaction,
 )
-from lancewal.publish import drain
-from lancewal.shard import discover_manifests, has_unflushed_rows
+from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.spark_session import session
+from lancewal.writer import flush_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-# Maintenance as a data source: every partition is one shard's work, every row its report.
-#
-# Going through a source needs neither RDDs nor UDFs, so it works on classic sessions and over
-# Spark Connect, and tasks are placed, retried and shown like those of any query. Work on a shard
-# may be repeated, or done twice at a time, without harm.
-
 
 REPORT_SCHEMA = st.StructType(
     [
@@ -115,18 +113,13 @@ def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
 
 
 def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    shard_id = UUID(arguments["shard_id"])
-    manifest = next(m for m in discover_manifests(table.store) if m.shard_id == shard_id)
-    if not has_unflushed_rows(manifest, table.store):
-        # Claiming it would fence its writer for nothing.
-        return {"rows": 0}
-    _, rows = drain(table.base, table.store, shard_id)
-    return {"rows": rows}
+    manifest = ShardManifestStore(table.store, UUID(arguments["shard_id"])).require_latest()
+    return {"rows": flush_shard(table.base, manifest, table.store)}
 
 
 def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
     limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
-    plan = plan_compaction(table.base, table.store, max_commit_bytes=limit)
+    plan = plan_compaction(table.store, max_commit_bytes=limit)
 
     def parts(shards: Sequence[ShardPlan]) -> tuple[Mapping[str, Any], ...]:
         return tuple({"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in shards)
@@ -150,7 +143,6 @@ def _gc(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     shard_id = arguments["shard_id"]
     seconds = arguments.get("min_age_seconds")
     report = collect_garbage(
-        table.base,
         table.store,
         min_age=None if seconds is None else timedelta(seconds=seconds),
         resources=[Resource.STAGING_FILES] if shard_id is None else set(Resource) - {Resource.STAGING_FILES},
@@ -207,7 +199,7 @@ def flush(
 
         rows = sum(outcome.details["rows"] for outcome in flush(spark, "s3://bucket/documents"))
     """
-    return _finished("flush", _run(spark, "flush", uri, storage_options, {}))
+    return _finished("flush", _run(spark, "flush", uri, storage_options))
 
 
 def compact(
@@ -221,9 +213,9 @@ def compact(
 
     A table without a primary key is compacted by one task: its commits exclude each other.
     """
-    outcomes = _run(spark, "compact", uri, storage_options, {"max_commit_bytes": max_commit_bytes})
+    outcomes = _run(spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes)
     if outcomes:
-        finish_compaction(OpenTable.open(_options(uri, storage_options)).store)
+        finish_compaction(OpenTable.open(Options.of(uri, storage_options)).store)
     return _finished("compact", outcomes)
 
 
@@ -236,11 +228,9 @@ def gc(
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
     """Remove what no writer, reader or retained version needs; ``dry_run`` only says what that is."""
-    arguments = {
-        "min_age_seconds": None if min_age is None else min_age.total_seconds(),
-        "dry_run": dry_run,
-    }
-    return _finished("gc", _run(spark, "gc", uri, storage_options, arguments))
+    age = None if min_age is None else min_age.total_seconds()
+    outcomes = _run(spark, "gc", uri, storage_options, min_age_seconds=age, dry_run=dry_run)
+    return _finished("gc", outcomes)
 
 
 def _run(
@@ -248,12 +238,10 @@ def _run(
     job: str,
     uri: str,
     storage_options: Mapping[str, str] | None,
-    arguments: Mapping[str, Any],
+    **arguments: Any,
 ) -> list[ShardOutcome]:
-    reader = spark.read.format("lancewal").option("job", job).option("jobArguments", json.dumps(arguments))
-    for name, value in (storage_options or {}).items():
-        reader = reader.option(f"storage.{name}", value)
-    rows = reader.load(uri).collect()
+    options = Options.of(uri, storage_options, {"job": job, "jobArguments": json.dumps(arguments)})
+    rows = spark.read.format("lancewal").options(**options.values).load().collect()
     return [
         ShardOutcome(
             None if row.shard_id is None else UUID(row.shard_id),
@@ -270,10 +258,6 @@ def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
     if any(each.error is not None for each in outcomes):
         raise JobFailedError(job, outcomes)
     return outcomes
-
-
-def _options(uri: str, storage_options: Mapping[str, str] | None) -> Options:
-    return Options.parse({"path": uri, **{f"storage.{k}": v for k, v in (storage_options or {}).items()}})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,13 +3,16 @@
 Each entry is durable, readable at once and atomic. Every task claims the shard that it owns,
 which fences whatever attempt came before, looks whether that attempt's entry is there, and
 appends only if it is not. So retries, speculation and restarts write nothing twice.
+
+A micro-batch goes through :func:`write_transaction` on the driver, :meth:`WalSink.append` in each
+task, and :meth:`WalSink.commit` on the driver again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,92 +30,18 @@ from lancewal.publish import (
     begin_append,
     finish_append,
 )
-from lancewal.shard import BUCKET, Shard, ShardRouter
+from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
+from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
-from lancewal.spark.routing import routed
-from lancewal.spark.sink import SparkRows, check_write
+from lancewal.spark.sink import check_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# The tasks of the low-latency way: each owns some shards and appends one WAL entry to each.
-
-
+FORMAT = "lancewal"
 #: One entry is written, replayed and held in memory whole.
 MAX_ENTRY_BYTES = 1 << 30
-
-
-@dataclass
-class AppendedMessage(WriterCommitMessage):
-    """What one task appended, on its way to the driver."""
-
-    written: list[ShardWrite] = field(default_factory=list)
-
-
-def encode_transaction(transaction: Transaction) -> str:
-    return json.dumps({"app": transaction.app_id, "version": transaction.version})
-
-
-class WalSink(DataSourceArrowWriter):
-    """Writes rows that were routed by shard, see ``lancewal.spark.low_latency``."""
-
-    def __init__(self, options: Options, transaction: str) -> None:
-        given = json.loads(transaction)
-        self._options = options
-        self._transaction = Transaction(given["app"], given["version"])
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedMessage:
-        context = TaskContext.get()
-        assert context is not None, "Spark calls this in tasks only"
-        return self.append(iterator, context.partitionId())
-
-    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
-        """The whole of a task. Nothing is written before all its rows were seen and checked."""
-        table = OpenTable.open(self._options)
-        router = table.router()
-        rows = SparkRows.of(table.base, self._options)
-        parts: dict[Shard, list[pa.RecordBatch]] = {}
-        held = 0
-        for batch in batches:
-            stored = rows.stored(batch)
-            if stored is None:
-                continue
-            held += stored.nbytes
-            if held > MAX_ENTRY_BYTES:
-                raise InvalidInputError(
-                    f"one shard gets more than {MAX_ENTRY_BYTES >> 20} MB in one write, too much for "
-                    'one WAL entry; use df.write.format("lancewal") for data of this size'
-                )
-            for shard, part in router.route(stored):
-                parts.setdefault(shard, []).append(part)
-        _refuse_misrouted(router, parts, partition)
-        return AppendedMessage(
-            [
-                append_transaction(
-                    table.store, shard, part, self._transaction, base_version=table.base.version
-                )
-                for shard, part in parts.items()
-            ]
-        )
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        written = [w for m in messages if isinstance(m, AppendedMessage) for w in m.written]
-        finish_append(OpenTable.open(self._options).store, self._transaction, written)
-
-
-def _refuse_misrouted(router: ShardRouter, parts: dict[Shard, list[pa.RecordBatch]], partition: int) -> None:
-    """Two tasks with rows of one shard would take the second one's for a repetition of the first's."""
-    if router.transform != BUCKET or not parts:
-        return
-    if set(parts) != {router.shard_of_bucket(partition)}:
-        raise InvalidInputError(
-            "rows came to a task that does not own their shard; write with lancewal.spark.write, "
-            "which routes them"
-        )
-
-
-FORMAT = "lancewal"
 
 
 def write(
@@ -142,16 +71,17 @@ def write(
     parsed = _options(uri, change_type_column, storage_options, options)
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidInputError("pass txn_app_id and txn_version together, or neither")
-    _check(df, parsed, order_by)
+    order = _names(order_by)
+    _check(df, parsed, order)
     if txn_app_id is None or txn_version is None:
         transaction = Transaction.anonymous()
         try:
-            write_transaction(df, parsed, transaction, order_by)
+            write_transaction(df, parsed, transaction, order)
         finally:
             # Nobody can run it again under this name.
             TransactionLog(OpenTable.open(parsed).store, transaction).forget()
     else:
-        write_transaction(df, parsed, Transaction(txn_app_id, txn_version), order_by)
+        write_transaction(df, parsed, Transaction(txn_app_id, txn_version), order)
 
 
 def stream(
@@ -186,10 +116,10 @@ def stream(
             f"output_mode is {output_mode!r}; it can be append, or update where the table has a key. "
             "complete would have to delete the rows that are gone from a result"
         )
-    base = _check(df, parsed, order_by)
+    order = _names(order_by)
+    base = _check(df, parsed, order)
     if output_mode == "update" and not base.schema.primary_key:
         raise InvalidInputError("output_mode update replaces rows by their key, and the table has none")
-    order = [order_by] if isinstance(order_by, str) else list(order_by)
     batches = _MicroBatches(dict(parsed.values), checkpoint, txn_app_id, order)
     writer = df.writeStream.foreachBatch(batches).outputMode(output_mode)
     writer = writer.option("checkpointLocation", checkpoint)
@@ -200,58 +130,154 @@ def stream(
     return writer.start()
 
 
+@dataclass
 class _MicroBatches:
     """The function that Spark calls with every micro-batch; picklable, for Spark Connect."""
 
-    def __init__(
-        self, options: Mapping[str, str], checkpoint: str, app_id: str | None, order_by: Sequence[str]
-    ) -> None:
-        self._options = dict(options)
-        self._checkpoint = checkpoint
-        self._app_id = app_id
-        self._order_by = list(order_by)
+    options: dict[str, str] = field(repr=False)
+    checkpoint: str
+    app_id: str | None
+    order_by: list[str]
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        if self._app_id is None:
-            self._app_id = query_id(batch.sparkSession, self._checkpoint)
-        transaction = Transaction(self._app_id, batch_id)
-        write_transaction(batch, Options(self._options), transaction, self._order_by)
+        if self.app_id is None:
+            self.app_id = query_id(batch.sparkSession, self.checkpoint)
+        transaction = Transaction(self.app_id, batch_id)
+        write_transaction(batch, Options.parse(self.options), transaction, self.order_by)
 
 
 def write_transaction(
-    df: DataFrame, options: Options, transaction: Transaction, order_by: str | Sequence[str]
+    df: DataFrame, options: Options, transaction: Transaction, order_by: Sequence[str]
 ) -> None:
     """Route and append, unless the transaction is written already."""
     table = OpenTable.open(options)
-    rows = routed(df, table, order_by).drop(*_unstored(df, table.base, options, order_by))
+    unstored = _unstored(df, table.base, options, order_by)
+    rows = _routed(df, table, order_by).drop(*unstored)
     if not begin_append(table.store, transaction):
         return
-    writer = (
-        rows.write.format(FORMAT).mode("append").option("walTransaction", encode_transaction(transaction))
-    )
+    writer = rows.write.format(FORMAT).mode("append")
+    writer = writer.option("walTransaction", json.dumps(asdict(transaction)))
     for name, value in options.values.items():
         writer = writer.option(name, value)
     # The path is among the options; Spark refuses to be told twice.
     writer.save()
 
 
-def _check(df: DataFrame, options: Options, order_by: str | Sequence[str]) -> BaseTable:
+@dataclass
+class AppendedMessage(WriterCommitMessage):
+    """What one task appended, on its way to the driver."""
+
+    written: list[ShardWrite] = field(default_factory=list)
+
+
+@dataclass
+class WalSink(DataSourceArrowWriter):
+    """Writes the rows of one transaction, which :func:`write_transaction` has routed by shard.
+
+    What every task would refuse was refused by :func:`_check`, before the first transaction.
+    """
+
+    _options: Options
+
+    @property
+    def _transaction(self) -> Transaction:
+        return Transaction(**json.loads(self._options.text("walTransaction") or "{}"))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedMessage:
+        context = TaskContext.get()
+        assert context is not None, "Spark calls this in tasks only"
+        return self.append(iterator, context.partitionId())
+
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
+        """The whole of a task. Nothing is written before all its rows were seen and checked."""
+        table = OpenTable.open(self._options)
+        router = ShardRouter.of_table(table.base, table.store)
+        transaction = self._transaction
+        rows = SparkRows(table.base, self._options)
+        parts: dict[Shard, list[pa.RecordBatch]] = {}
+        held = 0
+        for batch in batches:
+            stored = rows.stored(batch)
+            if stored is None:
+                continue
+            held += stored.nbytes
+            if held > MAX_ENTRY_BYTES:
+                raise InvalidInputError(
+                    f"one shard gets more than {MAX_ENTRY_BYTES >> 20} MB in one write, too much for "
+                    'one WAL entry; use df.write.format("lancewal") for data of this size'
+                )
+            for shard, part in router.route(stored):
+                parts.setdefault(shard, []).append(part)
+        # Two tasks with rows of one shard would take the second one's for a repetition of the first's.
+        if router.num_buckets and parts and set(parts) != {router.shard_of_bucket(partition)}:
+            raise InvalidInputError(
+                "rows came to a task that does not own their shard; write with lancewal.spark.write, "
+                "which routes them"
+            )
+        version = table.base.version
+        written = [
+            append_transaction(table.store, shard, part, transaction, base_version=version)
+            for shard, part in parts.items()
+        ]
+        return AppendedMessage(written)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = [w for m in messages if isinstance(m, AppendedMessage) for w in m.written]
+        finish_append(OpenTable.open(self._options).store, self._transaction, written)
+
+
+def route(
+    df: DataFrame,
+    uri: str,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    order_by: str | Sequence[str] = (),
+) -> DataFrame:
+    """The rows of ``df`` with all of a shard in one partition, so that few SSTables are written.
+
+    A table in n buckets gives n partitions, bucket i in partition i. ``order_by`` sorts the rows
+    of each partition by some columns (not in a stream), so that of several rows with one key
+    the greatest one is the last, and wins.
+
+    .. code-block:: python
+
+        route(rows, uri, order_by="changed_at").write.format("lancewal").mode("append").save(uri)
+    """
+    return _routed(df, OpenTable.open(Options.of(uri, storage_options)), _names(order_by))
+
+
+def _routed(df: DataFrame, table: OpenTable, order_by: Sequence[str]) -> DataFrame:
+    router = ShardRouter.of_table(table.base, table.store)
+    if router.transform == BUCKET:
+        assert router.column is not None
+        count = router.num_buckets
+        field = table.base.schema.plain.field(router.column)
+        df = df.repartitionById(count, bucket_column(field, count))
+    elif router.transform == IDENTITY:
+        assert router.column is not None
+        # A fixed number: by default Spark joins small partitions, and shards with them.
+        count = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        df = df.repartition(count, quoted(router.column))
+    else:
+        df = df.repartition(1)
+    return df.sortWithinPartitions(*order_by) if order_by else df
+
+
+def _check(df: DataFrame, options: Options, order_by: Sequence[str]) -> BaseTable:
     """Refuse what every task would refuse; make the table if that is asked for, with all columns."""
     schema = df.schema
     try:
         base = OpenTable.open(options).base
     except (InvalidInputError, NotInitializedError):
-        return check_write(options, schema, overwrite=False)
+        return check_write(options, schema)
     unstored = _unstored(df, base, options, order_by)
-    stored = StructType([field for field in schema.fields if field.name not in unstored])
-    return check_write(options, stored, overwrite=False)
+    return check_write(options, StructType([field for field in schema.fields if field.name not in unstored]))
 
 
-def _unstored(df: DataFrame, base: BaseTable, options: Options, order_by: str | Sequence[str]) -> list[str]:
+def _unstored(df: DataFrame, base: BaseTable, options: Options, order_by: Sequence[str]) -> list[str]:
     """Columns that only say which row of a key is the last."""
-    order = [order_by] if isinstance(order_by, str) else order_by
     kept = {*base.schema.names, options.text("changeTypeColumn")}
-    return [name for name in order if name in df.columns and name not in kept]
+    return [name for name in order_by if name in df.columns and name not in kept]
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
@@ -265,19 +291,17 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
     return str(json.loads(line[0])["id"])
 
 
+def _names(order_by: str | Sequence[str]) -> list[str]:
+    return [order_by] if isinstance(order_by, str) else list(order_by)
+
+
 def _options(
     uri: str,
     change_type_column: str | None,
     storage_options: Mapping[str, str] | None,
     options: Mapping[str, str] | None,
 ) -> Options:
-    given = {
-        **(options or {}),
-        **{f"storage.{k}": v for k, v in (storage_options or {}).items()},
-        "path": uri,
-    }
-    if change_type_column is not None:
-        given["changeTypeColumn"] = change_type_column
-    parsed = Options.parse(given)
+    changes = {} if change_type_column is None else {"changeTypeColumn": change_type_column}
+    parsed = Options.of(uri, storage_options, {**(options or {}), **changes})
     parsed.refuse(["txnAppId", "txnVersion"], "is for the format; pass txn_app_id and txn_version")
     return parsed

@@ -14,19 +14,15 @@ from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from lancewal.base import BaseTable, fragments_of, lance_errors
+from lancewal.base import BaseTable, fragments_of
 from lancewal.errors import InvalidInputError
-from lancewal.format import KeySet, key_values
+from lancewal.format import KeySet
 from lancewal.predicate import Predicate, column_name
-from lancewal.reader import Request, ShardPlace, ShardPruner, TableState, ordered, read_state
+from lancewal.reader import BaseSource, NewerKeys, Request, ShardPlace, TableState, byte_width, read_state
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.options import Options
-from lancewal.spark.snapshot import base_of, newer_than_base, resolved_shard
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectStore, layout, ordered_map
-
-# Spark's filters as predicates in Lance's SQL, where both mean the same.
-
+from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
 _COMPARISONS: dict[type[ds.Filter], str] = {
     ds.EqualTo: "=",
@@ -45,7 +41,7 @@ _MAX_VALUES = 1_000
 
 
 def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[list[str], list[ds.Filter]]:
-    """The filters that the table can evaluate, as SQL, and those that are left to Spark."""
+    """The filters that the table can evaluate, as Lance's SQL, and those that are left to Spark."""
     pushed: list[str] = []
     left: list[ds.Filter] = []
     for each in filters:
@@ -163,7 +159,6 @@ def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
 
 #: What one task reads, by a rough estimate: small enough to be spread evenly.
 _PARTITION_BYTES = 32 << 20
-_BATCH_ROWS = 16_384
 #: Beyond so many entries one listing is cheaper than asking for each one's size.
 _FEW_ENTRIES = 8
 _REMOTE_READERS = 16
@@ -185,8 +180,16 @@ class ShardPartition(InputPartition):
     groups: tuple[tuple[int, ...], ...]
 
 
+#: The keys that hide rows of the base, by the shards they are in; kept for the next task of a query.
+_newer_keys: Shelf[tuple[str, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
+
+
 class MergedState:
-    """Reads partitions of one state of a table; goes to every task as a part of its function."""
+    """Reads partitions of one state of a table; goes to every task as a part of its function.
+
+    The driver reads no rows. Tasks open the same SSTables, WAL positions and fragments, whatever is
+    written, flushed or compacted meanwhile.
+    """
 
     def __init__(self, options: Options, state: TableState) -> None:
         self._options = options
@@ -197,20 +200,20 @@ class MergedState:
         base = self._base()
         chosen = self._chosen(base, self._predicate(base))
         groups: list[tuple[int, ...]] = [(number,) for number in chosen]
-        if base.schema.primary_key:
+        if base.base.schema.primary_key:
             numbers = {self.state.shards[number].identity: number for number in chosen}
-            sharing = ShardPruner(base.details, base.schema).key_groups(list(numbers))
+            sharing = base.pruner.key_groups(list(numbers))
             groups = [tuple(numbers[shard] for shard in group) for group in sharing]
-        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
+        store = self._store()
         sizes = ordered_map(
-            lambda group: sum(_num_bytes(store, base, self.state.shards[number]) for number in group),
+            lambda group: sum(_num_bytes(store, base.base, self.state.shards[number]) for number in group),
             groups,
             1 if store.is_local else _REMOTE_READERS,
         )
         found: list[InputPartition] = [
             ShardPartition(several) for several in _joined(groups, sizes) if several
         ]
-        found += [BasePartition(ids) for ids in _fragment_groups(base)]
+        found += [BasePartition(ids) for ids in _fragment_groups(base.base)]
         return found or [BasePartition(())]
 
     def read(self, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -218,64 +221,50 @@ class MergedState:
         request = Request(list(columns), self._predicate(base))
         if isinstance(partition, ShardPartition):
             for group in partition.groups:
-                yield from self._read_shards(base, group, request)
+                places = [self.state.shards[number] for number in group]
+                snapshot = self.state.open(self._options.storage, places)
+                for source, newer in snapshot.levels_above_base():
+                    yield from source.batches(request, newer)
         elif isinstance(partition, BasePartition) and partition.fragment_ids:
-            yield from self._read_base(base, partition, request)
+            part = base.of_fragments(frozenset(partition.fragment_ids))
+            yield from part.batches(request, NewerKeys(union=self._newer_than_base(base, request.predicate)))
 
-    def _read_shards(
-        self, base: BaseTable, group: Sequence[int], request: Request
-    ) -> Iterator[pa.RecordBatch]:
-        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
-        places = [self.state.shards[number] for number in group]
-        levels = [s for place in places for s in resolved_shard(store, base, place).sources]
-        sources = ordered(levels, len(places))
-        newer = KeySet.empty()
-        for source in sources:
-            yield from source.batches(request, newer)
-            if base.schema.primary_key:
-                newer |= source.keys()
+    def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
+        """The keys of all levels above the base that can hold a row which the predicate is about."""
+        if not base.base.schema.primary_key:
+            return KeySet.empty()
+        places = tuple(self.state.shards[number] for number in self._chosen(base, predicate))
 
-    def _read_base(
-        self, base: BaseTable, partition: BasePartition, request: Request
-    ) -> Iterator[pa.RecordBatch]:
-        chosen = self._chosen(base, request.predicate)
-        places = tuple(self.state.shards[number] for number in chosen)
-        newer = newer_than_base(self.state, places, self._options.storage)
-        key = list(base.schema.primary_key) if len(newer) else []
-        wanted = set(partition.fragment_ids)
-        with lance_errors("read the base table"):
-            scanner = base.dataset.scanner(
-                columns=[*request.columns, *(name for name in key if name not in request.columns)],
-                filter=request.sql,
-                fragments=[f for f in base.dataset.get_fragments() if f.fragment_id in wanted],
-                batch_size=_BATCH_ROWS,
+        def read() -> KeySet:
+            # One shard at a time: the rows of its WAL are let go before the next one is read.
+            return KeySet.union(
+                self.state.open(self._options.storage, [place]).newer_than_base.union for place in places
             )
-            for batch in scanner.to_batches():
-                rows = batch.select(list(request.columns))
-                if key:
-                    hidden = newer.contains(key_values([batch.column(name) for name in key]))
-                    rows = rows.filter(pa.array(~hidden)) if hidden.any() else rows
-                yield rows
 
-    def _chosen(self, base: BaseTable, predicate: Predicate | None) -> list[int]:
+        key = (self.state.uri, self.state.version, places)
+        return _newer_keys.get_or_make(key, read, lambda keys: keys.nbytes)
+
+    def _chosen(self, base: BaseSource, predicate: Predicate | None) -> list[int]:
         """The shards that can hold a matching row.
 
         Those can also hide rows of the base, and no others: a shard is ruled out by its part of
         the key, and the row that it would hide has the same key.
         """
-        pruner = ShardPruner(base.details, base.schema)
-        store = ObjectStore.from_uri(self.state.uri, self._options.storage)
+        store = self._store()
         return [
             number
             for number, place in enumerate(self.state.shards)
-            if _has_rows(store, base, place) and pruner.may_match(place.identity, predicate)
+            if _has_rows(store, base.base, place) and base.pruner.may_match(place.identity, predicate)
         ]
 
-    def _predicate(self, base: BaseTable) -> Predicate | None:
-        return None if self.sql is None else Predicate.parse(self.sql, base.schema.plain)
+    def _predicate(self, base: BaseSource) -> Predicate | None:
+        return None if self.sql is None else Predicate.parse(self.sql, base.base.schema.plain)
 
-    def _base(self) -> BaseTable:
-        return base_of(self.state, self._options.storage)
+    def _base(self) -> BaseSource:
+        return self.state.base(self._options.storage)
+
+    def _store(self) -> ObjectStore:
+        return ObjectStore.from_uri(self.state.uri, self._options.storage)
 
 
 class MergedReader(DataSourceReader):
@@ -293,7 +282,7 @@ class MergedReader(DataSourceReader):
         self._columns = schema.fieldNames()
         self._schema = schema
         self._conditions: list[str] = []
-        self._table_columns = base_of(self._merged.state, options.storage).schema.plain
+        self._table_columns = self._merged.state.base(options.storage).base.schema.plain
         condition = options.text("filter")
         if condition is not None:
             Predicate.parse(condition, self._table_columns)
@@ -347,7 +336,7 @@ def _has_rows(store: ObjectStore, base: BaseTable, place: ShardPlace) -> bool:
 
 
 def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
-    width = max(sum(_byte_width(field.type) for field in base.schema.plain), 1)
+    width = max(sum(byte_width(field.type) for field in base.schema.plain), 1)
     fragments = fragments_of(base.dataset)
     sizes = (int(fragment.physical_rows) * width for fragment in fragments)
     return _joined([int(fragment.fragment_id) for fragment in fragments], sizes)
@@ -377,14 +366,3 @@ def _joined(items: Sequence[T], sizes: Iterable[int]) -> Iterator[tuple[T, ...]]
         total += size
     if group:
         yield tuple(group)
-
-
-def _byte_width(type_: pa.DataType) -> int:
-    if pa.types.is_fixed_size_list(type_):
-        return int(type_.list_size) * _byte_width(type_.value_type)
-    if type_.num_fields:
-        return sum(_byte_width(type_.field(i).type) for i in range(type_.num_fields))
-    try:
-        return max(int(type_.bit_width) // 8, 1)
-    except ValueError:
-        return 64

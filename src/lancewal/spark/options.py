@@ -9,9 +9,7 @@ from difflib import get_close_matches
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.shard import ShardRouter
 from lancewal.storage import ObjectStore, layout
 
 #: Every option, as users write it.
@@ -77,16 +75,28 @@ class Options:
             lowered = name.lower()
             if lowered in _REFUSED:
                 raise InvalidInputError(f"option {name} is refused: {_REFUSED[lowered]}")
-            if lowered in known:
+            if lowered in known or lowered.startswith(STORAGE_PREFIX):
                 values[lowered] = value
-            elif _storage_key(lowered) is None and lowered not in _SPARKS_OWN:
+            elif lowered.startswith(_STORAGE_NAMES):
+                values[STORAGE_PREFIX + lowered] = value
+            elif lowered not in _SPARKS_OWN:
                 close = get_close_matches(lowered, known, n=1)
                 hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_KNOWN[:-3])}"
                 raise InvalidInputError(
                     f"there is no option {name!r}; {hint} Storage options start with 'storage.'"
                 )
-        values |= {f"{STORAGE_PREFIX}{k}": v for k, v in _storage_options(given).items()}
         return cls(values)
+
+    @classmethod
+    def of(
+        cls,
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        others: Mapping[str, str] | None = None,
+    ) -> Options:
+        """As a function takes them that has arguments for table and storage."""
+        storage = {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
+        return cls.parse({**(others or {}), **storage, "path": uri})
 
     @property
     def uri(self) -> str:
@@ -201,27 +211,9 @@ def _json(name: str, value: str) -> object:
         ) from None
 
 
-def _storage_key(lowered: str) -> str | None:
-    if lowered.startswith(STORAGE_PREFIX):
-        return lowered.removeprefix(STORAGE_PREFIX)
-    return lowered if lowered.startswith(_STORAGE_NAMES) else None
-
-
-def _storage_options(given: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for name, value in given.items():
-        key = _storage_key(name.lower())
-        if key is not None:
-            found[key] = value
-    return found
-
-
-# Opening a table in a driver or a task, from nothing but options.
-
-
 @dataclass(frozen=True)
 class OpenTable:
-    """The newest version of a table, and its storage as its writers are told to use it."""
+    """The newest version of a table, opened in a driver or a task, and its storage for writing."""
 
     base: BaseTable
     store: ObjectStore
@@ -230,9 +222,4 @@ class OpenTable:
     def open(cls, options: Options) -> OpenTable:
         reading = ObjectStore.from_uri(options.uri, options.storage)
         base = BaseTable.open(reading.uri, options.storage, store=reading)
-        fsync = ShardWriterConfig.from_defaults(base.details.writer_config_defaults).fsync
-        return cls(base, ObjectStore.from_uri(options.uri, options.storage, fsync=fsync))
-
-    def router(self) -> ShardRouter:
-        """The router for writing, of the shards that the table has now."""
-        return ShardRouter.of_table(self.base, self.store)
+        return cls(base, base.writer_store())

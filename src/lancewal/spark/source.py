@@ -84,15 +84,14 @@ class DefaultSource(DataSource):
         return FeedStream(self._parsed(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from lancewal.spark.sink import BatchSink, check_write
-
         options = self._parsed()
-        check_write(options, schema, overwrite)
-        transaction = options.text("walTransaction")
-        if transaction is not None:
+        if options.text("walTransaction") is not None:
             from lancewal.spark.low_latency import WalSink
 
-            return WalSink(options, transaction)
+            return WalSink(options)
+        from lancewal.spark.sink import BatchSink, check_write
+
+        check_write(options, schema, overwrite)
         return BatchSink(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802

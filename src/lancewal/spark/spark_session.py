@@ -1,4 +1,7 @@
-"""A Spark session that is set up for lancewal."""
+"""A Spark session that is set up for lancewal, and a Java runtime for it.
+
+The runtime is the machine's own, or the one that comes as a Python package.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
-
-# A Java runtime for Spark: the machine's own, or the one that comes as a Python package.
-
 
 #: Spark always asks for this module, which the packaged runtime does not have.
 _UNAVAILABLE_MODULE = "--add-modules=jdk.incubator.vector"
@@ -133,16 +133,16 @@ def session(
 
     if master is not None and remote is not None:
         raise InvalidInputError("pass master for a session of this process, or remote for a server, not both")
+    settings = {**SESSION_CONF, **(conf or {})}
     if remote is not None:
         if remote.startswith("local"):
             _prepare_process()
-        builder = SparkSession.builder.remote(remote)
-        settings = {**SESSION_CONF, **(conf or {})}
-        del_static = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
-        return _configured(builder, settings if remote.startswith("local") else del_static)
+        else:
+            # A server has started, and takes only settings of the session.
+            settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+        return _configured(SparkSession.builder.remote(remote), settings)
     _prepare_process()
     builder = SparkSession.builder.appName(app_name)
-    settings = dict(SESSION_CONF)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted and "MASTER" not in os.environ:
         master = "local[*]"
@@ -150,7 +150,7 @@ def session(
         builder = builder.master(master)
         if master.startswith("local"):
             settings = _LOCAL_CONF | settings
-    return _configured(builder, {**settings, **(conf or {})})
+    return _configured(builder, settings)
 
 
 def _prepare_process() -> None:

@@ -1,12 +1,5 @@
 """Flushed MemTables: small Lance datasets, written once and read by key, filter and search."""
 
-from lancewal.sstable.columns import (
-    check_storable,
-    needs_present_structs,
-    present_values,
-    refuse_null_structs,
-    without_dead_values,
-)
 from lancewal.sstable.key_index import KeyProbe
 from lancewal.sstable.lineage import (
     EarlierTable,
@@ -21,7 +14,15 @@ from lancewal.sstable.lineage import (
     unknown_entries,
 )
 from lancewal.sstable.notes import SsTableNotes
-from lancewal.sstable.reader import ROW_OFFSET, SsTable, forget_sstable, keep_sstables
+from lancewal.sstable.opened import forget_sstable, keep_sstables
+from lancewal.sstable.reader import ROW_OFFSET, SsTable, refusing
+from lancewal.sstable.storable import (
+    check_storable,
+    needs_present_structs,
+    present_values,
+    refuse_null_structs,
+    without_dead_values,
+)
 from lancewal.sstable.writer import rebuild_sidecars, write_sstable
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "present_values",
     "rebuild_sidecars",
     "refuse_null_structs",
+    "refusing",
     "take_over",
     "unknown_entries",
     "without_dead_values",

@@ -1,10 +1,11 @@
-"""Reading ``_pk_index``: from keys to row offsets, touching only the pages that may hold them."""
+"""An SSTable's rows by key: their order, and its index ``_pk_index`` from keys to row offsets.
+
+A lookup touches only the pages of the index that may hold its keys.
+"""
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +21,7 @@ from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import BloomFilter, can_rule_out, key_columns, key_hashes, key_values, numbers, one_array
 from lancewal.sstable.notes import SsTableNotes, checksum
-from lancewal.storage import layout
-
-# The rows of a MemTable by key: which are newest, and in which order an index lists them.
-
+from lancewal.storage import Shelf, layout
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -91,7 +89,6 @@ ABSENT = -1
 
 #: What Lance assumes where the file does not say.
 _DEFAULT_PAGE_ROWS = 4096
-_PAGE_CACHE_BYTES = 64 << 20
 #: From so many keys on, one pass over a page is cheaper than a search for each.
 _HASHED_SEARCH_KEYS = 8
 
@@ -138,34 +135,8 @@ class _Page:
         return place if place >= 0 and _as_py(self.values[place]) == key else ABSENT
 
 
-class _PageCache:
-    """Pages of all open SSTables, the least recently used dropped first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._size = 0
-        self._pages: OrderedDict[tuple[object, int], _Page] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[object, int]) -> _Page | None:
-        with self._lock:
-            page = self._pages.get(key)
-            if page is not None:
-                self._pages.move_to_end(key)
-            return page
-
-    def put(self, key: tuple[object, int], page: _Page) -> None:
-        with self._lock:
-            if key in self._pages:
-                return
-            self._pages[key] = page
-            self._size += page.nbytes
-            while self._size > self._limit and len(self._pages) > 1:
-                _, dropped = self._pages.popitem(last=False)
-                self._size -= dropped.nbytes
-
-
-_pages = _PageCache(_PAGE_CACHE_BYTES)
+#: Pages of all open SSTables, by the index that they are of and their number in it.
+_pages: Shelf[tuple[object, int], _Page] = Shelf()
 
 
 def bounds_checksum(least: pa.Array, greatest: pa.Array, page_rows: int) -> int:
@@ -280,7 +251,7 @@ class KeyIndex:
             for number, page in enumerate(self._read(first, count), first):
                 with lance_errors(f"check the key index of {self._directory_uri}"):
                     self._check_page(number, page)
-                _pages.put((self._identity, number), page)
+                _pages.put((self._identity, number), page, page.nbytes)
                 pages[number] = page
         return [page for page in pages.values() if page is not None]
 
@@ -363,9 +334,6 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-# Keys on their way through several SSTables.
-
-
 class KeyProbe:
     """Keys to look up, encoded and hashed once however many SSTables are asked."""
 
@@ -401,5 +369,5 @@ class KeyProbe:
         """The keys (by number) that an SSTable with this filter may hold."""
         possible = self._complete
         if bloom is not None and self._hashes is not None:
-            possible = possible & bloom.might_contain_hashes(self._hashes)
+            possible = possible & bloom.might_contain(self._hashes)
         return np.flatnonzero(possible)

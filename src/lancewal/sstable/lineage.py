@@ -21,11 +21,9 @@ Where it does not suffice this raises :class:`~lancewal.errors.DifferentHistoryE
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 import lance
 
@@ -41,17 +39,14 @@ from lancewal.base import (
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
 from lancewal.format import ShardManifest, SsTableEntry, WalEntry, parse_manifest_version
 from lancewal.shard import ShardManifestStore, WalTailer, first_unsettled
-from lancewal.sstable.reader import open_sstable
-from lancewal.storage import ObjectStore, layout
+from lancewal.sstable.opened import open_sstable
+from lancewal.storage import ObjectStore, Shelf, layout
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: One object for each time that the rows of an earlier table were taken over by decision.
 _TAKEN_OVER_DIR = f"{layout.OWN_DIR}/taken_over"
 _VERSIONS_DIR = "_versions"
-_MOST_STAMPS = 1 << 16
 #: Versions between an index and the next one that are looked at for what they did.
 _MOST_BETWEEN = 64
 
@@ -75,6 +70,15 @@ class EarlierTable:
     began: int
     markers: Mapping[UUID, int]
     unchanged: bool
+
+
+# What was found out of a table and never changes, in tuples, for it may be None. By store and not by
+# URI: another table may be made at the same place.
+_stamps_found: Shelf[tuple[object, str], tuple[int | None]] = Shelf()
+_copies_found: Shelf[object, tuple[Copy | None]] = Shelf()
+_earlier_found: Shelf[tuple[object, int, int | None], tuple[EarlierTable | None]] = Shelf()
+#: What a stamp, or one marker, takes roughly.
+_FOUND_BYTES = 128
 
 
 def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
@@ -157,10 +161,8 @@ def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None)
 
     ``stamp`` is a version that is known to have had a MemWAL index.
     """
-    known = _earlier_tables.setdefault(store, {})
-    if (base.version, stamp) not in known:
-        known[base.version, stamp] = _find_earlier(base, store, stamp)
-    return known[base.version, stamp]
+    key = store.identity, base.version, stamp
+    return _earlier_found.get_or_make(key, lambda: (_find_earlier(base, store, stamp),), _size)[0]
 
 
 def unknown_entries(
@@ -194,7 +196,7 @@ def is_entry_from_before(base: BaseTable, store: ObjectStore, entry: WalEntry, e
 
 def copy_of(store: ObjectStore) -> Copy | None:
     """Where the table began as a copy of another; ``None`` for one that did not, or no longer tells."""
-    return _known(_copies, store, lambda: _find_copy(store))
+    return _copies_found.get_or_make(store.identity, lambda: (_find_copy(store),), _size)[0]
 
 
 def _held_before(base: BaseTable, store: ObjectStore, manifest: ShardManifest, lowest: int) -> int:
@@ -255,7 +257,7 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
         stamp = _stamp(store, manifest.shard_id, entry) if entry.generation <= marker else None
         if stamp is not None:
             yield stamp, entry.generation
-    tailer = WalTailer(store, manifest.shard_id, update_cursor=False)
+    tailer = WalTailer(store, manifest.shard_id)
     position = first_unsettled(manifest)
     while (wal_entry := tailer.read_entry(position)) is not None:
         if not wal_entry.sentinel and wal_entry.base_version is not None and wal_entry.generation is not None:
@@ -266,18 +268,16 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
 
 def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | None:
     """The version of the base table that an SSTable was written for, if it says and can be opened."""
-    known = _known_stamps.setdefault(store, {})
     directory = layout.sstable_dir(shard_id, entry.path)
-    if directory not in known:
-        try:
-            stamp = open_sstable(store, directory, entry.notes).written_for
-        except StorageError as error:
-            logger.debug("an SSTable says nothing: %s", error)
-            return None
-        if len(known) >= _MOST_STAMPS:
-            known.clear()
-        known[directory] = stamp
-    return known[directory]
+
+    def find() -> tuple[int | None]:
+        return (open_sstable(store, directory, entry.notes).written_for,)
+
+    try:
+        return _stamps_found.get_or_make((store.identity, directory), find, lambda _: _FOUND_BYTES)[0]
+    except StorageError as error:
+        logger.debug("an SSTable says nothing: %s", error)
+        return None
 
 
 def _is_from_before(
@@ -345,17 +345,5 @@ def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
     return fragments[0] == fragments[1] and not overwritten
 
 
-#: SSTables never change. More of them are listed at a time than are kept open.
-_known_stamps: WeakKeyDictionary[ObjectStore, dict[str, int | None]] = WeakKeyDictionary()
-_copies: WeakKeyDictionary[ObjectStore, Copy | None] = WeakKeyDictionary()
-_earlier_tables: WeakKeyDictionary[ObjectStore, dict[tuple[int, int | None], EarlierTable | None]] = (
-    WeakKeyDictionary()
-)
-
-
-def _known(
-    cache: WeakKeyDictionary[ObjectStore, T | None], store: ObjectStore, find: Callable[[], T | None]
-) -> T | None:
-    if store not in cache:
-        cache[store] = find()
-    return cache[store]
+def _size(found: tuple[Copy | None] | tuple[EarlierTable | None]) -> int:
+    return _FOUND_BYTES * (1 if found[0] is None else 1 + len(found[0].markers))

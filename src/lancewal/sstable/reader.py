@@ -6,284 +6,33 @@ included; they are Lance's row addresses, because an SSTable is one fragment.
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from uuid import UUID
 
-import crc32c
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.base import lance_errors
-from lancewal.errors import ColumnMismatchError, InvalidInputError, StorageError
+from lancewal.errors import ColumnMismatchError, InvalidInputError
 from lancewal.format import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
-    BloomFilter,
     ColumnSource,
     SsTableEntry,
     TableSchema,
-    has_dictionary,
-    hashable,
-    key_values,
     numbers,
     one_array,
     without_null_words_in,
 )
+from lancewal.predicate import Predicate
 from lancewal.sstable.columns import Alignment
-from lancewal.sstable.key_index import ABSENT, KeyIndex, KeyOrder, KeyProbe, Mask, Rows, damaged_index
-from lancewal.sstable.notes import SsTableNotes, file_checksum
-from lancewal.sstable.predicate import matches, referenced_columns
+from lancewal.sstable.key_index import ABSENT, KeyOrder, KeyProbe, Mask, Rows
+from lancewal.sstable.opened import ROW_ADDRESS, OpenedSsTable, forget_sstable, open_sstable
 from lancewal.storage import ObjectStore, layout
-
-logger = logging.getLogger(__name__)
-
-# SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
-#
-# An SSTable never changes once a manifest names it, so what was opened stays valid. What no reader
-# needs any more is closed: a file that garbage collection deletes takes its space until it is.
-
-
-_INDEXES_DIR = "_indices"
-#: Where lancewal noted the version before: some versions of Lance panic over it in a lookup.
-_FORMER_BASE_VERSION_KEY = b"lancewal:base_version"
-_ROW_ADDRESS = "_rowaddr"
-_MAX_OPEN = 256
-_INDEX_CACHE_BYTES = 512 << 20
-_METADATA_CACHE_BYTES = 128 << 20
-
-_Identity = tuple[str, frozenset[tuple[str, str]]]
-
-
-class OpenedSsTable:
-    """One SSTable's files; each is opened when it is first needed, from any thread."""
-
-    def __init__(self, store: ObjectStore, directory: str, notes: str = "") -> None:
-        self._store = store
-        self._directory = directory
-        self._noted = notes
-        self.uri = layout.child_uri(store.uri, directory)
-        #: Whether Lance's session may keep files of its indexes open.
-        self.may_have_index_files = False
-
-    @cached_property
-    def dataset(self) -> lance.LanceDataset:
-        self._refuse_links()
-        indexes = self._store.local_path(f"{self._directory}/{_INDEXES_DIR}")
-        self.may_have_index_files |= indexes is not None and os.path.isdir(indexes)
-        with lance_errors(f"open the SSTable at {self.uri}"):
-            return lance.dataset(self.uri, storage_options=self._storage_options, session=_session())
-
-    def close(self, *, only_dataset: bool = False) -> None:
-        """Close its files; who has it still, and asks for one, opens that again."""
-        for name in ("dataset", "_fragments") if only_dataset else ("dataset", "_fragments", "key_index"):
-            self.__dict__.pop(name, None)
-
-    @cached_property
-    def stored(self) -> TableSchema:
-        """The SSTable's own columns and primary key, tombstone column included."""
-        with lance_errors(f"read the columns of {self.uri}"):
-            fields = self.dataset.lance_schema
-            primary_key = [field.name() for field in fields.unenforced_primary_key()]
-            return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
-
-    @cached_property
-    def written_for(self) -> int | None:
-        """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
-        # The notes first: the manifest has a copy of them, so that nothing has to be opened.
-        if self.notes.base_version is not None:
-            return self.notes.base_version
-        stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
-        return int(stated) if stated.isdigit() else None
-
-    @cached_property
-    def notes(self) -> SsTableNotes:
-        """What lancewal noted when it wrote the SSTable; nothing where Lance did."""
-        return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
-
-    def _stored_notes(self) -> SsTableNotes:
-        try:
-            text = self._store.get(f"{self._directory}/{layout.SSTABLE_NOTES_NAME}")
-        except FileNotFoundError:
-            return SsTableNotes()
-        return SsTableNotes.parse(text.decode(errors="replace"), self.uri)
-
-    @cached_property
-    def key_index(self) -> KeyIndex | None:
-        """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
-        self._refuse_links()
-        try:
-            self._check_index_files()
-            return KeyIndex(self.uri, self._storage_options, self.notes, self._key_of_rows)
-        except StorageError:
-            if self._store.head(f"{self._directory}/{layout.PK_PAGE_LOOKUP_NAME}") is None:
-                return None
-            raise
-
-    def _check_index_files(self) -> None:
-        """Compare the key index's files with their checksums, where they are local and have any."""
-        if not self._store.is_local:
-            return
-        files = self._stored_notes().files
-        for name in (layout.PK_PAGE_LOOKUP_NAME, layout.PK_PAGE_DATA_NAME):
-            noted, path = files.get(name), self._store.local_path(f"{self._directory}/{name}")
-            if noted is None or path is None:
-                continue
-            with lance_errors(f"read the key index of {self.uri}"):
-                if file_checksum(path) != noted:
-                    raise damaged_index(self.uri, f"{name} does not have its checksum")
-
-    @cached_property
-    def bloom(self) -> BloomFilter | None:
-        """``None`` when there is none that can be used; a lookup is only slower without it."""
-        bloom, problem = self.checked_bloom()
-        if problem is not None:
-            logger.warning("the bloom filter of %s is not used: %s", self.uri, problem)
-        return bloom
-
-    def checked_bloom(self) -> tuple[BloomFilter | None, str | None]:
-        """The bloom filter, if it can be used, and what is wrong with it, if something is."""
-        try:
-            raw = self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}")
-            bloom = BloomFilter.from_bytes(raw)
-        except FileNotFoundError:
-            return None, None
-        except InvalidInputError as error:
-            return None, str(error)
-        noted = self.notes.files.get(layout.BLOOM_FILTER_NAME)
-        if noted is not None and noted != (actual := crc32c.crc32c(raw)):
-            return None, f"it is damaged: its checksum is {actual:08x}, not {noted:08x}"
-        return bloom, None
-
-    def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:
-        """Of the rows at ``offsets`` those that Lance does not hold for deleted, and the key of each."""
-        names = list(self.stored.primary_key)
-        rows = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=[*names, _ROW_ADDRESS])
-        kept = numbers(one_array(rows.column(_ROW_ADDRESS))).astype(np.int64)
-        return kept, key_values([rows.column(name) for name in names])
-
-    def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
-        rows = self._rows_at(offsets, columns)
-        return without_null_words_in(rows) if self.has_dictionaries else rows
-
-    @cached_property
-    def has_dictionaries(self) -> bool:
-        """Whether rows come with dictionaries that may hold nulls, which Arrow does not join."""
-        return any(map(has_dictionary, self.dataset.schema.types))
-
-    def _rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
-        with lance_errors(f"read rows of {self.uri}"):
-            fragments = self._fragments
-            if len(fragments) != 1 or fragments[0].num_deletions:
-                # The public ways count rows without the deleted ones.
-                return self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=list(columns))
-            # The quickest way to a single row, but it wants its rows ascending.
-            ascending, places = np.unique(offsets, return_inverse=True)
-            rows = fragments[0].take(ascending.tolist(), columns=list(columns))
-            return rows if np.array_equal(ascending, offsets) else rows.take(pa.array(places))
-
-    @cached_property
-    def physical_rows(self) -> int:
-        with lance_errors(f"open the SSTable at {self.uri}"):
-            return sum(int(fragment.physical_rows) for fragment in self._fragments)
-
-    @cached_property
-    def _fragments(self) -> list[lance.LanceFragment]:
-        return list(self.dataset.get_fragments())
-
-    def _refuse_links(self) -> None:
-        # Lance follows them, out of the table too.
-        self._store.refuse_links(self._directory)
-
-    @property
-    def _storage_options(self) -> dict[str, str]:
-        return dict(self._store.storage_options)
-
-
-_opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
-#: Also those that the limit pushed out of the opened ones, as long as a reader has them.
-_living: weakref.WeakSet[OpenedSsTable] = weakref.WeakSet()
-#: By shard, which of its SSTables are among the opened ones.
-_of_shard: dict[_Identity, set[_Identity]] = {}
-_lock = threading.Lock()
-
-
-def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedSsTable:
-    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O.
-
-    ``notes`` are those that the manifest has a copy of, which need not be read then.
-    """
-    identity = _identity(store, directory)
-    with _lock:
-        opened = _opened.get(identity)
-        if opened is None:
-            opened = _opened[identity] = OpenedSsTable(store, directory, notes)
-            _living.add(opened)
-            _of_shard.setdefault(_shard_of(identity), set()).add(identity)
-        _opened.move_to_end(identity)
-        if len(_opened) > _MAX_OPEN:
-            _forget(next(iter(_opened)))
-        return opened
-
-
-def forget_sstable(store: ObjectStore, directory: str) -> None:
-    """Close it, and open it anew next time: its sidecars were rewritten, or it was deleted."""
-    with _lock:
-        _close([_identity(store, directory)])
-
-
-def keep_sstables(store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
-    """Close all SSTables of a shard but these; reads that are under way keep what they have."""
-    shard = _identity(store, layout.shard_dir(shard_id))
-    with _lock:
-        opened = _of_shard.get(shard, ())
-        _close([each for each in opened if each[0].rpartition("/")[2] not in names])
-
-
-def _close(identities: Sequence[_Identity]) -> None:
-    closing = [opened for identity in identities if (opened := _forget(identity)) is not None]
-    if any(opened.may_have_index_files for opened in closing):
-        # Lance cannot close those of one SSTable: it gets a new session, and loads the others again.
-        # Every dataset of the old session must go, or the session and its files stay.
-        _session.cache_clear()
-        for opened in list(_living):
-            opened.close(only_dataset=True)
-    for opened in closing:
-        opened.close()
-
-
-def _forget(identity: _Identity) -> OpenedSsTable | None:
-    opened = _opened.pop(identity, None)
-    if opened is not None:
-        others = _of_shard[_shard_of(identity)]
-        others.discard(identity)
-        if not others:
-            del _of_shard[_shard_of(identity)]
-    return opened
-
-
-def _shard_of(identity: _Identity) -> _Identity:
-    return identity[0].rpartition("/")[0], identity[1]
-
-
-def _identity(store: ObjectStore, directory: str) -> _Identity:
-    return layout.child_uri(store.uri, directory), frozenset(store.storage_options.items())
-
-
-@lru_cache(maxsize=1)
-def _session() -> lance.Session:
-    """One for all SSTables: it bounds their caches together and shares their connections."""
-    return lance.Session(_INDEX_CACHE_BYTES, _METADATA_CACHE_BYTES)
-
 
 #: The name of the offset column in scans that ask for it.
 #: A name that Lance refuses for columns, so that no table has one of its own.
@@ -363,50 +112,51 @@ class SsTable:
         schema: TableSchema,
         columns: Sequence[str],
         *,
-        filter: str | None = None,
+        filter: Predicate | None = None,
         with_offsets: bool = False,
         with_tombstone: bool = False,
         batch_size: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
 
-        ``filter`` is SQL in Lance's dialect over the columns of ``schema``.
-        ``with_offsets`` adds ``_rowoffset``. ``with_tombstone`` adds ``_tombstone``, and
-        with it the deleted keys, which are left out otherwise; a deleted key's other
-        columns are null, and the filter sees them so.
+        ``filter`` is over the columns of ``schema``. ``with_offsets`` adds ``_rowoffset``.
+        ``with_tombstone`` adds ``_tombstone``, and with it the deleted keys, which are left out otherwise;
+        a deleted key's other columns are null, and the filter sees them so.
         """
         alignment = self._alignment(schema)
         chosen = alignment.select(columns)
-        later = self._cannot_push(schema, alignment, filter)
+        later = _not_pushed(alignment, filter)
         read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
-        with lance_errors(f"read {self.uri}"), _refusing(filter):
+        sql = None if filter is None or later else filter.sql
+        with lance_errors(f"read {self.uri}"), refusing(sql):
             scanner = self.dataset.scanner(
                 columns=read,
-                filter=None if later else filter,
+                filter=sql,
                 with_row_address=with_offsets or not read,
                 batch_size=batch_size,
                 scan_in_order=True,
             )
-        return self._scan(scanner, chosen, filter, later, with_offsets, with_tombstone)
+        return self._scan(scanner, chosen, sql, filter, later, with_offsets, with_tombstone)
 
     def _scan(
         self,
         scanner: lance.LanceScanner,
         chosen: Sequence[ColumnSource],
-        predicate: str | None,
+        sql: str | None,
+        predicate: Predicate | None,
         later: Sequence[ColumnSource],
         with_offsets: bool,
         with_tombstone: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """``later`` are the predicate's columns when Lance could not evaluate it itself."""
-        for stored in self._batches(scanner, predicate):
+        """``later`` are the predicate's columns when Lance could not evaluate it itself, as ``sql``."""
+        for stored in self._batches(scanner, sql):
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
             if predicate is not None and later:
-                kept &= matches(_aligned(stored, later), predicate)
+                kept &= predicate.mask(_aligned(stored, later))
             rows = _aligned(stored, chosen)
             if with_offsets:
-                offsets = numbers(stored.column(_ROW_ADDRESS)).astype(np.int64)
+                offsets = numbers(stored.column(ROW_ADDRESS)).astype(np.int64)
                 rows = rows.append_column(_ROW_OFFSET_FIELD, pa.array(offsets))
             if with_tombstone:
                 rows = rows.append_column(TOMBSTONE_FIELD, pa.array(tombstones))
@@ -487,17 +237,8 @@ class SsTable:
         except ColumnMismatchError as error:
             raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
 
-    def _cannot_push(
-        self, schema: TableSchema, alignment: Alignment, predicate: str | None
-    ) -> list[ColumnSource]:
-        """The columns of a predicate that Lance would not find here under their names; else none."""
-        if predicate is None or alignment.is_exact:
-            return []
-        used = alignment.select(sorted(referenced_columns(hashable(schema.without_blobs.plain), predicate)))
-        return [] if all(source.is_same for source in used) else used
-
-    def _batches(self, scanner: lance.LanceScanner, predicate: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"), _refusing(predicate):
+    def _batches(self, scanner: lance.LanceScanner, sql: str | None) -> Iterator[pa.RecordBatch]:
+        with lance_errors(f"read {self.uri}"), refusing(sql):
             batches = scanner.to_batches()
             yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
 
@@ -540,13 +281,23 @@ class SsTable:
 
 
 @contextmanager
-def _refusing(predicate: str | None) -> Iterator[None]:
+def refusing(sql: str | None) -> Iterator[None]:
+    """Turns Lance's refusal of a filter, at planning or on some row's value, into ours."""
     try:
         yield
     except ValueError as error:
-        if predicate is None:
+        about_rows = isinstance(error, pa.ArrowException)
+        if sql is None or (about_rows and "filter expression" not in str(error)):
             raise
-        raise InvalidInputError(f"filter {predicate!r} does not fit the table: {error}") from error
+        raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
+
+
+def _not_pushed(alignment: Alignment, predicate: Predicate | None) -> list[ColumnSource]:
+    """The columns of a predicate that Lance would not find here under their names; else none."""
+    if predicate is None or alignment.is_exact:
+        return []
+    used = alignment.select(sorted(predicate.columns))
+    return [] if all(source.is_same for source in used) else used
 
 
 def _sources(chosen: Sequence[ColumnSource]) -> list[str]:

@@ -20,21 +20,14 @@ from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import BloomFilter, SsTableEntry, TableSchema, key_columns
 from lancewal.index import FullTextParams, IndexSpec, VectorParams
-from lancewal.sstable.columns import (
-    NumberedSchema,
-    needs_present_structs,
-    with_present_dead_structs,
-    write_numbered,
-)
+from lancewal.sstable.columns import NumberedSchema, write_numbered
 from lancewal.sstable.key_index import KeyOrder, Mask, Rows, bounds_checksum, page_checksum
 from lancewal.sstable.notes import SsTableNotes, file_checksum
 from lancewal.sstable.reader import SsTable
+from lancewal.sstable.storable import needs_present_structs, with_present_dead_structs
 from lancewal.storage import ObjectStore, in_thread, layout, ordered_map
 
 logger = logging.getLogger(__name__)
-
-# Files that Lance wrote, made as durable as those that we write.
-
 
 _SYNCS_AT_ONCE = 8
 
@@ -77,13 +70,6 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
-# The files beside an SSTable's rows that answer for its keys.
-#
-# ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least
-# and greatest key of each page. ``bloom_filter.bin`` rules most absent keys out. Both are
-# as Lance writes them; checksums of them are in lancewal's own notes.
-
-
 PAGE_ROWS = 8192
 
 # What Lance itself writes these two files in, whatever the table's own version.
@@ -103,6 +89,10 @@ def write_sidecars(
     store: ObjectStore, directory: str, keys: Keys | None, base_version: int | None
 ) -> SsTableNotes:
     """Write the bloom filter and the key index, where there are keys, and the notes; gives the notes.
+
+    ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least and greatest key
+    of each page. ``bloom_filter.bin`` rules most absent keys out. Both are as Lance writes them; their
+    checksums are in lancewal's own notes.
 
     They are not synced one by one: see :func:`~lancewal.sstable.writer.sync_directory`.
     """
@@ -184,9 +174,6 @@ def _write_file(
         file.write_batch(pa.record_batch(list(columns.values()), schema=schema))
 
 
-# MemTable batches as a stream that Lance's file writer takes well.
-
-
 #: Small batches are joined to chunks of about this size: Lance's cost per batch is far above
 #: its cost per row.
 CHUNK_ROWS = 8192
@@ -243,9 +230,6 @@ def _joined(group: Sequence[pa.RecordBatch], newest: Mask | None, first_row: int
     return chunk if kept.all() else chunk.filter(pa.array(kept))
 
 
-# The table's maintained indexes inside one SSTable, as ordinary Lance indexes.
-
-
 # One partition of scalar-quantised vectors, searched from end to end. Lance's own flush
 # builds an HNSW graph here. At 100,000 rows of 128 dimensions that takes 30 s against
 # 0.25 s, and with Lance's default beam it finds fewer of the true neighbours.
@@ -253,7 +237,7 @@ _VECTOR_INDEX = "IVF_SQ"
 
 
 def build_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
-    """Build every index of ``indexes`` in ``dataset``, each in a commit of its own.
+    """Build every index of ``indexes`` in ``dataset`` as Lance's own, each in a commit of its own.
 
     An index that cannot be built is left out with a warning. Rows are then found by
     reading them all; a flush that failed for ever instead would make the shard unwritable.

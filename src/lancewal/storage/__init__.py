@@ -16,6 +16,7 @@ from lancewal.storage.parallel import (
     ordered_map,
     start_thread,
 )
+from lancewal.storage.retry import retried
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.storage.store import ObjectStore, Observer, PutOutcome, observe_all
 
@@ -51,6 +52,7 @@ __all__ = [
     "ordered_map",
     "process_cache",
     "remember_password",
+    "retried",
     "scrub_error",
     "scrubbed",
     "start_thread",

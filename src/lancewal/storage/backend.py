@@ -27,7 +27,8 @@ class TransientError(StorageError):
 class Backend(Protocol):
     """Raw operations, without retries. Paths are validated and relative to the table's root.
 
-    Failures are :class:`TransientError` where trying again may help, else ``StorageError``.
+    Failures are :class:`TransientError` where trying again may help, else ``StorageError``. A write that
+    failed for good, but may have taken effect, is an ``OutcomeUnknownError``.
     A missing object is ``FileNotFoundError`` on reads, ``None`` on ``head`` and fine on ``delete``.
     """
 

@@ -153,9 +153,14 @@ class Shelf(Generic[K, V]):
             return value
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Keep ``value``, which takes ``num_bytes``, instead of what was kept under the key."""
+        """Keep ``value``, which takes ``num_bytes``, instead of what was kept under the key.
+
+        What would take up the whole budget is not kept: everything else would go for it.
+        """
         with self._cache._lock:
             self._drop(key)
+            if num_bytes + _ENTRY_BYTES > self._cache.max_bytes:
+                return
             self._values[key] = value
             self._cache._entries[self, key] = num_bytes + _ENTRY_BYTES
             self._cache._kept_bytes += num_bytes + _ENTRY_BYTES

@@ -6,7 +6,7 @@ aged ``MIN_DELETION_AGE``. So whoever confirmed its claim less than that ago can
 have met an emptied slot, and whoever waited longer than half of it must look again.
 
 Both sides measure with clocks that nobody sets: the writer with its machine's own, the
-collector by what earlier collections saw (``lancewal.maintenance.looks``).
+collector by what earlier collections saw (``lancewal.maintenance.needs``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from lancewal.errors import StorageError
+from lancewal.errors import OutcomeUnknownError, StorageError
 from lancewal.storage.backend import ObjectInfo, TransientError
 from lancewal.storage.location import is_staging_name
 
@@ -74,13 +74,13 @@ class LocalBackend:
                 try:
                     created = self._create(directory, target, data)
                     if created and self.fsync:
-                        self._sync_directory(directory)
+                        self._sync_name("create", directory, target)
                     return created
                 except FileNotFoundError:
                     self._make_directory(directory)
         except OSError as error:
             raise _failure("create", target, error) from error
-        raise TransientError(f"cannot create {target!r}: its directory keeps vanishing")
+        raise StorageError(f"cannot create {target!r}: its directory keeps vanishing")
 
     def settle(self, path: str) -> None:
         if not self.fsync:
@@ -107,13 +107,13 @@ class LocalBackend:
                         _discard(staging)
                         raise
                     if sync:
-                        self._sync_directory(directory)
+                        self._sync_name("write", directory, target)
                     return
                 except FileNotFoundError:
                     self._make_directory(directory)
         except OSError as error:
             raise _failure("write", target, error) from error
-        raise TransientError(f"cannot write {target!r}: its directory keeps vanishing")
+        raise StorageError(f"cannot write {target!r}: its directory keeps vanishing")
 
     def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
         target = self.full_path(path)
@@ -127,7 +127,7 @@ class LocalBackend:
                 _discard(staging)
                 raise
             if self.fsync:
-                self._sync_directory(directory)
+                self._sync_name("write", directory, target)
         except OSError as error:
             raise _failure("write", target, error) from error
 
@@ -249,6 +249,19 @@ class LocalBackend:
         finally:
             os.close(file)
         return True
+
+    def _sync_name(self, action: str, directory: str, target: str) -> None:
+        """Sync the name of an object that is visible by now; without that a power cut may take it."""
+        try:
+            self._sync_directory(directory)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            failure = _failure(action, target, error)
+            if isinstance(failure, TransientError):
+                raise failure from error
+            text = f"{failure}; it is visible, but may not survive a power cut"
+            raise OutcomeUnknownError(text) from error
 
     def _sync_directory(self, directory: str) -> None:
         inode = _sync(directory, os.O_RDONLY | os.O_DIRECTORY)

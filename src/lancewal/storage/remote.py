@@ -21,7 +21,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.storage.backend import ObjectInfo, TransientError
 from lancewal.storage.location import Location
 from lancewal.storage.options import client_settings
@@ -41,6 +41,7 @@ _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
     (NotSupportedError, "this store cannot do that (put-if-absent needs conditional writes)"),
 )
 _LIST_CHUNK = 1000
+_WRITES = ("create", "write", "delete")
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -191,10 +192,12 @@ class RemoteBackend:
             )
         return FileNotFoundError(f"{path!r} does not exist in {self._uri}")
 
-    def _failure(self, action: str, path: str, error: BaseException) -> StorageError:
+    def _failure(self, action: str, path: str, error: BaseException) -> LanceWalError:
         text = _first_paragraph(error)
         advice = next((f"{words}: " for kind, words in _ADVICE if isinstance(error, kind)), "")
-        kind = TransientError if isinstance(error, _MAY_PASS) else StorageError
+        kind: type[LanceWalError] = TransientError if isinstance(error, _MAY_PASS) else StorageError
+        if action in _WRITES and is_panic(error):
+            kind = OutcomeUnknownError
         failure = kind(f"cannot {action} {path!r} in {self._uri}: {advice}{text}")
         failure.__cause__ = type(error)(text) if isinstance(error, BaseError) else None
         return failure

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -27,7 +26,8 @@ _SIGNED = re.compile(r"(?i)\b(sig|[a-z_-]*(?:signature|credential|token|password
 # An Azure container stands where others have a user: abfss://container@account.
 _URL_USER = re.compile(r"(?i)(?<!abfss)(://)[^/\s?#\"'<>]*@")
 
-_known: OrderedDict[str, None] = OrderedDict()
+#: No cache: what it has lost would be shown. The last to be remembered is the last one.
+_known: dict[str, None] = {}
 _lock = threading.Lock()
 
 
@@ -37,10 +37,10 @@ def remember_secrets(values: Iterable[str]) -> None:
     with _lock:
         for secret in spelled:
             if len(secret) >= _SHORTEST:
+                _known.pop(secret, None)
                 _known[secret] = None
-                _known.move_to_end(secret)
         while len(_known) > _MOST:
-            _known.popitem(last=False)
+            del _known[next(iter(_known))]
 
 
 def remember_password(url: str) -> None:

@@ -7,19 +7,19 @@ import enum
 import functools
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
 from lancewal.storage.backend import Backend, ObjectInfo, TransientError
 from lancewal.storage.forks import check_process, note_use
 from lancewal.storage.local import LocalBackend
 from lancewal.storage.location import check_path, check_prefix, is_staging_name, parse_location
 from lancewal.storage.options import check_options
 from lancewal.storage.remote import open_remote
+from lancewal.storage.retry import retried
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +80,9 @@ class ObjectStore:
     """Objects below one table's root; every method may be called from any thread.
 
     Paths are relative to the root and use ``/``. Failures that may pass are tried again a few
-    times, then they are :class:`~lancewal.errors.StorageError`; its text never holds credentials.
+    times. Then a read is a :class:`~lancewal.errors.StorageError`. So is a write that did not happen;
+    one that may have happened is an :class:`~lancewal.errors.OutcomeUnknownError`. Neither text ever
+    holds credentials.
     ``uri`` and ``storage_options`` are what pylance takes for the same table.
 
     Tests may subclass this class or pass a backend of their own to inject faults.
@@ -107,6 +109,8 @@ class ObjectStore:
         self.uri = uri
         self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
         self.observer = observer
+        #: Stands for the store in keys of the process's cache, which must not keep the store alive.
+        self.identity = object()
         self._backend = backend
         self._attempts = attempts
         self._sleep = sleep
@@ -176,12 +180,12 @@ class ObjectStore:
 
         ``data`` must hold something that only this call writes, such as a random write id: when
         the store says that an object exists, but its bytes are ours, then an earlier attempt did
-        succeed and its reply was lost, which counts as CREATED. After a ``StorageError`` the
-        outcome is unknown; the same call may be repeated.
+        succeed and its reply was lost, which counts as CREATED. So the same call may be
+        repeated after an ``OutcomeUnknownError``.
         """
         _check_writable(path)
         view = _byte_view(data)
-        return self._persist(lambda: self._create(path, view))
+        return self._persist(lambda: self._create(path, view), writes=True)
 
     @_observed
     def put(self, path: str, data: Data, *, durable: bool = True) -> None:
@@ -191,13 +195,13 @@ class ObjectStore:
         """
         _check_writable(path)
         view = _byte_view(data)
-        self._persist(lambda: self._backend.replace(path, view, durable=durable))
+        self._persist(lambda: self._backend.replace(path, view, durable=durable), writes=True)
 
     @_observed
     def put_from(self, path: str, chunks: Callable[[], Iterator[bytes]]) -> None:
         """As :meth:`put`, for data that is too large to be held at once; ``chunks`` starts it anew."""
         _check_writable(path)
-        self._persist(lambda: self._backend.replace_from(path, chunks()))
+        self._persist(lambda: self._backend.replace_from(path, chunks()), writes=True)
 
     @_observed
     def get(self, path: str) -> bytes:
@@ -256,7 +260,7 @@ class ObjectStore:
         A deletion is not synced: after a power cut a deleted local object may be back.
         """
         check_path(path)
-        self._persist(lambda: self._backend.delete(path))
+        self._persist(lambda: self._backend.delete(path), writes=True)
 
     @_observed
     def delete_prefix(self, prefix: str) -> int:
@@ -264,7 +268,7 @@ class ObjectStore:
         directory = check_prefix(prefix)
         if not directory:
             raise InvalidInputError("deleting everything below the table's root is refused; name a directory")
-        return self._persist(lambda: self._backend.delete_prefix(directory))
+        return self._persist(lambda: self._backend.delete_prefix(directory), writes=True)
 
     def _notify(self, kind: str, start: float, error: BaseException | None) -> None:
         seconds = time.perf_counter() - start
@@ -280,6 +284,16 @@ class ObjectStore:
     def _create(self, path: str, data: memoryview) -> PutOutcome:
         if self._backend.create(path, data):
             return PutOutcome.CREATED
+        try:
+            return self._compare(path, data)
+        except TransientError:
+            raise
+        except StorageError as error:
+            # The backend's own retries may have created it, and it cannot be told apart any more.
+            raise OutcomeUnknownError(f"{path!r} exists, perhaps by this very write: {error}") from error
+
+    def _compare(self, path: str, data: memoryview) -> PutOutcome:
+        """Whether the object that exists is the one that we were to create."""
         stored = self._backend.head(path)
         if stored is None:
             # S3 also answers this while a rival's write is under way, which may yet fail.
@@ -296,17 +310,34 @@ class ObjectStore:
         self._backend.settle(path)
         return PutOutcome.CREATED
 
-    def _persist(self, call: Callable[[], T]) -> T:
-        """Call until it succeeds, fails for good, or the attempts are used up."""
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return call()
-            except TransientError as error:
-                failure = error
-            if attempt < self._attempts:
-                logger.debug("attempt %d of %d: %s", attempt, self._attempts, failure)
-                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-        raise StorageError(f"{failure}; gave up after {self._attempts} attempts") from failure.__cause__
+    def _persist(self, call: Callable[[], T], *, writes: bool = False) -> T:
+        """Call until it succeeds, fails for good, or the attempts are used up.
+
+        A call that ``writes`` may have taken effect in every attempt but one that failed for good.
+        """
+        attempts = 0
+
+        def attempt() -> T:
+            nonlocal attempts
+            attempts += 1
+            return call()
+
+        try:
+            return retried(
+                attempt,
+                TransientError,
+                attempts=self._attempts,
+                first_pause=_FIRST_DELAY_SECONDS,
+                sleep=self._sleep,
+            )
+        except TransientError as error:
+            kind = OutcomeUnknownError if writes else StorageError
+            raise kind(f"{error}; gave up after {self._attempts} attempts") from error.__cause__
+        except StorageError as error:
+            if not writes or attempts == 1:
+                raise
+            text = f"{error}; an earlier attempt may have taken effect"
+            raise OutcomeUnknownError(text) from error.__cause__
 
 
 def _by_path(info: ObjectInfo) -> str:

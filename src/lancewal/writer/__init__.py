@@ -1,11 +1,10 @@
 """Puts and deletes: one writer per shard, and one per table that routes to them."""
 
 from lancewal.config import ShardWriterConfig
+from lancewal.writer.drain import DrainBudget, Drained, drain_shard, flush_shard
 from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
-    drain_config,
-    drain_shard,
     live_writer,
     open_shard_writer,
     open_writers,
@@ -17,6 +16,8 @@ from lancewal.writer.table_writer import TableWriter, TableWriteResult
 
 __all__ = [
     "Cast",
+    "DrainBudget",
+    "Drained",
     "Durability",
     "InMemoryMemTables",
     "Intake",
@@ -29,8 +30,8 @@ __all__ = [
     "WriteResult",
     "WriteStats",
     "WriteStatsSnapshot",
-    "drain_config",
     "drain_shard",
+    "flush_shard",
     "is_condition",
     "is_key_sequence",
     "is_tabular",

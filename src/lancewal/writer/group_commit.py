@@ -38,7 +38,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lancewal.errors import FencedError, LanceWalError, StorageError
+from lancewal.errors import FencedError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.storage import LOOK_AGAIN_SECONDS, check_process
@@ -305,7 +305,7 @@ class CommitLog:
                     self._wake_served()
         except Exception as error:
             if not isinstance(error, LanceWalError):
-                error = StorageError(f"the WAL write failed unexpectedly: {error!r}")
+                error = OutcomeUnknownError(f"the WAL write failed unexpectedly: {error!r}")
             error = without_frames(error)
             self._state.fail(error, memory_ahead_of_log=True, ends_log=True)
             logger.error("the WAL cannot be written any more: %s", error, extra=self._state.context)
@@ -438,7 +438,7 @@ class CommitLog:
                 return appender.append_encoded(group.data)
             except FencedError:
                 raise
-            except StorageError as error:
+            except (StorageError, OutcomeUnknownError) as error:
                 if attempt == WRITE_ATTEMPTS:
                     raise
                 logger.warning(

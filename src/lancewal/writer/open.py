@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
@@ -14,9 +13,9 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import ShardManifest, check_key_types, refuse_blob_values
+from lancewal.format import check_key_types, refuse_blob_values
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
-from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer, has_unflushed_rows
+from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer
 from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
 from lancewal.storage import Clock, ObjectStore, boot_time, in_forked_child, layout
 from lancewal.writer.group_commit import CommitLog
@@ -143,7 +142,7 @@ def open_shard_writer(
             strict=False,
         )
     IndexStore(indexes or (), base.schema)  # refuses what cannot be maintained
-    store = store or ObjectStore.from_uri(base.uri, base.storage_options, fsync=config.fsync)
+    store = store or base.writer_store(fsync=config.fsync)
     if spec_id is None:
         known = ShardManifestStore(store, shard, config.manifest_scan_batch_size).read_latest()
         spec_id = known.shard_spec_id if known else 0
@@ -202,7 +201,6 @@ def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppen
         store,
         appender.shard_id,
         read_ahead=REPLAY_READ_AHEAD,
-        update_cursor=False,
         manifest_scan_batch_size=config.manifest_scan_batch_size,
     )
     return Replay(appender, tailer)
@@ -249,29 +247,3 @@ def _lift_generations(base: BaseTable, store: ObjectStore, appender: WalAppender
     if marker:
         mode.flush_replayed()
         mode.continue_at(lift(appender.manifests, appender.epoch, marker).current_generation)
-
-
-def drain_shard(
-    base: BaseTable, manifest: ShardManifest, store: ObjectStore, config: ShardWriterConfig
-) -> None:
-    """Move the shard's rows from MemTables and WAL to SSTables; ``manifest`` is its newest.
-
-    Goes through the shard's writer in this process where there is one that still holds the
-    shard. Otherwise, where the WAL has rows, or a copied table's markers are in the way of its
-    generations, the shard is claimed for the time of the flush: **a
-    writer that another process has on it is fenced**, and so is one in WAL-only mode.
-    """
-    writer = live_writer(base.uri, manifest.shard_id)
-    if writer is not None and writer.epoch >= manifest.writer_epoch:
-        writer.force_seal_active()
-        writer.wait_for_flush_drain()
-    elif has_unflushed_rows(manifest, store) or copied_marker(base, store, manifest):
-        open_shard_writer(base, manifest.shard_id, config, store=store).finish()
-
-
-def drain_config(config: ShardWriterConfig) -> ShardWriterConfig:
-    """``config``, but with MemTables: the table's own writers may be WAL-only."""
-    if config.enable_memtable:
-        return config
-    size = min(config.max_memtable_size, config.max_unflushed_memtable_bytes)
-    return dataclasses.replace(config, enable_memtable=True, max_memtable_size=size)

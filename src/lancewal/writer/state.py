@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from lancewal.errors import ClosedError, FencedError, LanceWalError
+from lancewal.errors import ClosedError, FencedError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.storage import Bell, check_process
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,11 @@ class WriterState:
     def check_usable(self) -> None:
         """Raise what a put must fail with, if any."""
         check_process()
-        if self.ended.failure is not None or self.closed:
+        failure = self.ended.failure
+        if isinstance(failure, OutcomeUnknownError):
+            # Of an earlier write; what comes now does not happen.
+            raise StorageError(f"the writer ended before: {failure}; open a new one") from failure
+        if failure is not None or self.closed:
             raise self.latched()
 
     def check_readable(self) -> None:

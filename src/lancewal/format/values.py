@@ -1,0 +1,284 @@
+"""Values in another form: another type with the same values, JSON as Lance encodes it, dictionaries.
+
+A conversion changes no value, or says which one it would change.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.errors import InvalidInputError
+from lancewal.format.schema import stored_field
+from lancewal.format.spans import one_array
+
+Convert = Callable[[pa.Array], pa.Array]
+_Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
+_Mask = npt.NDArray[np.bool_]
+#: The first row that does not survive, and why.
+_Change = tuple[int, str]
+
+_SHOWN_VALUE = 60
+
+
+class CastRefusedError(ValueError):
+    """A column that cannot be converted; ``row`` is the first that stands in the way, where one does."""
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
+
+
+def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) -> pa.Array:
+    """``column`` as ``target``, every value the same.
+
+    With ``rounding``, floats and decimals may lose digits to narrower floats, but never become
+    infinite.
+
+    >>> exactly(pa.array([1.5, 2.0]), pa.float32()).to_pylist()
+    [1.5, 2.0]
+    >>> exactly(pa.array([2.0, 0.1]), pa.float32())
+    Traceback (most recent call last):
+        ...
+    lancewal.format.values.CastRefusedError: row 1 is 0.1, which float cannot hold exactly
+    """
+    try:
+        converted = column.cast(target, safe=True)
+    except pa.ArrowNotImplementedError as error:
+        raise CastRefusedError(f"{column.type} cannot become {target}: {error}") from None
+    except pa.ArrowException as error:
+        row = _first_failing(column, target)
+        raise CastRefusedError(f"row {row} is {_shown(column, row)}: {error}", row) from None
+    change = _change(column, converted, rounding)
+    if change is not None:
+        row, why = change
+        raise CastRefusedError(f"row {row} is {_shown(column, row)}, {why}", row)
+    return converted
+
+
+def has_floats(type_: pa.DataType) -> bool:
+    """Whether values of a type are, or contain, floats."""
+    children = (type_.field(place).type for place in range(type_.num_fields))
+    return bool(pa.types.is_floating(type_)) or any(map(has_floats, children))
+
+
+def _change(given: pa.Array, made: pa.Array, rounding: bool) -> _Change | None:
+    """The first row of ``given`` that ``made`` has not as it was."""
+    given, made = _plain(given), _plain(made)
+    if given.type == made.type or not len(given):
+        return None
+    if pa.types.is_struct(made.type) and pa.types.is_struct(given.type):
+        return _struct_change(given, made, rounding)
+    if _is_list(made.type) and _is_list(given.type):
+        found = _change(given.flatten(), made.flatten(), rounding)
+        if found is None:
+            return None
+        lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
+        return int(np.searchsorted(np.cumsum(lengths), found[0], side="right")), found[1]
+    changed = _changed(given, made, rounding)
+    if changed is None or not changed.any():
+        return None
+    return int(np.argmax(changed)), f"which {made.type} cannot hold{'' if rounding else ' exactly'}"
+
+
+def _struct_change(given: pa.StructArray, made: pa.StructArray, rounding: bool) -> _Change | None:
+    before = dict(zip([field.name for field in given.type], given.flatten(), strict=True))
+    after = dict(zip([field.name for field in made.type], made.flatten(), strict=True))
+    for name, child in before.items():
+        if name not in after:
+            return 0, f"whose field {name} the table does not have"
+        found = _change(child, after[name], rounding)
+        if found is not None:
+            return found
+    return None
+
+
+def _changed(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
+    """Which values of a column without children are others; ``None`` where none can be."""
+    types = pa.types
+    if types.is_null(given.type):
+        return None
+    if types.is_floating(made.type):
+        if _is_text(given.type):
+            # Digits mean the double nearest to them, and infinity is only what says so.
+            infinite = pc.match_substring(given.cast(pa.string()), "inf", ignore_case=True)
+            given = given.cast(pa.float64())
+            told = infinite.fill_null(True).to_numpy(zero_copy_only=False)
+        else:
+            told = np.ones(len(given), np.bool_)
+        if types.is_floating(given.type) or (rounding and types.is_decimal(given.type)):
+            before, after = _doubles(given), _doubles(made)
+            if rounding:
+                return np.asarray(np.isinf(after) & ~(np.isinf(before) & told))
+            same = (before == after) | (np.isnan(before) & np.isnan(after))
+            return np.asarray(~same | (np.isinf(after) & ~told))
+    if _is_text(given.type):
+        return None  # what does not parse was refused
+    try:
+        back = made.cast(given.type, safe=False)
+    except pa.ArrowException:
+        return np.asarray(given.is_valid().to_numpy(zero_copy_only=False))
+    return np.asarray(pc.not_equal(given, back).fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _doubles(array: pa.Array) -> npt.NDArray[np.float64]:
+    """Nulls as NaN."""
+    return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+
+
+def _first_failing(column: pa.Array, target: pa.DataType) -> int:
+    """The first row without which all before it can be cast."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(target, safe=True)
+            low = middle
+        except pa.ArrowException:
+            high = middle
+    return low
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Without the forms that hide other arrays."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_map(array.type):
+        # Arrow takes a map apart only as the list of pairs that it is.
+        array = array.cast(pa.list_(array.type.field(0)))
+    return array
+
+
+def _shown(column: pa.Array, row: int) -> str:
+    text = repr(column[row].as_py())
+    return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 1] + "…"
+
+
+def _one_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda type_: any(kind(type_) for kind in kinds)
+
+
+_is_list = _one_of(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_is_text = _one_of(
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+)
+
+
+# Lance encodes JSON in a way of its own (JSONB), and replays no entry that holds the text. Its public API
+# converts only what is in a dataset. So it is asked to, with one in memory: every value reads the same
+# whether it is in memory, in an SSTable or in the base table.
+_TEXT = pa.field("json", pa.json_())
+_ENCODED = stored_field(_TEXT)
+#: A column that is only named is shown as text.
+_AS_STORED = {"json": "json || X''"}
+
+
+def encode_json(text: pa.Array) -> pa.Array:
+    """JSON text (of the JSON type, or plain) in Lance's encoding; refuses what is no JSON.
+
+    >>> decode_json(encode_json(pa.array(['{"b": 1, "a": null}', None]))).to_pylist()
+    ['{"a":null,"b":1}', None]
+    """
+    storage = text.storage if isinstance(text, pa.ExtensionArray) else text
+    given = pa.ExtensionArray.from_storage(_TEXT.type, storage.cast(pa.string()))
+    if not len(given):
+        return pa.array([], _ENCODED.type)
+    try:
+        return one_array(_dataset(given, _TEXT).scanner(columns=_AS_STORED).to_table().column(0))
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"a JSON column is given text that is no JSON: {error}") from error
+
+
+def decode_json(encoded: pa.Array) -> pa.Array:
+    """JSON in Lance's encoding as text, in Arrow's JSON type."""
+    if not len(encoded):
+        return pa.array([], _TEXT.type)
+    return one_array(_dataset(encoded, _ENCODED).to_table().column(0))
+
+
+def _dataset(values: pa.Array, field: pa.Field) -> lance.LanceDataset:
+    rows = pa.table([values], schema=pa.schema([field]))
+    return lance.write_dataset(rows, f"memory://{secrets.token_hex(16)}", mode="create")
+
+
+def has_dictionary(type_: pa.DataType) -> bool:
+    """Whether a type is a dictionary or holds some.
+
+    >>> has_dictionary(pa.list_(pa.dictionary(pa.int8(), pa.string()))), has_dictionary(pa.string())
+    (True, False)
+    """
+    if pa.types.is_dictionary(type_):
+        return True
+    return any(has_dictionary(type_.field(place).type) for place in range(type_.num_fields))
+
+
+def without_null_words(array: pa.Array) -> pa.Array:
+    """``array`` with no null in its dictionaries, nested ones included; itself where there is none.
+
+    Arrow allows a null to be told in two ways: by a row without a number, and by a number whose word is
+    null. It does not join arrays of the second kind ("cannot yet unify dictionaries with nulls"). Lance
+    gives such arrays out of files of version 2.0, and callers may pass some.
+
+    >>> given = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["a", None, "b"]))
+    >>> joinable = without_null_words(given)
+    >>> joinable.to_pylist(), joinable.dictionary.to_pylist()
+    (['a', None, 'b'], ['a', 'b'])
+    """
+    type_ = array.type
+    if not has_dictionary(type_):
+        return array
+    if pa.types.is_dictionary(type_):
+        return _renumbered(array) if array.dictionary.null_count else array
+    if pa.types.is_struct(type_):
+        children = [without_null_words(array.field(place)) for place in range(type_.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=array.is_null())
+    if pa.types.is_map(type_):
+        return array
+    return with_items(array, type_, without_null_words)
+
+
+def without_null_words_in(rows: _Rows) -> _Rows:
+    """``rows`` with :func:`without_null_words` for every column."""
+    if isinstance(rows, pa.RecordBatch):
+        return pa.RecordBatch.from_arrays(list(map(without_null_words, rows.columns)), schema=rows.schema)
+    columns = [
+        pa.chunked_array([without_null_words(chunk) for chunk in column.chunks], column.type)
+        for column in rows.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _renumbered(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    present = array.dictionary.is_valid().to_numpy(zero_copy_only=False)
+    numbers = pa.array(np.cumsum(present) - 1, array.type.index_type, mask=~present)
+    return pa.DictionaryArray.from_arrays(
+        pc.take(numbers, array.indices), array.dictionary.drop_null(), ordered=array.type.ordered
+    )
+
+
+def with_items(array: pa.Array, type_: pa.DataType, change: Convert | None) -> pa.Array:
+    """The lists of ``array`` with their items changed, as ``type_``."""
+    if pa.types.is_fixed_size_list(type_):
+        size = type_.list_size
+        items = array.values.slice(array.offset * size, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(changed(items, change), type=type_, mask=array.is_null())
+    first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    items = array.values.slice(first, end - first)
+    offsets = pc.subtract(array.offsets, array.offsets[0])
+    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
+    return kind.from_arrays(offsets, changed(items, change), type=type_, mask=array.is_null())
+
+
+def changed(items: pa.Array, change: Convert | None) -> pa.Array:
+    """``items``, or what ``change`` makes of them."""
+    return items if change is None else change(items)

@@ -1,0 +1,404 @@
+"""What maintenance did and found, as data: reports of compaction, garbage collection and verification."""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from lancewal.storage import in_forked_child
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of a compaction. ``rows`` are those that the base has taken of this shard so far."""
+
+    shard_id: UUID
+    step: str
+    through: int
+    rows: int
+
+
+ProgressCallback: TypeAlias = Callable[[Progress], object]
+
+
+@dataclass
+class ShardReport:
+    """One shard. ``skipped`` are generations that somebody else had compacted meanwhile.
+
+    ``rows_in`` counts every row of the generations, ``rows_inserted`` and ``rows_updated`` those
+    that reached the base, ``rows_deleted`` those that left it. ``rows_replaced`` were older
+    versions of keys that later generations had again, or tombstones.
+    """
+
+    shard_id: UUID
+    generations: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    rows_in: int = 0
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    num_bytes: int = 0
+    commits: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+
+    @property
+    def through(self) -> int:
+        """The newest generation that the base holds of the plan's."""
+        return max([*self.generations, *self.skipped], default=0)
+
+    @property
+    def rows_upserted(self) -> int:
+        return self.rows_inserted + self.rows_updated
+
+    @property
+    def rows_replaced(self) -> int:
+        return self.rows_in - self.rows_upserted
+
+    def add(self, later: ShardReport) -> None:
+        """Take up a further part of the same shard."""
+        for each in fields(self):
+            if each.name != "shard_id":
+                setattr(self, each.name, getattr(self, each.name) + getattr(later, each.name))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "shard_id": str(self.shard_id)}
+
+
+_SUMS = ("generations", "rows_in", "rows_upserted", "rows_deleted", "num_bytes", "commits", "retries")
+
+
+@dataclass
+class CompactionReport:
+    """All shards, and what followed on the base table itself."""
+
+    uri: str
+    shards: list[ShardReport] = field(default_factory=list)
+    base_version: int = 0
+    seconds: float = 0.0
+    indexes_optimized: bool = False
+    files_removed: int = 0
+    files_added: int = 0
+
+    @property
+    def generations(self) -> int:
+        """How many generations were compacted."""
+        return sum(len(shard.generations) for shard in self.shards)
+
+    @property
+    def rows_in(self) -> int:
+        return sum(shard.rows_in for shard in self.shards)
+
+    @property
+    def rows_upserted(self) -> int:
+        return sum(shard.rows_upserted for shard in self.shards)
+
+    @property
+    def rows_deleted(self) -> int:
+        return sum(shard.rows_deleted for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(shard.num_bytes for shard in self.shards)
+
+    @property
+    def commits(self) -> int:
+        return sum(shard.commits for shard in self.shards)
+
+    @property
+    def retries(self) -> int:
+        return sum(shard.retries for shard in self.shards)
+
+    def totals(self) -> dict[str, float]:
+        """What it adds to :data:`process_totals`."""
+        return {
+            "compactions": 1,
+            "compaction_seconds": self.seconds,
+            "compaction_generations": self.generations,
+            "compaction_rows_upserted": self.rows_upserted,
+            "compaction_rows_deleted": self.rows_deleted,
+            "compaction_bytes": self.num_bytes,
+            "compaction_conflicts": self.retries,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "shards"}
+        totals = {name: getattr(self, name) for name in _SUMS}
+        return {**own, **totals, "shards": [shard.to_dict() for shard in self.shards]}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+class Resource(enum.StrEnum):
+    """What can be collected, in the order in which it is."""
+
+    MANIFEST_ENTRIES = "manifest_entries"
+    WAL_ENTRIES = "wal_entries"
+    SSTABLES = "sstables"
+    ORPHANS = "orphans"
+    MANIFEST_VERSIONS = "manifest_versions"
+    STAGING_FILES = "staging_files"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Something that was deleted. ``name`` is relative to the shard's directory."""
+
+    resource: Resource
+    shard_id: UUID | None
+    name: str
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Garbage that something still needs."""
+
+    resource: Resource
+    shard_id: UUID | None
+    name: str
+    reason: str
+
+
+@dataclass
+class GcReport:
+    """``dry_run`` means that nothing was deleted: ``collected`` is what would have been."""
+
+    uri: str
+    dry_run: bool = False
+    collected: list[Collected] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self.collected)
+
+    def of(self, resource: Resource) -> list[Collected]:
+        return [each for each in self.collected if each.resource is resource]
+
+    def names(self, resource: Resource) -> list[str]:
+        return [each.name for each in self.of(resource)]
+
+    def counts(self) -> dict[str, int]:
+        return {str(resource): len(self.of(resource)) for resource in Resource}
+
+    def totals(self) -> dict[str, float]:
+        """What it adds to :data:`process_totals`: the kind of resource comes after a dot."""
+        if self.dry_run:
+            return {}
+        return {
+            "collections": 1,
+            "collection_seconds": self.seconds,
+            "collection_bytes": self.num_bytes,
+            **{f"collected.{name}": number for name, number in self.counts().items()},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "dry_run": self.dry_run,
+            "seconds": self.seconds,
+            "num_bytes": self.num_bytes,
+            "counts": self.counts(),
+            "collected": [_plain(each) for each in self.collected],
+            "kept": [_plain(each) for each in self.kept],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        verb = "would delete" if self.dry_run else "deleted"
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
+        lines = [f"{verb} {counts or 'nothing'}, {self.num_bytes / 1e6:.1f} MB"]
+        lines += [f"kept {each.resource} {each.name} of {each.shard_id}: {each.reason}" for each in self.kept]
+        return "\n".join(lines)
+
+
+def _plain(each: Collected | Kept) -> dict[str, Any]:
+    shard_id = str(each.shard_id) if each.shard_id else None
+    return {**asdict(each), "resource": str(each.resource), "shard_id": shard_id}
+
+
+class Severity(enum.StrEnum):
+    """ERROR: rows are lost, doubled or unreadable, or will be. WARNING: something that should not be,
+    but harms no row. INFO: leftovers that garbage collection or the next compaction removes."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Kind(enum.StrEnum):
+    """Every invariant that is checked, named after its breach."""
+
+    UNKNOWN_DIRECTORY = "unknown_directory"
+    MANIFEST_MISSING = "manifest_missing"
+    MANIFEST_UNREADABLE = "manifest_unreadable"
+    MANIFEST_GAP = "manifest_gap"
+    MANIFEST_REGRESSION = "manifest_regression"
+    HINT_WRONG = "hint_wrong"
+    MARKER_ABOVE_MANIFEST = "marker_above_manifest"
+    COPIED_MARKER = "copied_marker"
+    EARLIER_TABLE = "earlier_table"
+    MARKER_WITHOUT_SHARD = "marker_without_shard"
+    APPEND_UNFINISHED = "append_unfinished"
+    GENERATION_GAP = "generation_gap"
+    DANGLING_PATH = "dangling_path"
+    SSTABLE_UNREADABLE = "sstable_unreadable"
+    SIDECAR_MISSING = "sidecar_missing"
+    SIDECAR_WRONG = "sidecar_wrong"
+    ROW_COUNT_WRONG = "row_count_wrong"
+    FIELD_ID_MISMATCH = "field_id_mismatch"
+    DUPLICATE_KEYS = "duplicate_keys"
+    SPLIT_SHARD = "split_shard"
+    KEYS_IN_TWO_SHARDS = "keys_in_two_shards"
+    ORPHANED_SSTABLE = "orphaned_sstable"
+    WAL_GAP = "wal_gap"
+    WAL_UNREADABLE = "wal_unreadable"
+    WAL_EPOCH_AHEAD = "wal_epoch_ahead"
+    WAL_EPOCH_BEHIND = "wal_epoch_behind"
+    WAL_STRAY = "wal_stray"
+
+
+#: What :func:`~lancewal.maintenance.repair.repair` can put right.
+REPAIRABLE = frozenset(
+    {
+        Kind.HINT_WRONG,
+        Kind.SIDECAR_MISSING,
+        Kind.SIDECAR_WRONG,
+        Kind.APPEND_UNFINISHED,
+        Kind.SPLIT_SHARD,
+        Kind.COPIED_MARKER,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One breach. ``subject`` is a path below the table, or a WAL position or generation in words."""
+
+    kind: Kind
+    severity: Severity
+    subject: str
+    text: str
+    shard_id: UUID | None = None
+    generation: int | None = None
+
+    @property
+    def repairable(self) -> bool:
+        return self.kind in REPAIRABLE
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": str(self.kind),
+            "severity": str(self.severity),
+            "shard_id": str(self.shard_id) if self.shard_id else None,
+            "generation": self.generation,
+            "subject": self.subject,
+            "text": self.text,
+            "repairable": self.repairable,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.severity} {self.kind}: {self.text}"
+
+
+@dataclass
+class VerifyReport:
+    """All findings, and how much was looked at."""
+
+    uri: str
+    base_version: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def found(
+        self,
+        kind: Kind,
+        severity: Severity,
+        subject: str,
+        text: str,
+        shard_id: UUID | None = None,
+        generation: int | None = None,
+    ) -> None:
+        self.findings.append(Finding(kind, severity, subject, text, shard_id, generation))
+
+    @property
+    def ok(self) -> bool:
+        """No errors and no warnings."""
+        return all(finding.severity is Severity.INFO for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """For scripts: 0 when all is well, 1 with warnings, 2 with errors."""
+        severities = {finding.severity for finding in self.findings}
+        if Severity.ERROR in severities:
+            return 2
+        return 1 if Severity.WARNING in severities else 0
+
+    def of(self, kind: Kind) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind is kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "base_version": self.base_version,
+            "ok": self.ok,
+            "exit_code": self.exit_code,
+            "seconds": self.seconds,
+            "checked": dict(self.checked),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        checked = ", ".join(f"{count} {what}" for what, count in self.checked.items())
+        verdict = "no errors" if self.ok else f"{len(self.findings)} findings"
+        return "\n".join([f"checked {checked}: {verdict}", *map(str, self.findings)])
+
+
+class Totals:
+    """What this process did to its tables, in numbers that only grow. Metrics read them."""
+
+    def __init__(self) -> None:
+        self._start_empty()
+        in_forked_child(self._start_empty)
+
+    def _start_empty(self) -> None:
+        """Also in a forked child: it has done nothing, and another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._by_table: dict[str, Counter[str]] = {}
+
+    def add(self, table_uri: str, amounts: Mapping[str, float]) -> None:
+        with self._lock:
+            counter = self._by_table.setdefault(table_uri, Counter())
+            for name, amount in amounts.items():
+                counter[name] += amount  # type: ignore[assignment]
+
+    def by_table(self) -> dict[str, dict[str, float]]:
+        """All totals by table and name.
+
+        >>> totals = Totals()
+        >>> totals.add("memory://table", {"compactions": 1, "compaction_seconds": 0.5})
+        >>> totals.add("memory://table", {"compactions": 1})
+        >>> totals.by_table()
+        {'memory://table': {'compactions': 2, 'compaction_seconds': 0.5}}
+        """
+        with self._lock:
+            return {table: dict(counter) for table, counter in self._by_table.items()}
+
+
+#: Of the calls of :class:`lancewal.Table`; kept whether anybody looks or not.
+process_totals = Totals()

@@ -1,0 +1,250 @@
+"""Searches of SSTables and base tables by Lance's own indexes, and what those indexes say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.query import FullTextOperator, MatchQuery, PhraseQuery
+
+from lancewal.base import lance_errors, row_count
+from lancewal.format import key_values, numbers
+from lancewal.index import (
+    CorpusStatistics,
+    FullTextIndex,
+    FullTextParams,
+    Metric,
+    full_text_params,
+    index_of,
+)
+from lancewal.reader.source import (
+    DISTANCE,
+    SCORE,
+    Candidates,
+    Hits,
+    Mask,
+    NearestQuery,
+    NewerKeys,
+    Rows,
+    Source,
+    WordsQuery,
+    sql_of,
+)
+from lancewal.reader.words import query_terms
+from lancewal.sstable import refusing
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SAMPLE_ROWS = 128
+#: Listing the rows of a word that is in most of them would take longer than the search.
+_MAX_COUNTED = 10_000
+_MAX_REMEMBERED_WORDS = 10_000
+
+
+class LanceIndexes:
+    """The indexes of one version of a Lance dataset. What was found stays true, so it is asked once."""
+
+    def __init__(self, dataset: Callable[[], lance.LanceDataset]) -> None:
+        """``dataset`` opens it: a handle that was kept would keep the files of a deleted SSTable."""
+        self._dataset = dataset
+        self._known: dict[Any, Any] = {}
+
+    def once(self, what: object, find: Callable[[], T]) -> T:
+        """``find()`` the first time, what it gave ever after. Two threads may both be the first."""
+        if what not in self._known:
+            self._known[what] = find()
+        return cast("T", self._known[what])
+
+    def hint(self, message: str, *args: object) -> None:
+        """Say in the log, once, why a search is slow."""
+        self.once(("hint", message, args), lambda: logger.info(message, *args))
+
+    def metric(self, column: str) -> Metric | None:
+        """The metric of the column's vector index; ``None`` when it has none that we know."""
+        return self.once(("metric", column), lambda: _metric(self._dataset(), column))
+
+    def nearest(
+        self,
+        query: NearestQuery,
+        column: str,
+        k: int,
+        *,
+        columns: Sequence[str] = (),
+        use_index: bool,
+        **options: bool,
+    ) -> pa.Table:
+        """The ``k`` nearest rows with some columns, the distance and what ``options`` ask for."""
+        nearest: dict[str, Any] = {"column": column, "q": query.vector, "k": k, "metric": query.metric.value}
+        nearest["use_index"] = use_index
+        if use_index:
+            # Not ``nprobes``: that is a limit too, and with a filter or a large ``k`` the nearest
+            # partitions may hold fewer rows than were asked for.
+            nearest |= {"minimum_nprobes": query.nprobes, "refine_factor": query.refine_factor}
+        with lance_errors("search for vectors"), refusing(sql_of(query.predicate)):
+            found = (
+                self._dataset()
+                .scanner(
+                    columns=[*columns, DISTANCE],
+                    nearest=nearest,
+                    filter=sql_of(query.predicate),
+                    prefilter=True,
+                    disable_scoring_autoprojection=True,
+                    **options,
+                )
+                .to_table()
+            )
+        if use_index and found.num_rows < k:
+            # A graph may be left without a way to rows that match. Few match, so comparing all is cheap.
+            return self.nearest(query, column, k, columns=columns, use_index=False, **options)
+        return found
+
+    def text_params(self, column: str) -> FullTextParams | None:
+        """The tokenizer settings of the column's full-text index; ``None`` when it has none."""
+
+        def find() -> FullTextParams | None:
+            with lance_errors("read the indexes of a table"):
+                return full_text_params(self._dataset(), column)
+
+        return self.once(("words", column), find)
+
+    def statistics(self, column: str, params: FullTextParams, text: str) -> CorpusStatistics:
+        """Document frequencies of the words of ``text`` as Lance finds them, lengths from a sample.
+
+        Rows that newer levels replace count, as they do in Lance's own scores. A word in more than
+        some thousand rows counts by its share of the sample.
+        """
+        rows = row_count(self._dataset())
+        if not rows:
+            return CorpusStatistics()
+        sample = self.once(("sample", column, params), lambda: self._sample(column, params, rows))
+        in_sample = sample.statistics(text, sample.rows)
+        scale = rows / sample.rows
+        counts: dict[str, int] = self.once(("counts", column), dict)
+        if len(counts) > _MAX_REMEMBERED_WORDS:
+            counts.clear()
+        frequency = {}
+        for term, word in _words(params, text).items():
+            count = counts.get(word)
+            if count is None:
+                count = counts[word] = self._count(column, word)
+            if count >= _MAX_COUNTED:
+                count = max(count, round(scale * in_sample.document_frequency[term]))
+            frequency[term] = count
+        return CorpusStatistics(
+            round(scale * in_sample.documents), round(scale * in_sample.tokens), frequency
+        )
+
+    def _sample(self, column: str, params: FullTextParams, rows: int) -> FullTextIndex:
+        chosen = np.unique(np.linspace(0, rows - 1, _SAMPLE_ROWS).astype(np.int64))
+        with lance_errors("read some texts of a table"):
+            texts = self._dataset().take(chosen.tolist(), columns=[column]).column(column)
+        return index_of(texts, params)
+
+    def _count(self, column: str, word: str) -> int:
+        with lance_errors("count the rows that contain a word"):
+            found = (
+                self._dataset()
+                .scanner(
+                    columns=[],
+                    full_text_query=MatchQuery(word, column),
+                    limit=_MAX_COUNTED,
+                    with_row_id=True,
+                    disable_scoring_autoprojection=True,
+                )
+                .to_table()
+            )
+        return int(found.num_rows)
+
+
+def _metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
+    known = [each.value for each in Metric]
+    with lance_errors("read the indexes of a table"):
+        for description in dataset.describe_indices():
+            if list(description.field_names) == [column] and str(description.index_type).startswith("IVF"):
+                named = dict(description.details).get("metric_type")
+                # Older versions of Lance left it out of the description.
+                segments = [] if named else dataset.stats.index_stats(description.name)["indices"]
+                metric = str(named or next((part.get("metric_type") for part in segments), "")).lower()
+                if metric in known:
+                    return Metric(metric)
+    return None
+
+
+def _words(params: FullTextParams, text: str) -> dict[str, str]:
+    """The terms of a query, each with a word that means it.
+
+    A term itself will not do: stemmed or cut once more it may become another.
+    """
+    words = {term.text: term.text for term in query_terms(params, text)}
+    for word in text.split():
+        terms = query_terms(params, word)
+        if len(terms) == 1 and terms[0].text in words:
+            words[terms[0].text] = word
+    return words
+
+
+def nearest_candidates(rows: Rows, found: pa.Table, live: Mask) -> Candidates:
+    """What :meth:`LanceIndexes.nearest` found: ``rows`` in its order."""
+    distances = numbers(found.column(DISTANCE)).astype(np.float32)
+    return Candidates(rows, distances, live).in_order(largest_first=False)
+
+
+@dataclass(frozen=True)
+class LanceLevel:
+    """A large SSTable or base, searched by Lance's full-text index.
+
+    Its rows carry the scores that Lance gives them against the level's own statistics, which are those of
+    many rows. ``row_column`` is what the source knows its rows by, ``_rowid`` or ``_rowaddr``.
+    """
+
+    query: WordsQuery
+    source: Source
+    indexes: LanceIndexes
+    dataset: lance.LanceDataset
+    column: str
+    keys: Sequence[str]
+    newer: NewerKeys
+    row_column: str
+    filter: str | None
+
+    waits = True
+    scores_alone = True
+
+    def statistics(self) -> CorpusStatistics:
+        return self.indexes.statistics(self.column, self.query.params, self.query.text)
+
+    def search(self, corpus: CorpusStatistics) -> Hits:
+        rows = row_count(self.dataset)
+        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, len(self.newer))
+
+    def _fetch(self, k: int) -> Candidates:
+        with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):
+            found = self.dataset.scanner(
+                columns=[*self.keys, SCORE],
+                full_text_query=self._lance_query(),
+                filter=self.filter,
+                prefilter=True,
+                limit=k,
+                with_row_id=self.row_column == "_rowid",
+                with_row_address=self.row_column == "_rowaddr",
+                disable_scoring_autoprojection=True,
+            ).to_table()
+        rows = numbers(found.column(self.row_column)).astype(np.int64)
+        live = np.ones(len(rows), np.bool_)
+        if len(self.newer):
+            live = ~self.newer.contains(key_values([found.column(name) for name in self.keys]))
+        scores = numbers(found.column(SCORE)).astype(np.float32)
+        return Candidates(rows, scores, live).in_order(largest_first=True)
+
+    def _lance_query(self) -> MatchQuery | PhraseQuery:
+        if self.query.phrase:
+            return PhraseQuery(self.query.text, self.column)
+        operator = FullTextOperator.AND if self.query.operator == "and" else FullTextOperator.OR
+        return MatchQuery(self.query.text, self.column, operator=operator)

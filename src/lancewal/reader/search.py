@@ -1,0 +1,224 @@
+"""Searches over all levels, by vector and by words: the best rows, each key in its newest version only.
+
+Every level leaves out superseded rows before its own cut to ``k``, so the merged result is short only
+when the table is.
+"""
+
+from __future__ import annotations
+
+import operator as operators
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.format import no_rows, refuse_added
+from lancewal.index import (
+    OPERATORS,
+    CorpusStatistics,
+    FullTextParams,
+    Metric,
+    checked_query,
+    is_text,
+    is_vector,
+)
+from lancewal.memtable import checked_columns
+from lancewal.predicate import Predicate
+from lancewal.reader.source import (
+    DISTANCE,
+    SCORE,
+    Hits,
+    NearestQuery,
+    NewerKeys,
+    Source,
+    TextLevel,
+    WordsQuery,
+)
+from lancewal.reader.state import Snapshot
+from lancewal.reader.words import query_terms
+from lancewal.storage import ordered_map
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+DEFAULT_NPROBES = 20
+#: Candidates per row asked for that Lance ranks again by exact distance: quantised
+#: distances must not compete with exact ones of other levels.
+DEFAULT_REFINE_FACTOR = 5
+_MAX_AT_ONCE = 4
+
+
+def checked_nearest(
+    snapshot: Snapshot,
+    column: str,
+    query: Any,
+    k: int,
+    metric: str | None = None,
+    predicate: Predicate | None = None,
+    nprobes: int | None = None,
+    refine_factor: int | None = None,
+) -> NearestQuery:
+    """Refuse what cannot be searched; the metric defaults to that of the column's index, else L2."""
+    type_ = _checked_column(snapshot, column)
+    if not is_vector(type_):
+        raise InvalidInputError(
+            f"column {column!r} is {type_}; vector search needs float vectors of one size"
+        )
+    indexes = snapshot.base_source.indexes
+    indexed = indexes.metric(column)
+    chosen = indexed or Metric.L2 if metric is None else _checked_metric(metric)
+    if snapshot.base.manifest.fragment_ids and indexed is not chosen:
+        indexes.hint(
+            "column %s has no vector index for %s in the base table: every row is compared",
+            column,
+            chosen.value,
+        )
+    return NearestQuery(
+        column,
+        checked_query(query, type_.list_size),
+        _checked_number("k", k),
+        chosen,
+        predicate,
+        DEFAULT_NPROBES if nprobes is None else _checked_number("nprobes", nprobes),
+        DEFAULT_REFINE_FACTOR if refine_factor is None else _checked_number("refine_factor", refine_factor),
+    )
+
+
+def nearest(snapshot: Snapshot, query: NearestQuery, columns: Sequence[str] | None = None) -> pa.Table:
+    """The ``k`` nearest rows, nearest first, with their distance as ``_distance``."""
+    refuse_added(snapshot.schema, DISTANCE)
+    shown = checked_columns(columns, snapshot.schema)
+    parts: list[Hits] = []
+    # Under cosine a zero vector has no direction: nothing is near it.
+    if query.metric is not Metric.COSINE or query.vector.any():
+        parts = _of_levels(snapshot, lambda source, newer: source.nearest(query, newer))
+    return _best_rows(snapshot, parts, query.k, shown, DISTANCE, largest_first=False)
+
+
+def checked_words(
+    snapshot: Snapshot,
+    column: str,
+    text: str,
+    k: int,
+    operator: str = "or",
+    phrase: bool = False,
+    predicate: Predicate | None = None,
+) -> WordsQuery:
+    """Refuse what cannot be searched. A query of stop words alone is allowed and finds nothing."""
+    type_ = _checked_column(snapshot, column)
+    if not is_text(type_):
+        raise InvalidInputError(f"column {column!r} is {type_}; full-text search needs text")
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInputError(f"the full-text query is {text!r}; give at least one word")
+    if operator not in OPERATORS:
+        raise InvalidInputError(f"operator must be one of {', '.join(OPERATORS)}, got {operator!r}")
+    indexes = snapshot.base_source.indexes
+    params = indexes.text_params(column)
+    if params is None:
+        indexes.hint("column %s has no full-text index in the base table: every row is read", column)
+        # Without an index nothing was left out at its creation.
+        params = FullTextParams(with_position=phrase)
+    if phrase and not params.with_position:
+        raise InvalidInputError(
+            f"the full-text index on {column!r} has no positions, which a phrase query needs; "
+            "create the base table's INVERTED index with with_position=True"
+        )
+    field_id = snapshot.schema.field_ids[column]
+    return WordsQuery(column, field_id, text, _checked_number("k", k), params, operator, phrase, predicate)
+
+
+def find_words(snapshot: Snapshot, query: WordsQuery, columns: Sequence[str] | None = None) -> pa.Table:
+    """The ``k`` best rows, best first, with their score as ``_score``."""
+    refuse_added(snapshot.schema, SCORE)
+    shown = checked_columns(columns, snapshot.schema)
+    parts: list[Hits] = []
+    if query_terms(query.params, query.text):
+        levels = text_levels(snapshot, query)
+        corpus = CorpusStatistics()
+        waiting = sum(level.waits for level in levels)
+        if not all(level.scores_alone for level in levels):
+            counted = _at_once(lambda level: level.statistics(), levels, waiting)
+            corpus = CorpusStatistics.combined(counted)
+        parts = _at_once(lambda level: level.search(corpus), levels, waiting)
+    return _best_rows(snapshot, parts, query.k, shown, SCORE, largest_first=True)
+
+
+def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
+    """All levels, newest first, in the parts that full-text search sees."""
+    parts = _of_levels(snapshot, lambda source, newer: source.words(query, newer))
+    return [level for levels in parts for level in levels]
+
+
+def _of_levels(snapshot: Snapshot, ask: Callable[[Source, NewerKeys], R]) -> list[R]:
+    """What every level answers, newest level first."""
+    levels = list(snapshot.levels())
+    waiting = sum(not source.in_memory for source, _ in levels)
+    return _at_once(lambda level: ask(*level), levels, waiting)
+
+
+def _at_once(call: Callable[[T], R], items: Sequence[T], waiting: int) -> list[R]:
+    """``call`` for every item, in order; several at a time where more than one of them waits for I/O."""
+    return list(ordered_map(call, items, min(waiting, _MAX_AT_ONCE)))
+
+
+def _best_rows(
+    snapshot: Snapshot,
+    parts: Sequence[Hits],
+    k: int,
+    columns: Sequence[str],
+    value_name: str,
+    *,
+    largest_first: bool,
+) -> pa.Table:
+    """The best ``k`` of all hits as a table with ``value_name`` as its last column.
+
+    Of equally good rows those of the level that comes first in ``parts`` come first.
+    """
+    parts = [part for part in parts if len(part)]
+    shown = pa.schema([*(snapshot.schema.plain.field(name) for name in columns), (value_name, pa.float32())])
+    if not parts:
+        return no_rows(shown)
+    values = np.concatenate([part.values for part in parts])
+    order = np.argsort(-values if largest_first else values, kind="stable")[:k]
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    rows = np.concatenate([part.rows for part in parts])
+    tables, places = [], []
+    for number, part in enumerate(parts):
+        chosen = np.flatnonzero(owners[order] == number)
+        if len(chosen):
+            taken = part.source.take(rows[order[chosen]], columns)
+            tables.append(pa.Table.from_arrays(taken.columns, schema=pa.schema(list(shown)[:-1])))
+            places.append(chosen)
+    found = pa.concat_tables(tables).combine_chunks()
+    if len(tables) > 1:
+        found = found.take(pa.array(np.argsort(np.concatenate(places))))
+    return pa.Table.from_arrays([*found.columns, pa.array(values[order])], schema=shown)
+
+
+def _checked_column(snapshot: Snapshot, column: str) -> pa.DataType:
+    """The type of a column to search; refuses one that the table does not have."""
+    if column not in snapshot.schema.field_ids:
+        raise InvalidInputError(
+            f"the table has no column {column!r}; its columns are {', '.join(snapshot.schema.names)}"
+        )
+    return snapshot.schema.plain.field(column).type
+
+
+def _checked_number(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = 0 if isinstance(value, bool) else operators.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InvalidInputError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return number
+
+
+def _checked_metric(metric: str) -> Metric:
+    known = [each.value for each in Metric]
+    if not isinstance(metric, str) or metric.lower() not in known:
+        raise InvalidInputError(f"metric {metric!r} is not known; use one of {', '.join(known)}")
+    return Metric(metric.lower())

@@ -1,0 +1,161 @@
+"""Words of rows without an index of their own: the full-text indexes that searches make for them.
+
+Rows in memory, and those of SSTables and base tables that are small, are scored against the statistics
+of the whole table. So are the rows of a base without an index, which are read part by part.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from lancewal.errors import InvalidInputError
+from lancewal.index import CorpusStatistics, FullTextIndex, FullTextParams, QueryTerm, Tokenizer
+from lancewal.predicate import Predicate
+from lancewal.reader.source import Candidates, Hits, Mask, Rows, Source, WordsQuery
+from lancewal.storage import Cache, Shelf, process_cache
+
+#: A level of so few rows is indexed in memory once: its own statistics would say little.
+MAX_INDEXED_ROWS = 10_000
+
+_TOKENIZER_BYTES = 64 << 10
+#: For queries only, which leave a tokenizer as it is.
+_tokenizers: Shelf[FullTextParams, Tokenizer] = Shelf()
+
+
+def is_large(rows: int) -> bool:
+    """Whether a level has too many rows to be indexed in memory."""
+    return rows > MAX_INDEXED_ROWS
+
+
+def query_terms(params: FullTextParams, text: str) -> list[QueryTerm]:
+    """The words of a query that count; refuses an index whose tokenizer does not work here."""
+    try:
+        tokenizer = _tokenizers.get_or_make(params, lambda: Tokenizer(params), lambda _: _TOKENIZER_BYTES)
+        return tokenizer.query_terms(text)
+    except Exception as error:  # pylance raises all kinds, for a missing language model for one
+        raise InvalidInputError(f"the column's full-text index cannot be searched here: {error}") from error
+
+
+@dataclass(frozen=True)
+class IndexedLevel:
+    """Rows whose words are indexed in memory, up to ``bound``.
+
+    ``rows`` maps positions in the index to the level's own.
+    """
+
+    query: WordsQuery
+    source: Source
+    index: FullTextIndex
+    bound: int
+    live: Mask
+    matching: Mask
+    rows: Rows | None = None
+
+    waits = False
+    scores_alone = False
+
+    def statistics(self) -> CorpusStatistics:
+        return self.index.statistics(self.query.text, self.bound, allowed=self.live)
+
+    def search(self, corpus: CorpusStatistics) -> Hits:
+        found = _search(self.index, self.query, self.bound, self.matching, corpus)
+        positions = found.rows if self.rows is None else self.rows[found.rows]
+        return Hits(self.source, positions, found.values)
+
+
+@dataclass(frozen=True)
+class ReadLevel:
+    """Rows that are read part by part, once to count words and once to search.
+
+    ``read`` gives, for those that match a predicate, an index, the rows it is of, and which are live.
+    """
+
+    query: WordsQuery
+    source: Source
+    read: Callable[[Predicate | None], Iterator[tuple[FullTextIndex, Rows, Mask]]]
+
+    waits = True
+    scores_alone = False
+
+    def statistics(self) -> CorpusStatistics:
+        return CorpusStatistics.combined(
+            index.statistics(self.query.text, index.rows, allowed=live) for index, _, live in self.read(None)
+        )
+
+    def search(self, corpus: CorpusStatistics) -> Hits:
+        parts = []
+        for index, rows, live in self.read(self.query.predicate):
+            found = _search(index, self.query, index.rows, live, corpus)
+            parts.append((rows[found.rows], found.values))
+        return Hits.joined(self.source, parts)
+
+
+def _search(
+    index: FullTextIndex, query: WordsQuery, bound: int, allowed: Mask, corpus: CorpusStatistics
+) -> Candidates:
+    found = index.search(
+        query.text,
+        bound,
+        operator=query.operator,
+        phrase=query.phrase,
+        allowed=allowed,
+        statistics=corpus,
+        limit=query.k,
+    )
+    return Candidates(found.positions, found.scores, np.ones(len(found.positions), np.bool_))
+
+
+@dataclass(frozen=True)
+class FixedIndex:
+    """An index of an SSTable or a base version, which never change.
+
+    ``rows`` are the rows that it is of, ``keys`` their keys where they matter.
+    """
+
+    index: FullTextIndex
+    rows: Rows
+    keys: pa.Array | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        keys = 0 if self.keys is None else int(self.keys.nbytes)
+        return self.index.memory_bytes + self.rows.nbytes + keys
+
+
+class _Making:
+    """An index that one thread makes while others wait for the lock; it lives as long as one of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: FixedIndex | None = None
+
+
+class FixedIndexes:
+    """Found by what they were made of. Each is made by one thread; others wait for it."""
+
+    def __init__(self, cache: Cache = process_cache) -> None:
+        self._lock = threading.Lock()
+        self._made: Shelf[Hashable, FixedIndex] = Shelf(cache)
+        self._making: weakref.WeakValueDictionary[Hashable, _Making] = weakref.WeakValueDictionary()
+
+    def get(self, key: Hashable, make: Callable[[], FixedIndex]) -> FixedIndex:
+        with self._lock:
+            made = self._made.get(key)
+            if made is not None:
+                return made
+            making = self._making.setdefault(key, _Making())
+        with making.lock:
+            # Where the one before failed, it is our turn.
+            if making.made is None:
+                making.made = make()
+                self._made.put(key, making.made, making.made.memory_bytes)
+            return making.made
+
+
+FIXED = FixedIndexes()

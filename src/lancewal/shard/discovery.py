@@ -1,0 +1,94 @@
+"""Which shards a table has: directories that are listed, and the manifests in them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from lancewal.base import BaseTable, appended_generations
+from lancewal.format import ShardManifest, ShardStatus
+from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.tail import has_unflushed_rows
+from lancewal.storage import ObjectStore, layout, ordered_map
+
+logger = logging.getLogger(__name__)
+
+#: Manifests read at a time where each read is a network round trip.
+_REMOTE_READERS = 16
+
+
+def discover_shards(store: ObjectStore) -> list[UUID]:
+    """The ids of the table's shards, by listing, sorted; see :func:`discover_manifests`."""
+    return [manifest.shard_id for manifest in discover_manifests(store)]
+
+
+def discover_manifests(store: ObjectStore) -> list[ShardManifest]:
+    """The newest manifest of every shard, sorted by shard id.
+
+    A directory that is no shard's, or has no manifest (its writer is just making it, or
+    died doing so), is skipped with a warning. It holds nothing that was acknowledged.
+    """
+    shard_ids = listed_shards(store)
+    manifests = []
+    for shard_id, manifest in zip(shard_ids, read_manifests(store, shard_ids), strict=True):
+        if manifest is None:
+            _warn_once(store.uri, str(shard_id), "it has no manifest")
+        else:
+            manifests.append(manifest)
+    return manifests
+
+
+def listed_shards(store: ObjectStore) -> list[UUID]:
+    """The ids of all directories that are named as a shard's, sorted; some may have no manifest."""
+    shard_ids = []
+    for name in store.list_directories(layout.MEM_WAL_DIR):
+        shard_id = layout.parse_shard_dir(name)
+        if shard_id is not None:
+            shard_ids.append(shard_id)
+        elif name != layout.OWN_DIR.rpartition("/")[2]:
+            _warn_once(store.uri, name, "its name is no shard id")
+    return shard_ids
+
+
+def read_manifests(store: ObjectStore, shard_ids: Sequence[UUID]) -> list[ShardManifest | None]:
+    """The newest manifest of each shard, several at a time on a remote store."""
+
+    def read(shard_id: UUID) -> ShardManifest | None:
+        return ShardManifestStore(store, shard_id).read_latest()
+
+    return list(ordered_map(read, shard_ids, 1 if store.is_local else _REMOTE_READERS))
+
+
+@functools.lru_cache(maxsize=4096)
+def _warn_once(table_uri: str, name: str, why: str) -> None:
+    """Once per process and directory: readers come by with every query."""
+    logger.warning("skipped %s: %s", layout.child_uri(table_uri, f"{layout.MEM_WAL_DIR}/{name}"), why)
+
+
+class PresentShards:
+    """The shards that a table has, by one listing; their manifests are read as they are asked for."""
+
+    def __init__(self, base: BaseTable, store: ObjectStore) -> None:
+        self._store = store
+        self._markers = appended_generations(base)
+        self.ids = frozenset(listed_shards(store))
+
+    def manifests(self, shard_ids: Iterable[UUID]) -> list[ShardManifest]:
+        """The newest manifests of those that are there."""
+        known = [shard_id for shard_id in shard_ids if shard_id in self.ids]
+        return [manifest for manifest in read_manifests(self._store, known) if manifest is not None]
+
+    def is_retired(self, manifest: ShardManifest) -> bool:
+        """Whether a shard takes no more rows, and the base table holds all that it took."""
+        return is_retired(self._store, manifest, self._markers.get(manifest.shard_id, 0))
+
+
+def is_retired(store: ObjectStore, manifest: ShardManifest, compacted: int) -> bool:
+    """Whether a shard is sealed and the base, which holds it up to ``compacted``, has all its rows."""
+    return (
+        manifest.status is ShardStatus.SEALED
+        and compacted >= manifest.current_generation - 1
+        and not has_unflushed_rows(manifest, store)
+    )

@@ -1,0 +1,294 @@
+"""SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
+
+An SSTable never changes once a manifest names it, so what was opened stays valid. What no reader
+needs any more is closed: a file that garbage collection deletes takes its space until it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from uuid import UUID
+
+import crc32c
+import lance
+import numpy as np
+import pyarrow as pa
+
+from lancewal.base import lance_errors
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format import (
+    BloomFilter,
+    TableSchema,
+    has_dictionary,
+    key_values,
+    numbers,
+    one_array,
+    without_null_words_in,
+)
+from lancewal.sstable.key_index import KeyIndex, Rows, damaged_index
+from lancewal.sstable.notes import SsTableNotes, file_checksum
+from lancewal.storage import ObjectStore, in_forked_child, lance_cache_bytes, layout
+
+logger = logging.getLogger(__name__)
+
+ROW_ADDRESS = "_rowaddr"
+
+_INDEXES_DIR = "_indices"
+#: Where lancewal noted the version before: some versions of Lance panic over it in a lookup.
+_FORMER_BASE_VERSION_KEY = b"lancewal:base_version"
+#: Their files are open: it is the number that is bounded. Lance's caches and key pages have their bytes.
+_MAX_OPEN = 256
+#: The part of Lance's bytes that describe files; the rest is of their indexes.
+_METADATA_SHARE = 0.2
+
+_Identity = tuple[str, frozenset[tuple[str, str]]]
+
+
+class OpenedSsTable:
+    """One SSTable's files; each is opened when it is first needed, from any thread."""
+
+    def __init__(self, store: ObjectStore, directory: str, notes: str = "") -> None:
+        self._store = store
+        self._directory = directory
+        self._noted = notes
+        self.uri = layout.child_uri(store.uri, directory)
+        #: Whether Lance's session may keep files of its indexes open.
+        self.may_have_index_files = False
+
+    @cached_property
+    def dataset(self) -> lance.LanceDataset:
+        self._refuse_links()
+        indexes = self._store.local_path(f"{self._directory}/{_INDEXES_DIR}")
+        self.may_have_index_files |= indexes is not None and os.path.isdir(indexes)
+        with lance_errors(f"open the SSTable at {self.uri}"):
+            return lance.dataset(self.uri, storage_options=self._storage_options, session=_handles.session())
+
+    def close(self, *, only_dataset: bool = False) -> None:
+        """Close its files; who has it still, and asks for one, opens that again."""
+        for name in ("dataset", "_fragments") if only_dataset else ("dataset", "_fragments", "key_index"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def stored(self) -> TableSchema:
+        """The SSTable's own columns and primary key, tombstone column included."""
+        with lance_errors(f"read the columns of {self.uri}"):
+            fields = self.dataset.lance_schema
+            primary_key = [field.name() for field in fields.unenforced_primary_key()]
+            return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
+
+    @cached_property
+    def written_for(self) -> int | None:
+        """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
+        # The notes first: the manifest has a copy of them, so that nothing has to be opened.
+        if self.notes.base_version is not None:
+            return self.notes.base_version
+        stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
+        return int(stated) if stated.isdigit() else None
+
+    @cached_property
+    def notes(self) -> SsTableNotes:
+        """What lancewal noted when it wrote the SSTable; nothing where Lance did."""
+        return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
+
+    def _stored_notes(self) -> SsTableNotes:
+        try:
+            text = self._store.get(f"{self._directory}/{layout.SSTABLE_NOTES_NAME}")
+        except FileNotFoundError:
+            return SsTableNotes()
+        return SsTableNotes.parse(text.decode(errors="replace"), self.uri)
+
+    @cached_property
+    def key_index(self) -> KeyIndex | None:
+        """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
+        self._refuse_links()
+        try:
+            self._check_index_files()
+            return KeyIndex(self.uri, self._storage_options, self.notes, self._key_of_rows)
+        except StorageError:
+            if self._store.head(f"{self._directory}/{layout.PK_PAGE_LOOKUP_NAME}") is None:
+                return None
+            raise
+
+    def _check_index_files(self) -> None:
+        """Compare the key index's files with their checksums, where they are local and have any."""
+        if not self._store.is_local:
+            return
+        files = self._stored_notes().files
+        for name in (layout.PK_PAGE_LOOKUP_NAME, layout.PK_PAGE_DATA_NAME):
+            noted, path = files.get(name), self._store.local_path(f"{self._directory}/{name}")
+            if noted is None or path is None:
+                continue
+            with lance_errors(f"read the key index of {self.uri}"):
+                if file_checksum(path) != noted:
+                    raise damaged_index(self.uri, f"{name} does not have its checksum")
+
+    @cached_property
+    def bloom(self) -> BloomFilter | None:
+        """``None`` when there is none that can be used; a lookup is only slower without it."""
+        bloom, problem = self.checked_bloom()
+        if problem is not None:
+            logger.warning("the bloom filter of %s is not used: %s", self.uri, problem)
+        return bloom
+
+    def checked_bloom(self) -> tuple[BloomFilter | None, str | None]:
+        """The bloom filter, if it can be used, and what is wrong with it, if something is."""
+        try:
+            raw = self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}")
+            bloom = BloomFilter.from_bytes(raw)
+        except FileNotFoundError:
+            return None, None
+        except InvalidInputError as error:
+            return None, str(error)
+        noted = self.notes.files.get(layout.BLOOM_FILTER_NAME)
+        if noted is not None and noted != (actual := crc32c.crc32c(raw)):
+            return None, f"it is damaged: its checksum is {actual:08x}, not {noted:08x}"
+        return bloom, None
+
+    def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:
+        """Of the rows at ``offsets`` those that Lance does not hold for deleted, and the key of each."""
+        names = list(self.stored.primary_key)
+        rows = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=[*names, ROW_ADDRESS])
+        kept = numbers(one_array(rows.column(ROW_ADDRESS))).astype(np.int64)
+        return kept, key_values([rows.column(name) for name in names])
+
+    def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
+        """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
+        rows = self._rows_at(offsets, columns)
+        return without_null_words_in(rows) if self.has_dictionaries else rows
+
+    @cached_property
+    def has_dictionaries(self) -> bool:
+        """Whether rows come with dictionaries that may hold nulls, which Arrow does not join."""
+        return any(map(has_dictionary, self.dataset.schema.types))
+
+    def _rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
+        with lance_errors(f"read rows of {self.uri}"):
+            fragments = self._fragments
+            if len(fragments) != 1 or fragments[0].num_deletions:
+                # The public ways count rows without the deleted ones.
+                return self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=list(columns))
+            # The quickest way to a single row, but it wants its rows ascending.
+            ascending, places = np.unique(offsets, return_inverse=True)
+            rows = fragments[0].take(ascending.tolist(), columns=list(columns))
+            return rows if np.array_equal(ascending, offsets) else rows.take(pa.array(places))
+
+    @cached_property
+    def physical_rows(self) -> int:
+        with lance_errors(f"open the SSTable at {self.uri}"):
+            return sum(int(fragment.physical_rows) for fragment in self._fragments)
+
+    @cached_property
+    def _fragments(self) -> list[lance.LanceFragment]:
+        return list(self.dataset.get_fragments())
+
+    def _refuse_links(self) -> None:
+        # Lance follows them, out of the table too.
+        self._store.refuse_links(self._directory)
+
+    @property
+    def _storage_options(self) -> dict[str, str]:
+        return dict(self._store.storage_options)
+
+
+class _Handles:
+    """The SSTables that are open, least recently used first, and the Lance session that they share."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start with nothing. Also with a new lock: when a process is forked, any thread may have it."""
+        self._lock = threading.Lock()
+        self._opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
+        # Also those that the limit pushed out of the opened ones, as long as a reader has them.
+        self._living: weakref.WeakSet[OpenedSsTable] = weakref.WeakSet()
+        # By shard, which of its SSTables are among the opened ones.
+        self._of_shard: dict[_Identity, set[_Identity]] = {}
+        self._session: lance.Session | None = None
+
+    def open(self, store: ObjectStore, directory: str, notes: str) -> OpenedSsTable:
+        identity = _identity(store, directory)
+        with self._lock:
+            opened = self._opened.get(identity)
+            if opened is None:
+                opened = self._opened[identity] = OpenedSsTable(store, directory, notes)
+                self._living.add(opened)
+                self._of_shard.setdefault(_shard_of(identity), set()).add(identity)
+            self._opened.move_to_end(identity)
+            if len(self._opened) > _MAX_OPEN:
+                self._forget(next(iter(self._opened)))
+            return opened
+
+    def session(self) -> lance.Session:
+        """One for all SSTables: it bounds their caches together and shares their connections."""
+        session = self._session
+        if session is None:
+            metadata = int(lance_cache_bytes() * _METADATA_SHARE)
+            session = self._session = lance.Session(lance_cache_bytes() - metadata, metadata)
+        return session
+
+    def close(self, store: ObjectStore, directory: str) -> None:
+        with self._lock:
+            self._close([_identity(store, directory)])
+
+    def close_others(self, store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
+        shard = _identity(store, layout.shard_dir(shard_id))
+        with self._lock:
+            opened = self._of_shard.get(shard, ())
+            self._close([each for each in opened if each[0].rpartition("/")[2] not in names])
+
+    def _close(self, identities: Iterable[_Identity]) -> None:
+        closing = [opened for identity in identities if (opened := self._forget(identity)) is not None]
+        if any(opened.may_have_index_files for opened in closing):
+            # Lance cannot close those of one SSTable: it gets a new session, and loads the others again.
+            # Every dataset of the old session must go, or the session and its files stay.
+            self._session = None
+            for opened in list(self._living):
+                opened.close(only_dataset=True)
+        for opened in closing:
+            opened.close()
+
+    def _forget(self, identity: _Identity) -> OpenedSsTable | None:
+        opened = self._opened.pop(identity, None)
+        if opened is not None:
+            others = self._of_shard[_shard_of(identity)]
+            others.discard(identity)
+            if not others:
+                del self._of_shard[_shard_of(identity)]
+        return opened
+
+
+_handles = _Handles()
+in_forked_child(_handles.clear)
+
+
+def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedSsTable:
+    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O.
+
+    ``notes`` are those that the manifest has a copy of, which need not be read then.
+    """
+    return _handles.open(store, directory, notes)
+
+
+def forget_sstable(store: ObjectStore, directory: str) -> None:
+    """Close it, and open it anew next time: its sidecars were rewritten, or it was deleted."""
+    _handles.close(store, directory)
+
+
+def keep_sstables(store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
+    """Close all SSTables of a shard but these; reads that are under way keep what they have."""
+    _handles.close_others(store, shard_id, names)
+
+
+def _shard_of(identity: _Identity) -> _Identity:
+    return identity[0].rpartition("/")[0], identity[1]
+
+
+def _identity(store: ObjectStore, directory: str) -> _Identity:
+    return layout.child_uri(store.uri, directory), frozenset(store.storage_options.items())

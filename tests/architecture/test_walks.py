@@ -1,0 +1,71 @@
+"""How far a reader walks who follows one operation: it may get shorter, and longer only on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lancewal
+from tests.architecture import walks
+from tests.architecture.walks import WALKS, Step, Walk, follow, path_of
+
+#: The most that each walk may take without the leaf rooms. Lower a figure when a walk has become shorter.
+LIMITS = {
+    "put to durable": {"files": 11, "returns": 22, "reopened": 8},
+    "flush": {"files": 20, "returns": 41, "reopened": 28},
+    "compaction": {"files": 24, "returns": 57, "reopened": 25},
+    "filtered scan": {"files": 28, "returns": 48, "reopened": 31},
+    "vector search": {"files": 32, "returns": 60, "reopened": 43},
+    "replay": {"files": 22, "returns": 46, "reopened": 31},
+    "micro-batch": {"files": 18, "returns": 45, "reopened": 23},
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, int]]:
+    """As the script prints it: in a process of its own, where no other test has left anything."""
+    script = Path(walks.__file__)
+    paths = os.pathsep.join([str(Path(lancewal.__file__).parents[1]), str(script.parents[2])])
+    done = subprocess.run(
+        [sys.executable, script, "--json"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, dict[str, int]] = json.loads(done.stdout)["without leaf rooms"]
+    return figures
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_does_not_grow_unnoticed(name: str, measured: dict[str, dict[str, int]]) -> None:
+    found = measured[name]
+    longer = {figure: found[figure] for figure, most in LIMITS[name].items() if found[figure] > most}
+    assert longer == {}, f'see python tests/architecture/walks.py -v "{name}"'
+
+
+def test_a_walk_does_not_depend_on_which_thread_was_faster() -> None:
+    follow("flush")  # what is kept for the whole process is there from now on
+    assert len({follow("flush").steps for _ in range(3)}) == 1
+
+
+def test_leaf_rooms_are_entered_on_request_only() -> None:
+    short, long = follow("put to durable"), follow("put to durable", enter_leaves=True)
+    assert {step.file for step in short.steps} < {step.file for step in long.steps}
+    assert not any(step.file.startswith(("storage/", "format/")) for step in short.steps)
+    assert any(step.file.startswith("storage/") for step in long.steps)
+
+
+def test_coming_back_to_a_file_is_counted() -> None:
+    def steps(files: str) -> tuple[Step, ...]:
+        return tuple(Step(file, 10 * place, "f", 10 * place + 4) for place, file in enumerate(files))
+
+    walk = Walk(steps("aababcb"), steps("aaabbbc"))
+    assert path_of(walk.steps) == list("ababcb")
+    assert walk.figures == {"functions": 7, "lines": 35, "files": 3, "returns": 3, "reopened": 0}

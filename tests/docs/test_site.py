@@ -1,0 +1,86 @@
+"""The site builds without a warning, and its pages of the API are those of the public names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lancewal
+import lancewal.spark
+from tests.docs.blocks import ROOT
+
+API = ROOT / "docs" / "api"
+PUBLIC = {f"lancewal.{name}" for name in lancewal.__all__ if name != "__version__"} | {
+    f"lancewal.spark.{name}" for name in lancewal.spark.__all__
+}
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", config, "-d", site],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    done = build(ROOT / "mkdocs.yml", tmp_path)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    for name in PUBLIC - {"lancewal.errors"}:
+        page = tmp_path / "api" / f"{name.removeprefix('lancewal.').replace('.', '/')}.html"
+        assert f'id="{name}"' in page.read_text(), name
+    pages = "".join(page.read_text() for page in (tmp_path / "api").rglob("*.html"))
+    assert not re.search(r":(?:class|meth|func):|code-block::|<blockquote", pages)
+
+
+def test_a_page_that_names_nothing_fails_the_build(tmp_path: Path) -> None:
+    """What keeps the site honest must notice a name that is gone."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("::: lancewal.NoSuchName\n")
+    plugin = f"mkdocstrings: {{handlers: {{python: {{paths: [{ROOT / 'src'}]}}}}}}"
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: x\nplugins:\n  - {plugin}\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0
+    assert "NoSuchName" in done.stdout + done.stderr
+
+
+def test_every_public_name_has_a_page() -> None:
+    shown = {
+        name for page in API.rglob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)
+    }
+    assert shown == PUBLIC
+    assert "lancewal.__version__" in (API / "index.md").read_text()
+
+
+def test_every_public_name_is_listed_with_what_it_is_for() -> None:
+    listed = set(re.findall(r"\]\(([\w/]+)\.md\)", (API / "index.md").read_text()))
+    assert {name.removeprefix("lancewal.").replace(".", "/") for name in PUBLIC} == listed
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in PUBLIC:
+        room = lancewal.spark if name.startswith("lancewal.spark.") else lancewal
+        assert getattr(room, name.rpartition(".")[2]).__doc__, name
+
+
+def test_docstrings_become_markdown() -> None:
+    path = ROOT / "docs" / "docstrings.py"
+    spec = importlib.util.spec_from_file_location("docstrings", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.markdown("Raises :class:`~lancewal.errors.FencedError`.") == "Raises `FencedError`."
+    assert module.markdown("One.\n\n>>> 1 + 1\n2\n\nTwo.") == "One.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nTwo."
+    assert module.markdown("``fsync``\n    Sync each entry.") == "`fsync`\n:   Sync each entry."
+    assert module.markdown("Say::\n\n    lancewal flush\n") == "Say:\n\n    lancewal flush"
+    assert (
+        module.markdown("One.\n\n.. code-block:: python\n\n    flush()\n")
+        == "One.\n\n```python\nflush()\n```"
+    )
