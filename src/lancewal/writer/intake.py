@@ -89,11 +89,19 @@ class Rows(NamedTuple):
     batches: list[pa.RecordBatch]
     num_rows: int
     num_bytes: int
+    #: Who has yet to shape them. Arrow lets go of the GIL while it does that, so with many threads it is
+    #: quicker for the leader of a group commit to shape the rows of all of them in one go.
+    unshaped: Intake | None = None
 
     @classmethod
-    def of(cls, batches: list[pa.RecordBatch]) -> Rows:
+    def of(cls, batches: list[pa.RecordBatch], unshaped: Intake | None = None) -> Rows:
         rows = sum([batch.num_rows for batch in batches])
-        return Rows(batches, rows, sum([batch.get_total_buffer_size() for batch in batches]))
+        num_bytes = sum([batch.get_total_buffer_size() for batch in batches])
+        return Rows(batches, rows, num_bytes, unshaped)
+
+    def shaped(self) -> Rows:
+        """The rows as MemTables hold them."""
+        return self if self.unshaped is None else self.unshaped.shaped(self.batches)
 
 
 class Intake:

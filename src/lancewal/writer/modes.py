@@ -109,7 +109,7 @@ class MemTableMode:
         """Take the rows of one put, and queue it for the log."""
         with self.lock:
             self._state.check_usable()
-            rows = put.rows
+            rows = put.rows = put.rows.shaped()
             if not self._fits(self._active, rows.num_rows, len(rows.batches)):
                 self._seal()
             active = self._active
@@ -324,6 +324,7 @@ class WalOnlyMode:
     def insert(self, put: Put) -> None:
         with self.lock:
             self._state.check_usable()
+            put.rows = put.rows.shaped()
             self._log.enqueue(put)
 
     def has_rows(self) -> bool:

@@ -33,7 +33,8 @@ from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
 
 logger = logging.getLogger(__name__)
 
-#: Slices above this size may be copied, so threads that put them share a budget of memory.
+#: Slices above this size may be copied: not by the leader, for whom others wait, and threads that
+#: do it share a budget of memory.
 _LARGE_PUT_BYTES = 256 * 1024
 
 
@@ -216,12 +217,10 @@ class ShardWriter:
         while they are in memory.
         """
         batches = as_batches(data)
-        if (
-            self._adapter is None
-            and self._intake.fit_as_given(batches)
-            and sum([batch.get_total_buffer_size() for batch in batches]) <= _LARGE_PUT_BYTES
-        ):
-            return self.write_rows(self._intake.shaped(batches))
+        if self._adapter is None and self._intake.fit_as_given(batches):
+            rows = Rows.of(batches, unshaped=self._intake)
+            if rows.num_bytes <= _LARGE_PUT_BYTES:
+                return self.write_rows(rows)
         check_process()
         call = threading.Lock()
         try:
