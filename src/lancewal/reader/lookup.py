@@ -75,7 +75,7 @@ def _one(
         found = source.look_up(key, columns)
         if len(found.numbers):
             # A key that is twice in the base, which Lance does not rule out, is answered once.
-            rows = found.rows.slice(found.rows.num_rows - 1)
+            rows = found.rows if len(found.numbers) == 1 else found.rows.slice(len(found.numbers) - 1)
             rows = labelled(rows, source) if row_source else rows
             return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
         if len(found.known):

@@ -140,6 +140,11 @@ class Found(NamedTuple):
 
         ``take`` gives rows by position, and which of them are deletes.
         """
+        if len(positions) == 1:  # so often that it goes without numpy's masks
+            if positions[0] == ABSENT:
+                return _NOTHING
+            rows, deleted = take(positions)
+            return cls(_FIRST, rows.slice(1), _NO_ROWS) if deleted[0] else cls(_FIRST, rows, _FIRST)
         known = np.flatnonzero(positions != ABSENT)
         if not len(known):
             return _NOTHING
@@ -150,6 +155,7 @@ class Found(NamedTuple):
 
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
+_FIRST: Rows = np.zeros(1, np.int64)
 _NOTHING = Found(_NO_ROWS, pa.table({}), _NO_ROWS)
 
 
