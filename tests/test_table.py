@@ -27,6 +27,7 @@ from lancewal.format.shard_manifest import ShardStatus
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
+from lancewal.writer import drain
 from tests.faults import FaultyStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
@@ -185,13 +186,14 @@ def test_a_shard_that_is_taken_over_meanwhile_is_not_sealed(
     manual: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard_id = manual.create_shard()
-    real = ShardManifestStore.seal
+    real = lancewal.table.drain_shard
 
-    def late(self: ShardManifestStore, epoch: int) -> object:
+    def late(*args: Any) -> object:
+        drained = real(*args)
         manual.shard_writer(shard_id).close()
-        return real(self, epoch)
+        return drained
 
-    monkeypatch.setattr(ShardManifestStore, "seal", late)
+    monkeypatch.setattr(lancewal.table, "drain_shard", late)
     with pytest.raises(FencedError):
         manual.seal_shard(shard_id)
     assert the_shard(manual).status is ShardStatus.ACTIVE
@@ -485,6 +487,34 @@ def test_flush_with_nothing_to_do_claims_nothing(table: Table) -> None:
     table.flush()
     table.flush()
     assert table.shards() == before
+
+
+def test_a_writer_that_had_flushed_by_itself_meanwhile_was_fenced_for_nothing(
+    manual: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(manual.create_shard() for _ in range(2))
+    with manual.shard_writer(first) as writer, manual.shard_writer(second) as idle:
+        writer.put(rows(0, 3))
+        idle.put(rows(3, 3))
+        # As those of another process.
+        monkeypatch.setattr(drain, "live_writer", lambda uri, shard_id: None)
+        monkeypatch.setattr(lancewal.table, "_CONCURRENT_FLUSHES", 1)
+        real = lancewal.table.flush_shard
+
+        def flush_shard(base: Any, manifest: Any, *args: Any) -> int:
+            flushed = real(base, manifest, *args)
+            if manifest.shard_id == first:
+                idle.force_seal_active()
+                idle.wait_for_flush_drain()
+            return flushed
+
+        monkeypatch.setattr(lancewal.table, "flush_shard", flush_shard)
+        manual.flush()
+        assert [shard.epoch for shard in manual.shards()] == [2, 1]
+        idle.put(rows(6, 1))
+        with pytest.raises(FencedError):
+            writer.put(rows(7, 1))
+        abandon(writer)
 
 
 def test_flush_fences_the_writer_of_another_process(manual: Table) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
+from lancewal.format import MemWalDetails, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -37,7 +37,7 @@ from lancewal.maintenance import (
     verify,
 )
 from lancewal.reader import LookupResult, Scan, TableReader
-from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
+from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
 from lancewal.writer import (
@@ -372,13 +372,16 @@ class Table:
         store = self._writer_store(base, config)
         failed: dict[UUID, Exception] = {}
 
-        def flush(manifest: ShardManifest) -> None:
+        def flush(shard_id: UUID) -> None:
             try:
-                flush_shard(base, manifest, store, config)
+                # Only now: while others were flushed, its writer may have flushed by itself.
+                manifest = ShardManifestStore(self._store, shard_id).read_latest()
+                if manifest is not None:
+                    flush_shard(base, manifest, store, config)
             except LanceWalError as error:
-                failed[manifest.shard_id] = error
+                failed[shard_id] = error
 
-        list(ordered_map(flush, discover_manifests(self._store), _CONCURRENT_FLUSHES))
+        list(ordered_map(flush, listed_shards(self._store), _CONCURRENT_FLUSHES))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 

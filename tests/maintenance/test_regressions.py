@@ -21,6 +21,7 @@ from lancewal.maintenance.commits import commit_marker
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import ObjectStore, layout
+from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 
@@ -285,6 +286,19 @@ def test_a_shard_made_by_hand_without_rows_needs_nothing(tmp_path: Path) -> None
     ShardManifestStore(site.store, site.shard_id).initialize_shard()
     assert not plan_compaction(site.store)
     assert (site.compact().commits, site.collect().collected, site.verify().findings) == (0, [], [])
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not stored", "reply lost"])
+def test_a_compaction_that_was_done_failed_for_a_lost_reply_to_a_side_note(
+    tmp_path: Path, after: bool
+) -> None:
+    site = Site(tmp_path / "table")
+    site.flush(rows(0, 3))
+    site.store = store = FaultyStore(site.store)
+    store.faults.fail("put", where=layout.COLUMN_HISTORY, times=None, after=after)
+    assert site.compact().commits == 1
+    assert store.faults.count("put", where=layout.COLUMN_HISTORY) == 1
+    assert (site.plain(), site.manifest.sstables) == (named(range(3), "name"), ())
 
 
 def test_compaction_needs_an_initialised_table(tmp_path: Path) -> None:

@@ -588,6 +588,28 @@ def test_publishing_fences_the_writer_that_is_open_on_the_shard(keyed: ObjectSto
     assert kept == sorted(expected((0, 5)) + [(i, f"live_{i}") for i in range(5, 10)])
 
 
+def test_rows_of_a_writer_that_came_between_drain_and_publication_are_kept(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publication would cover its entry of the log without having flushed it."""
+    base = base_of(store)
+    came: list[bool] = []
+
+    def drain_and_come(*args: Any) -> Any:
+        drained = drain_shard(*args)
+        if not came:
+            came.append(True)
+            with lancewal.open(store.uri).writer(enable_memtable=False) as writer:
+                writer.put(batch_of(base, 0, 1, prefix="between"))
+                writer.put(batch_of(base, 50, 1, prefix="between"))
+        return drained
+
+    monkeypatch.setattr(publish, "drain_shard", drain_and_come)
+    assert [each.skipped for each in published(store, batch_of(base, 0, 1), Transaction("app", 0))] == [False]
+    replaced = [] if base.schema.primary_key else [(0, "between_0")]
+    assert content(store) == sorted([*replaced, (0, "name_0"), (50, "between_50")])
+
+
 def test_the_log_keeps_only_the_newest_version(keyed: ObjectStore) -> None:
     base = base_of(keyed)
     for version in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,36 @@ def test_a_state_whose_log_was_collected_says_so(tmp_path: Path) -> None:
         store.delete(layout.wal_entry(shard, position))
     with pytest.raises(StorageError, match="run the query again"):
         read(reader)
+
+
+def _made_anew(path: Path, base: str, logged: int) -> lancewal.Table:
+    """A table in the same versions as any other of these, and with the same shards."""
+    shutil.rmtree(path, ignore_errors=True)
+    table = new_table(path, KEYED, pa.Table.from_batches([rows(0, 3, prefix=base)]), bucket=("id", 1))
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(logged, 1, prefix="logged"))
+    return table
+
+
+def test_a_table_made_anew_at_its_place_was_read_as_the_one_before(tmp_path: Path) -> None:
+    """By a process that had kept the version of that number, and the keys of its log."""
+    assert read(reader_of(_made_anew(tmp_path / "table", "old", 0))) == [
+        *named(0, 1, "logged"),
+        *named(1, 2, "old"),
+    ]
+    assert read(reader_of(_made_anew(tmp_path / "table", "new", 2))) == [
+        *named(0, 2, "new"),
+        *named(2, 1, "logged"),
+    ]
+
+
+def test_a_query_whose_table_was_made_anew_says_so(tmp_path: Path) -> None:
+    planned = reader_of(_made_anew(tmp_path / "table", "old", 0))
+    table = _made_anew(tmp_path / "table", "new", 2)
+    # Another query, in the process in which the task of the first one will run.
+    read(reader_of(table))
+    with pytest.raises(StorageError, match="another table was made at its place; run the query again"):
+        read(planned)
 
 
 @pytest.mark.parametrize("level", ["base", "sstable", "log"])

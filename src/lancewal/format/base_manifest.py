@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import crc32c
 from pyroaring import BitMap
 
 from lancewal.errors import CorruptManifestError
@@ -116,6 +117,8 @@ class BaseManifest:
     fields: Mapping[int, str] = field(default_factory=dict, compare=False)
     #: The keys of the fields' metadata.
     metadata_keys: frozenset[str] = field(default=frozenset(), compare=False)
+    #: Of the whole file: tells a version from one of the same number of another table at the same place.
+    checksum: int = field(default=0, compare=False)
 
     def covered_fragments(self, index_name: str) -> frozenset[int]:
         """The table's fragments that the segments of this index cover between them."""
@@ -187,6 +190,7 @@ def _read(data: memoryview) -> BaseManifest:
         mem_wal=mem_wal,
         fields={column.id: column.name for column in manifest.fields},
         metadata_keys=frozenset(pair.key for column in manifest.fields for pair in column.metadata),
+        checksum=crc32c.crc32c(data),
     )
 
 

@@ -93,11 +93,15 @@ class ShardPlace:
 
 @dataclass(frozen=True)
 class TableState:
-    """A state of the table as data. Equal ones have equal rows."""
+    """A state of the table as data. Equal ones have equal rows.
+
+    ``checksum`` is that of the version's manifest: another table may be made at the same place.
+    """
 
     uri: str
     version: int
     shards: tuple[ShardPlace, ...]
+    checksum: int
 
     def positions(self) -> dict[UUID, int]:
         """The place in the change feed from which on nothing is part of this state."""
@@ -105,11 +109,20 @@ class TableState:
 
     def base(self, storage_options: Mapping[str, str]) -> BaseSource:
         """The base table of this state; kept, because every task of a query asks for it."""
-        return _bases.get_or_make(
-            (self.uri, self.version, frozenset(storage_options.items())),
-            lambda: BaseSource(BaseTable.open(self.uri, dict(storage_options), version=self.version)),
-            lambda _: _BASE_BYTES,
-        )
+        key = (self.uri, frozenset(storage_options.items()))
+        known = _bases.get(key)
+        if known is None or not self._is_of(known.base):
+            known = BaseSource(BaseTable.open(self.uri, dict(storage_options), version=self.version))
+            if not self._is_of(known.base):
+                raise StorageError(
+                    f"the query's state of the table at {self.uri} is no longer there: another table was "
+                    "made at its place; run the query again"
+                )
+            _bases.put(key, known, _BASE_BYTES)
+        return known
+
+    def _is_of(self, base: BaseTable) -> bool:
+        return (base.version, base.manifest.checksum) == (self.version, self.checksum)
 
     def open(self, storage_options: Mapping[str, str], shards: Sequence[ShardPlace]) -> Snapshot:
         """The levels of some shards of this state; of SSTables nothing is read yet."""
@@ -125,8 +138,9 @@ class TableState:
         return Snapshot(base, tuple(opened), is_remote=not store.is_local)
 
 
-#: By table, version and storage options.
-_bases: Shelf[tuple[str, int, frozenset[tuple[str, str]]], BaseSource] = Shelf()
+#: By table and storage options the version that was last asked for. One of each: what Lance keeps with
+#: an open version is not counted.
+_bases: Shelf[tuple[str, frozenset[tuple[str, str]]], BaseSource] = Shelf()
 
 
 def read_state(store: ObjectStore) -> TableState:
@@ -367,7 +381,8 @@ class StateReader:
         places, base = self._read_places(self._readers())
         for shard, place in places:
             shard.held(place, base.base)
-        return TableState(self._store.uri, base.base.version, tuple(place for _, place in places))
+        found, shards = base.base, tuple(place for _, place in places)
+        return TableState(self._store.uri, found.version, shards, found.manifest.checksum)
 
     def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
         pruned: list[UUID] = []

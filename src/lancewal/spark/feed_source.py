@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from lancewal.base import find_manifest
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.publish import (
     CHANGE_TYPE,
@@ -285,4 +286,7 @@ def _decode_state(store: ObjectStore, stored: Mapping[str, Any]) -> TableState:
                 f"shard {shard} was collected. Start again with a new checkpoint"
             ) from None
         places.append(ShardPlace(manifest, ends[shard_id]))
-    return TableState(store.uri, int(stored["base_version"]), tuple(places))
+    version = int(stored["base_version"])
+    base = find_manifest(store, version)
+    # Whoever opens a version that was cleaned up says so.
+    return TableState(store.uri, version, tuple(places), 0 if base is None else base.checksum)

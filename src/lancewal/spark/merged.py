@@ -181,7 +181,7 @@ class ShardPartition(InputPartition):
 
 
 #: The keys that hide rows of the base, by the shards they are in; kept for the next task of a query.
-_newer_keys: Shelf[tuple[str, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
+_newer_keys: Shelf[tuple[str, int, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
 
 
 class MergedState:
@@ -241,7 +241,7 @@ class MergedState:
                 self.state.open(self._options.storage, [place]).newer_than_base.union for place in places
             )
 
-        key = (self.state.uri, self.state.version, places)
+        key = (self.state.uri, self.state.version, self.state.checksum, places)
         return _newer_keys.get_or_make(key, read, lambda keys: keys.nbytes)
 
     def _chosen(self, base: BaseSource, predicate: Predicate | None) -> list[int]:
