@@ -16,7 +16,13 @@ from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, Colum
 from lancewal.base.lance import lance_errors
 from lancewal.base.markers import effective_markers
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, NotInitializedError, StorageError, TableNotFoundError
+from lancewal.errors import (
+    InvalidInputError,
+    NotInitializedError,
+    OutcomeUnknownError,
+    StorageError,
+    TableNotFoundError,
+)
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     BaseManifest,
@@ -210,7 +216,7 @@ def store_column_history(store: ObjectStore, version: int) -> None:
         runs = column_log(store).unstored_runs(version)
         if runs is not None:
             store.put(layout.COLUMN_HISTORY, runs.to_json(), durable=False)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
         logger.warning("the history of the table's columns was not stored: %s", error)
 
 
