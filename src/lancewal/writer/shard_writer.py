@@ -140,6 +140,11 @@ class Backpressure:
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
+    def leave(self, put: Put) -> None:
+        """The put is over. One that was refused leaves room, and no write or flush says so."""
+        self.let_in.pop(put, None)
+        self._state.note_change()
+
     def _lets_in(self, put: Put) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
         with self._lock:
@@ -251,7 +256,7 @@ class ShardWriter:
                     self._mode.insert(put)
                     self._wal_flusher.nudge()
         finally:
-            self._backpressure.let_in.pop(put, None)
+            self._backpressure.leave(put)
         self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
         if time.monotonic() >= self._log_stats_at:
             self._log_stats()
@@ -344,23 +349,33 @@ class ShardWriter:
         with self._close_lock:
             if self._state.closed:
                 return
-            with self._mode.lock:
-                self._state.close()
             try:
                 if self._state.ended.failure is None:
-                    try:
-                        self._mode.finish()
-                    finally:
-                        # Rows that could not be flushed must at least be in the log.
-                        self._log.commit_all()
-                elif self._log.pending_batches or self._mode.has_rows():
-                    raise self._state.latched()
+                    self._write_all()
+                else:
+                    with self._mode.lock:
+                        self._state.close()
+                    if self._log.pending_batches or self._mode.has_rows():
+                        raise self._state.latched()
             finally:
-                self._wal_flusher.stop(self._state.patience())
-                self._mode.stop()
-                self._log.close()
-                self._finalizer.detach()
+                if self._state.closed:  # else an interrupt came first, and nothing has ended
+                    self._wal_flusher.stop(self._state.patience())
+                    self._mode.stop()
+                    self._log.close()
+                    self._finalizer.detach()
         logger.info("closed writer", extra=self._state.context)
+
+    def _write_all(self) -> None:
+        """Take no put any more, and flush everything; what could not be flushed is at least in the log."""
+        try:
+            try:
+                with self._mode.lock:
+                    self._state.close()
+                self._mode.finish()
+            finally:
+                self._log.commit_all()
+        finally:
+            self._log.commit_all()  # again: an interrupt may have cut the first one short
 
     def __enter__(self) -> ShardWriter:
         return self
