@@ -109,7 +109,9 @@ class MemTableMode:
         """Take the rows of one put, and queue it for the log."""
         with self.lock:
             self._state.check_usable()
-            rows = put.rows = put.rows.shaped()
+            rows = put.rows
+            if rows.unshaped is not None:
+                rows = put.rows = rows.unshaped.shaped(rows.batches)
             if not self._fits(self._active, rows.num_rows, len(rows.batches)):
                 self._seal()
             active = self._active
@@ -329,7 +331,8 @@ class WalOnlyMode:
     def insert(self, put: Put) -> None:
         with self.lock:
             self._state.check_usable()
-            put.rows = put.rows.shaped()
+            if put.rows.unshaped is not None:
+                put.rows = put.rows.unshaped.shaped(put.rows.batches)
             self._log.enqueue(put)
 
     def has_rows(self) -> bool:

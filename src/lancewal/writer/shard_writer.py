@@ -140,11 +140,6 @@ class Backpressure:
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
-    def leave(self, put: Put) -> None:
-        """The put is over. One that was refused leaves room, and no write or flush says so."""
-        self.let_in.pop(put, None)
-        self._state.note_change()
-
     def _lets_in(self, put: Put) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
         with self._lock:
@@ -256,7 +251,8 @@ class ShardWriter:
                     self._mode.insert(put)
                     self._wal_flusher.nudge()
         finally:
-            self._backpressure.leave(put)
+            self._backpressure.let_in.pop(put, None)
+            self._state.note_change()  # of the room that a refused put leaves, no write or flush says so
         self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
         if time.monotonic() >= self._log_stats_at:
             self._log_stats()
