@@ -13,10 +13,11 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 import lancewal
-from lancewal.base.table import BaseTable
+from lancewal.base.table import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
 from lancewal.sstable.opened import _handles as open_handles
-from lancewal.storage import ObjectStore
+from lancewal.storage import ObjectStore, layout
+from tests.faults import FaultyStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, new_table, rows
 
@@ -169,3 +170,14 @@ def test_a_panic_of_lance_over_a_damaged_manifest_was_no_error_of_ours(tmp_path:
             try_all()
         file.write_bytes(whole)
     assert panics, "none of these flips makes Lance panic any more: find others"
+
+
+def test_a_history_of_columns_whose_reply_was_lost_failed_the_compaction_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a help for readers only, and what it follows is committed."""
+    base = new_table(tmp_path / "t")
+    store = FaultyStore(ObjectStore.from_uri(base.uri))
+    store.faults.fail("put", after=True, where=layout.COLUMN_HISTORY)
+    store_column_history(store, base.version)
+    assert "was not stored" in caplog.text

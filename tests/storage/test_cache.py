@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -103,3 +105,50 @@ def test_the_budget_holds_and_what_is_kept_is_what_was_put(steps: list[tuple[str
     for shelf in shelves:
         shelf.clear()
     assert cache.used_bytes == 0
+
+
+class InterruptedKey:
+    """A key whose hash is interrupted when it is asked for the ``nth`` time; Ctrl-C may come there."""
+
+    left: ClassVar[int] = 0
+
+    def __hash__(self) -> int:
+        InterruptedKey.left -= 1
+        if InterruptedKey.left == 0:
+            raise KeyboardInterrupt
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize("call", ["put", "put again", "remove", "make room"])
+def test_what_was_interrupted_while_it_was_kept_could_never_be_looked_up_again(call: str) -> None:
+    """A value without its entry: every later look raised KeyError."""
+    nth = 1
+    while True:
+        cache = Cache(4 * ENTRY)
+        shelf, other = Shelf[InterruptedKey, str](cache), Shelf[str, str](cache)
+        key = InterruptedKey()
+        if call != "put":
+            shelf.put(key, "A", 10)
+        InterruptedKey.left = nth
+        with suppress(KeyboardInterrupt):
+            if call == "remove":
+                shelf.remove(key)
+            elif call == "make room":
+                other.put("large", "B", 3 * ENTRY)
+            else:
+                shelf.put(key, "A", 10)
+        done = InterruptedKey.left > 0
+        InterruptedKey.left = 0
+        assert shelf.get(key) in ("A", None)
+        shelf.put(key, "C", 10)
+        assert shelf.get(key) == "C"
+        shelf.clear()
+        other.clear()
+        shelf.remove(key)
+        assert cache.used_bytes == 0
+        if done:
+            return
+        nth += 1

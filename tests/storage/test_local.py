@@ -472,3 +472,30 @@ class TestPaths:
         store = ObjectStore.from_uri(uri)
         assert "_versions" in store.list_directories()
         assert lance.dataset(store.uri).count_rows() == 1
+
+
+def test_a_create_was_denied_for_an_error_that_came_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was synced and had its name; then the file system failed to close it."""
+    store = ObjectStore.from_uri(tmp_path / "t")
+    store.put_if_absent("a/before", b"makes the directory")
+    close, linked = os.close, []
+    link = os.link
+
+    def failing_close(file: int) -> None:
+        close(file)
+        if linked:
+            linked.clear()
+            raise OSError(errno.EIO, "late error")
+
+    def noted_link(*args: Any, **kwargs: Any) -> None:
+        link(*args, **kwargs)
+        linked.append(1)
+
+    monkeypatch.setattr(os, "link", noted_link)
+    monkeypatch.setattr(os, "close", failing_close)
+    assert store.put_if_absent("a/b", b"mine") is CREATED
+    assert not linked
+    monkeypatch.undo()
+    assert store.get("a/b") == b"mine"

@@ -14,12 +14,14 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
+import lancewal.writer.flush
 import lancewal.writer.group_commit
 from lancewal.base.table import BaseTable
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
+from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
-from lancewal.writer.group_commit import CommitLog, Waiter
+from lancewal.writer.group_commit import CommitLog, Put, Waiter
 from lancewal.writer.shard_writer import Backpressure
 from lancewal.writer.state import without_frames
 from tests.faults import FaultyStore, Pause
@@ -259,4 +261,156 @@ def test_one_in_line_at_the_end_of_its_patience_does_not_lead_for_ever(base: Bas
         thread.join(PATIENCE)
         assert not thread.is_alive()
     assert writer._log._leader is None
+    abandon(writer)
+
+
+@pytest.mark.parametrize("memtable", [True, False], ids=["memtable", "wal only"])
+def test_a_put_that_was_never_tried_was_told_that_it_may_have_happened(
+    append_only: BaseTable, memtable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows of the entry that failed. What waited behind it was never sent."""
+    monkeypatch.setattr(lancewal.writer.group_commit, "RETRY_PAUSE_SECONDS", 0.0)
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store, enable_memtable=memtable)
+    told: dict[int, type[LanceWalError]] = {}
+
+    def put(number: int) -> None:
+        try:
+            writer.put(rows(number, 1, schema=APPEND_ONLY))
+        except LanceWalError as error:
+            told[number] = type(error)
+
+    threads = [threading.Thread(target=put, args=(number,), daemon=True) for number in (1, 2)]
+    with store.faults.pause("put_if_absent", where="/wal/") as pause:
+        store.faults.fail("put_if_absent", times=None, error=OutcomeUnknownError("no reply"), where="/wal/")
+        threads[0].start()
+        pause.wait_until_reached()
+        threads[1].start()
+        wait_until(lambda: bool(writer._log._arrived), "put in line")
+    for thread in threads:
+        thread.join(PATIENCE)
+    put(3)
+    assert told == {1: OutcomeUnknownError, 2: StorageError, 3: StorageError}
+    abandon(writer)
+
+
+def test_a_put_that_waited_for_room_was_told_that_it_may_have_happened(
+    append_only: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In WAL-only mode it writes the queue itself, of which nobody knows."""
+    monkeypatch.setattr(lancewal.writer.group_commit, "RETRY_PAUSE_SECONDS", 0.0)
+    store = faulty_store(append_only)
+    writer = open_writer(
+        append_only,
+        store=store,
+        enable_memtable=False,
+        durable_write=False,
+        max_wal_flush_interval=None,
+        max_unflushed_memtable_bytes=50 * KIB,
+    )
+    first = writer.put(big(1))
+    store.faults.fail("put_if_absent", times=None, error=OutcomeUnknownError("no reply"), where="/wal/")
+    with pytest.raises(StorageError, match="ended before"):
+        writer.put(big(2))
+    with pytest.raises(OutcomeUnknownError, match="no reply"):
+        first.durable.wait()
+    abandon(writer)
+
+
+def test_two_interrupts_in_a_row_gave_the_lead_to_one_that_nobody_woke() -> None:
+    """It took its own lead for that of another, and waited for itself; so did all who came later."""
+    from tests.writer.test_commit_log import Fixture
+
+    fixture = Fixture(ObjectStore.from_uri("memory://interrupted-twice"))
+    log = fixture.log
+    interrupts = 0
+
+    def interrupted_wake() -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts == 2:
+            log._wake_first = CommitLog._wake_first.__get__(log)  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    second = threading.Thread(target=fixture.put, args=(2,), daemon=True)
+
+    def first() -> None:
+        log._wake_first = interrupted_wake  # type: ignore[method-assign]
+        second.start()
+        wait_until(lambda: bool(log._line), "put in line")
+
+    with pytest.raises(KeyboardInterrupt):
+        fixture.put(1, before=first)
+    assert interrupts == 2
+    later = threading.Thread(target=fixture.put, args=(3,), daemon=True)
+    later.start()
+    for thread in (second, later):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert sorted(value for entry in fixture.entries() for value in entry) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_put_failed_for_want_of_a_thread_although_its_rows_were_in(
+    append_only: BaseTable, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sent them again had them twice."""
+    index = [IndexSpec("id_index", "id", 0, IndexKind.BTREE, BTreeParams())]
+    settings = {"sync_indexed_write": False, "async_index_buffer_rows": 1}
+    writer = open_writer(append_only, durable_write=durable, indexes=index, **settings)
+
+    def no_more_threads(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lancewal.writer.flush, "start_thread", no_more_threads)
+        result = writer.put(rows(1, 1, schema=APPEND_ONLY))
+    assert ids(writer.scan()) == [1]
+    writer.put(rows(2, 1, schema=APPEND_ONLY))
+    assert result.durable.wait(PATIENCE)
+    wait_until(lambda: not writer._mode._active.unindexed_rows, "index")  # type: ignore[union-attr]
+    writer.close()
+
+
+def test_a_put_was_refused_for_a_failure_that_came_after_its_rows_were_queued(
+    append_only: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The MemTable that it filled could not be flushed; its rows were written nevertheless."""
+    writer = open_writer(append_only, max_memtable_rows=2)
+    writer.put(rows(1, 1, schema=APPEND_ONLY))
+
+    def no_more_threads(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lancewal.writer.flush, "start_thread", no_more_threads)
+        assert writer.put(rows(2, 1, schema=APPEND_ONLY)).durable.done()
+    with pytest.raises(StorageError, match="a freeze was cut short"):
+        writer.put(rows(3, 1, schema=APPEND_ONLY))
+    abandon(writer)
+    with open_writer(append_only, writer.shard_id) as again:
+        assert ids(again.scan()) == [1, 2]
+
+
+def test_a_put_waited_for_the_room_of_one_that_was_refused(append_only: BaseTable) -> None:
+    """Nobody said that it had gone: the other one slept until it was time to log that it waits."""
+    writer = open_writer(
+        append_only,
+        enable_memtable=False,
+        max_unflushed_memtable_bytes=50 * KIB,
+        backpressure_log_interval=timedelta(seconds=2 * PATIENCE),
+    )
+    waits = threading.Thread(target=writer.put, args=(big(2),), daemon=True)
+
+    def refuse(put: Put) -> None:
+        writer._log.commit_put = CommitLog.commit_put.__get__(writer._log)  # type: ignore[method-assign]
+        waits.start()
+        wait_until(lambda: bool(writer._state._changed._waiting), "put that waits for room")
+        raise InvalidInputError("refused")
+
+    writer._log.commit_put = refuse  # type: ignore[method-assign]
+    with pytest.raises(InvalidInputError):
+        writer.put(big(1))
+    waits.join(PATIENCE)
+    assert not waits.is_alive()
     abandon(writer)

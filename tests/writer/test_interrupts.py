@@ -30,6 +30,7 @@ import lancewal.storage.parallel
 import lancewal.writer.flush
 import lancewal.writer.group_commit
 import lancewal.writer.shard_writer
+import lancewal.writer.state
 import lancewal.writer.table_writer
 from lancewal.base.table import BaseTable
 from lancewal.errors import StorageError
@@ -41,6 +42,7 @@ PATIENCE = 20.0
 WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
 COMMIT_LOG_FILE = lancewal.writer.group_commit.__file__
 SHARD_WRITER_FILE = lancewal.writer.shard_writer.__file__
+WRITER_STATE_FILE = lancewal.writer.state.__file__
 APPENDER_FILE = lancewal.shard.log.__file__
 TABLE_WRITER_FILE = lancewal.writer.table_writer.__file__
 PARALLEL_FILE = lancewal.storage.parallel.__file__
@@ -323,6 +325,30 @@ def test_an_interrupted_close_loses_nothing_and_leaves_no_thread(
             again._state.closed = True
 
     assert interrupt_everywhere(attempt, SHARD_WRITER_FILE) > 10
+
+
+@pytest.mark.parametrize("memtable", [True, False])
+def test_an_interrupt_at_the_start_of_a_close_lost_rows_that_were_queued(
+    base: BaseTable, memtable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer counted as closed, so the next close did nothing, and nobody wrote the queue."""
+    monkeypatch.setattr(lancewal.writer.flush, "FIRST_RETRY_SECONDS", 0.001)
+
+    def attempt(interrupt: InterruptAtLine) -> None:
+        shard = uuid.uuid4()
+        settings = {"durable_write": False, "max_wal_flush_interval": None}
+        writer = open_writer(base, shard, enable_memtable=memtable, **settings)
+        if memtable:
+            without_flush(writer)
+        writer.put(batch(1))
+        with suppress(KeyboardInterrupt, StorageError), interrupt:
+            writer.close()
+        with suppress(StorageError):
+            writer.close()
+        assert writer.closed
+        assert [i for entry in wal_entries(base, shard) for b in entry.batches for i in ids(b)] == [10, 11]
+
+    assert interrupt_everywhere(attempt, SHARD_WRITER_FILE, WRITER_STATE_FILE) > 10
 
 
 # ---------------------------------------------------------------- real signals, real processes

@@ -106,9 +106,8 @@ class Cache:
     def _make_room(self) -> None:
         """Requires the lock. Drop what was used least recently, until all fits."""
         while self._entries and self._kept_bytes + self._leased_bytes > self.max_bytes:
-            (shelf, key), num_bytes = self._entries.popitem(last=False)
-            del shelf._values[key]
-            self._kept_bytes -= num_bytes
+            shelf, key = next(iter(self._entries))
+            shelf._drop(key)
 
 
 class Lease:
@@ -161,9 +160,11 @@ class Shelf(Generic[K, V]):
             self._drop(key)
             if num_bytes + _ENTRY_BYTES > self._cache.max_bytes:
                 return
-            self._values[key] = value
+            # In this order, and dropped in the other one: an interrupt may leave an entry without its
+            # value, which costs room until it is dropped, but no value without its entry.
             self._cache._entries[self, key] = num_bytes + _ENTRY_BYTES
             self._cache._kept_bytes += num_bytes + _ENTRY_BYTES
+            self._values[key] = value
             self._cache._settle()
             self._cache._make_room()
 
@@ -187,7 +188,8 @@ class Shelf(Generic[K, V]):
 
     def _drop(self, key: Hashable) -> V | None:
         value = self._values.pop(key, None)
-        num_bytes = self._cache._entries.pop((self, key), None)
+        num_bytes = self._cache._entries.get((self, key))
         if num_bytes is not None:
+            del self._cache._entries[self, key]
             self._cache._kept_bytes -= num_bytes
         return value

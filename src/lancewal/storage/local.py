@@ -247,7 +247,9 @@ class LocalBackend:
                 return None
             raise
         finally:
-            os.close(file)
+            # It is linked by now, and synced where it must be: a late error denies neither.
+            with suppress(OSError):
+                os.close(file)
         return True
 
     def _sync_name(self, action: str, directory: str, target: str) -> None:

@@ -63,6 +63,18 @@ class Worker:
         if self._thread is None:
             self._start()
 
+    def kick_for_later(self) -> bool:
+        """Kick for rows that are in already: that there is no thread to be had is no failure of theirs.
+
+        ``False`` says so; the next rows try again.
+        """
+        try:
+            self.kick()
+        except RuntimeError as error:
+            logger.warning("%s: %s; the next put tries again", self._name, error)
+            return False
+        return True
+
     def stop(self, timeout: float | None = None) -> None:
         """Let the running step finish, then end. Safe to call twice and from the worker itself."""
         with self._lock:
@@ -131,14 +143,15 @@ class WalFlushWorker:
     def nudge(self) -> None:
         """Called after rows were queued; cheap unless there is something to do."""
         if self._log.pending_bytes >= self._max_bytes:
-            self._worker.kick()
+            self._worker.kick_for_later()
         elif self._waiting_since is None and self._interval is not None:
+            kicked = False
             self._waiting_since = time.monotonic()
             try:
-                self._worker.kick()
-            except BaseException:
-                self._waiting_since = None  # or later rows would take this one's kick for granted
-                raise
+                kicked = self._worker.kick_for_later()
+            finally:
+                if not kicked:
+                    self._waiting_since = None  # or later rows would take this one's kick for granted
 
     def stop(self, timeout: float | None = None) -> None:
         self._worker.stop(timeout)

@@ -43,7 +43,7 @@ from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.storage import LOOK_AGAIN_SECONDS, check_process
 from lancewal.writer.intake import Rows
-from lancewal.writer.state import WriterState, WriteStats, fresh_copy, without_frames
+from lancewal.writer.state import WriterState, WriteStats, for_others, fresh_copy, without_frames
 
 logger = logging.getLogger(__name__)
 
@@ -241,13 +241,13 @@ class CommitLog:
                 self._leave(waiter)  # an interrupt cut the first one short
         if self._may_go(waiter):
             return True
-        raise self._error()
+        raise self._error(waiter)
 
     def _lead_or_wait(self, waiter: Waiter, timeout: float | None) -> bool:
         """Become the leader, or wait for the outcome or the lead; ``False`` when time ran out."""
         with self._lock:
             if self._state.ended.log_failure is not None and not self._may_go(waiter):
-                raise self._error()
+                raise self._error(waiter)
             if isinstance(waiter, Put):
                 self._arrived.append(waiter)
                 self._end_gathering()
@@ -276,15 +276,20 @@ class CommitLog:
             return waiter.end_position <= self.durable_position
         return waiter.state is PutState.REFUSED
 
-    def _error(self) -> LanceWalError:
+    def _error(self, waiter: Waiter) -> LanceWalError:
         failure = self._state.ended.log_failure
         if failure is None:
             return StorageError("a WAL waiter was woken without an outcome")
+        tried = () if self._in_flight is None else self._in_flight.puts
+        if isinstance(waiter, Put) and waiter not in tried:
+            return for_others(failure)
         return fresh_copy(failure)
 
     def _take_lead(self, waiter: Waiter) -> bool:
         """Requires the lock. ``False`` while another leads."""
-        if self._leader is not None and self._leader.present.locked():
+        # A waiter that was given the lead may have to find it by itself: an interrupt may keep
+        # its predecessor from waking it.
+        if self._leader not in (None, waiter) and self._leader.present.locked():
             return False
         self._leader = waiter
         return True
@@ -343,7 +348,8 @@ class CommitLog:
                     put.into.insert(put)
                 except Exception as error:
                     logger.debug("a put was refused", exc_info=True)
-                    put.refusal = without_frames(error)
+                    if not self._is_last(put):
+                        put.refusal = without_frames(error)
             if put.refusal is not None:
                 put.state = PutState.REFUSED
             elif self._is_last(put):

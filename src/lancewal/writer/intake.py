@@ -99,10 +99,6 @@ class Rows(NamedTuple):
         num_bytes = sum([batch.get_total_buffer_size() for batch in batches])
         return Rows(batches, rows, num_bytes, unshaped)
 
-    def shaped(self) -> Rows:
-        """The rows as MemTables hold them."""
-        return self if self.unshaped is None else self.unshaped.shaped(self.batches)
-
 
 class Intake:
     """Checks rows against one table and shapes them as its MemTables hold them.

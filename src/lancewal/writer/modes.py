@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, StorageError, WalCorruptError
+from lancewal.errors import InvalidInputError, LanceWalError, StorageError, WalCorruptError
 from lancewal.format import WalEntry
 from lancewal.index import IndexSpec, IndexStore
 from lancewal.memtable import MemTable, MemTableView
@@ -109,7 +109,9 @@ class MemTableMode:
         """Take the rows of one put, and queue it for the log."""
         with self.lock:
             self._state.check_usable()
-            rows = put.rows = put.rows.shaped()
+            rows = put.rows
+            if rows.unshaped is not None:
+                rows = put.rows = rows.unshaped.shaped(rows.batches)
             if not self._fits(self._active, rows.num_rows, len(rows.batches)):
                 self._seal()
             active = self._active
@@ -272,14 +274,15 @@ class MemTableMode:
         """See that rows whose indexing was deferred are indexed, by number or by time."""
         unindexed = active.unindexed_rows
         if unindexed >= self._config.async_index_buffer_rows:
-            self._indexer.kick()
+            self._indexer.kick_for_later()
         elif unindexed and self._unindexed_since is None:
+            kicked = False
             self._unindexed_since = time.monotonic()
             try:
-                self._indexer.kick()
-            except BaseException:
-                self._unindexed_since = None  # or later rows would take this one's kick for granted
-                raise
+                kicked = self._indexer.kick_for_later()
+            finally:
+                if not kicked:
+                    self._unindexed_since = None  # or later rows would take this one's kick for granted
 
     def _index_step(self) -> float | None:
         """Index what has gathered, oldest MemTable first; frozen ones too while they are readable."""
@@ -319,12 +322,17 @@ class WalOnlyMode:
         return self._log.pending_bytes
 
     def make_room(self) -> None:
-        self._log.commit_all()
+        try:
+            self._log.commit_all()
+        except LanceWalError:
+            self._state.check_usable()  # that is for the rows that are queued, not for who waits for room
+            raise
 
     def insert(self, put: Put) -> None:
         with self.lock:
             self._state.check_usable()
-            put.rows = put.rows.shaped()
+            if put.rows.unshaped is not None:
+                put.rows = put.rows.unshaped.shaped(put.rows.batches)
             self._log.enqueue(put)
 
     def has_rows(self) -> bool:

@@ -252,6 +252,7 @@ class ShardWriter:
                     self._wal_flusher.nudge()
         finally:
             self._backpressure.let_in.pop(put, None)
+            self._state.note_change()  # of the room that a refused put leaves, no write or flush says so
         self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
         if time.monotonic() >= self._log_stats_at:
             self._log_stats()
@@ -344,23 +345,33 @@ class ShardWriter:
         with self._close_lock:
             if self._state.closed:
                 return
-            with self._mode.lock:
-                self._state.close()
             try:
                 if self._state.ended.failure is None:
-                    try:
-                        self._mode.finish()
-                    finally:
-                        # Rows that could not be flushed must at least be in the log.
-                        self._log.commit_all()
-                elif self._log.pending_batches or self._mode.has_rows():
-                    raise self._state.latched()
+                    self._write_all()
+                else:
+                    with self._mode.lock:
+                        self._state.close()
+                    if self._log.pending_batches or self._mode.has_rows():
+                        raise self._state.latched()
             finally:
-                self._wal_flusher.stop(self._state.patience())
-                self._mode.stop()
-                self._log.close()
-                self._finalizer.detach()
+                if self._state.closed:  # else an interrupt came first, and nothing has ended
+                    self._wal_flusher.stop(self._state.patience())
+                    self._mode.stop()
+                    self._log.close()
+                    self._finalizer.detach()
         logger.info("closed writer", extra=self._state.context)
+
+    def _write_all(self) -> None:
+        """Take no put any more, and flush everything; what could not be flushed is at least in the log."""
+        try:
+            try:
+                with self._mode.lock:
+                    self._state.close()
+                self._mode.finish()
+            finally:
+                self._log.commit_all()
+        finally:
+            self._log.commit_all()  # again: an interrupt may have cut the first one short
 
     def __enter__(self) -> ShardWriter:
         return self

@@ -29,6 +29,16 @@ def fresh_copy(error: LanceWalError) -> LanceWalError:
     return copied
 
 
+def for_others(failure: LanceWalError) -> LanceWalError:
+    """What a write is told that was not tried any more after ``failure``: that it did not happen,
+    also where nobody knows it of the one that failed."""
+    if not isinstance(failure, OutcomeUnknownError):
+        return fresh_copy(failure)
+    error = StorageError(f"the writer ended before: {failure}; open a new one")
+    error.__cause__ = failure
+    return error
+
+
 def without_frames(error: E) -> E:
     """An error to be kept, or to be raised in another thread: its frames hold the rows of others."""
     seen: set[int] = set()
@@ -106,10 +116,9 @@ class WriterState:
         """Raise what a put must fail with, if any."""
         check_process()
         failure = self.ended.failure
-        if isinstance(failure, OutcomeUnknownError):
-            # Of an earlier write; what comes now does not happen.
-            raise StorageError(f"the writer ended before: {failure}; open a new one") from failure
-        if failure is not None or self.closed:
+        if failure is not None:
+            raise for_others(failure)
+        if self.closed:
             raise self.latched()
 
     def check_readable(self) -> None:

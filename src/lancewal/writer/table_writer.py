@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType, TracebackType
@@ -122,9 +122,7 @@ class TableWriter:
             for batch in _batches_of(data):
                 self._put_streamed(batch, progress)
         else:
-            batches = [batch for batch in as_batches(data) if batch.num_rows]
-            if batches:
-                self._write("put", batches, progress)
+            self._write("put", data, progress)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def delete(self, keys: Any) -> TableWriteResult:
@@ -140,7 +138,7 @@ class TableWriter:
                 "delete through the shard that has the row, with table.shard_writer(shard_id).delete(keys)"
             )
         progress = _Progress()
-        self._write("delete", rows.batches, progress, accepted=rows)
+        self._write("delete", rows, progress)
         return TableWriteResult(rows.num_rows, MappingProxyType(progress.results))
 
     def flush(self) -> None:
@@ -150,10 +148,12 @@ class TableWriter:
             writer.force_seal_active()
             writer.wait_for_flush_drain()
 
+        self._refuse_if_closed()
         call = threading.Lock()
         try:
             with call:
-                self._enter(call, 0)
+                self._under_way.enter(call)
+                self._refuse_if_closed()
                 writers = self.shard_writers
                 _, failed = self._run({shard: partial(flush, writer) for shard, writer in writers.items()})
         finally:
@@ -202,29 +202,27 @@ class TableWriter:
             logger.warning("close failed after an error: %s", close_error)
 
     def _put_streamed(self, batch: pa.RecordBatch, progress: _Progress) -> None:
-        if not batch.num_rows:
-            return
         try:
-            self._write("put", [batch], progress)
+            self._write("put", batch, progress)
         except InvalidInputError as error:
             before = sum(progress.rows.values())
             raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
 
-    def _write(
-        self,
-        doing: str,
-        batches: Sequence[pa.RecordBatch],
-        progress: _Progress,
-        *,
-        accepted: Rows | None = None,
-    ) -> None:
-        """Shape ``batches`` unless they are ``accepted`` already, split them by shard, and write them."""
+    def _write(self, doing: str, data: Any, progress: _Progress) -> None:
+        """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
+        self._refuse_if_closed()
+        accepted = data if isinstance(data, Rows) else None
+        batches = accepted.batches if accepted else [batch for batch in as_batches(data) if batch.num_rows]
+        if not batches:
+            return
         call = threading.Lock()
         try:
             with call:
                 # Before the rows are shaped and split, which copies them: each thread would
                 # have its copy in hand while it waits for room in a shard.
-                self._enter(call, sum([batch.nbytes for batch in batches]))
+                self._under_way.enter(call, sum([batch.nbytes for batch in batches]))
+                # Again: close() waits for those only that were under way before it.
+                self._refuse_if_closed()
                 split: dict[Shard, list[pa.RecordBatch]] = {}
                 for batch in (accepted or self._intake.shaped(batches)).batches:
                     for shard, part in self._router.route(batch):
@@ -258,15 +256,8 @@ class TableWriter:
                 slot.writer = self._open_shard(shard)
         return slot.writer.write_rows(rows)
 
-    def _enter(self, call: threading.Lock, num_bytes: int) -> None:
-        """A call is under way, which holds its lock until it is over; waits until there is room for it."""
-        check_process()
-        self._refuse_if_closed()
-        self._under_way.enter(call, num_bytes)
-        # Again: close() waits for those only that were under way before it.
-        self._refuse_if_closed()
-
     def _refuse_if_closed(self) -> None:
+        check_process()
         if self._closed:
             raise ClosedError("this table writer is closed; open a new one")
 
