@@ -287,8 +287,8 @@ class MemorySource:
         if left is None:
             return None
         rows = left.rows[self._view.live_mask[left.rows]]
-        if newer.hidden is not None and newer.hidden.rows is not None:
-            rows = rows[~newer.hidden.rows[rows]]
+        if newer.hidden_rows is not None:
+            rows = rows[~newer.hidden_rows[rows]]
         names = list(self._schema.primary_key) if len(newer) else []
         asked = self._rows_at(rows, list(dict.fromkeys([*sorted(predicate.columns), *names])))
         kept = predicate.mask(asked)
@@ -310,8 +310,8 @@ class MemorySource:
 
     def _live(self, newer: Newer) -> Mask:
         live = self._view.live_mask
-        if newer.hidden is not None and newer.hidden.rows is not None:
-            live = live & ~newer.hidden.rows
+        if newer.hidden_rows is not None:
+            live = live & ~newer.hidden_rows
         return live & ~newer.contains(self._view.keys()) if len(newer) else live
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:

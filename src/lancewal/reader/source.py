@@ -123,6 +123,11 @@ class Newer:
         """The keys of each newer level that has any."""
         return self.keys
 
+    @property
+    def hidden_rows(self) -> Mask | None:
+        """By row number, those that are known to be hidden; ``None`` if none is."""
+        return None if self.hidden is None else self.hidden.rows
+
     def __len__(self) -> int:
         """How many keys there are, at most."""
         return sum(map(len, self.keys))

@@ -179,14 +179,14 @@ class SsTableSource:
 
     def _hidden(self, newer: Newer) -> Hidden | None:
         """What newer SSTables and rows in memory hide together; ``None`` where nothing is known."""
-        known = newer.hidden
-        if not len(newer) or (known is not None and known.rows is not None and known.rows.all()):
-            return known
+        dead = newer.hidden_rows
+        if not len(newer) or (dead is not None and dead.all()):
+            return newer.hidden
         superseded = newer.contains(self.key_values())
         if not superseded.any():
-            return known
-        if known is not None and known.rows is not None:
-            superseded |= known.rows[self._sstable.keys(self._schema)[1]]
+            return newer.hidden
+        if dead is not None:
+            superseded |= dead[self._sstable.keys(self._schema)[1]]
         return self.hide(superseded)
 
     def _matching(self, predicate: Predicate | None) -> Iterator[Rows]:
