@@ -79,3 +79,26 @@ def test_extremes_of_the_type_do_not_wrap_around() -> None:
         True,
     ]
     assert KeySet.of([pa.array([low])]).contains(pa.array([high, low])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("kind", [*_KEYS, "composite"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_keys_are_superseded_as_a_set_of_those_seen_says(kind: str, data: st.DataObject) -> None:
+    composite = kind == "composite"
+    type_, values = (pa.int8(), st.integers(-2, 2)) if composite else _KEYS[kind]
+    few = st.sampled_from(data.draw(st.lists(values, min_size=1, max_size=6)))
+    levels = data.draw(st.lists(st.lists(few | values, max_size=8), max_size=12))
+    arrays = [pa.array(level, type_) for level in levels]
+    if composite:
+        arrays = [key_values([array, array.cast(pa.string())]) for array in arrays]
+    seen: set[Any] = set()
+    for level, mask in zip(levels, key_set.superseded(arrays), strict=True):
+        assert mask.tolist() == [key in seen for key in level]
+        seen |= set(level)
+
+
+def test_a_null_supersedes_nothing() -> None:
+    levels = [pa.array([None, 1]), pa.array([None, 0]), pa.array([1, 0, None])]
+    masks = [mask.tolist() for mask in key_set.superseded(levels)]
+    assert masks == [[False, False], [False, False], [True, True, False]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from lancewal.errors import (
     PartialWriteError,
     StorageError,
 )
+from lancewal.format import KeySet, superseded
 from lancewal.maintenance import (
     CompactionPlan,
     Progress,
@@ -270,6 +271,26 @@ print((after - before) << 10)
         )
         # The keys themselves take 2.4 MB, all of Lance's threads and caches some 100.
         assert int(run.stdout) < 300 << 20
+
+    def test_keys_are_gone_through_once_however_many_generations_there_are(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        site = Site(tmp_path / "table")
+        for number in range(24):
+            site.flush(rows(number * 5, 10, prefix=f"{number}"), [number * 5])
+        compared: list[int] = []
+
+        def counted(levels: Sequence[pa.Array]) -> Any:
+            compared.append(sum(map(len, levels)))
+            return superseded(levels)
+
+        monkeypatch.setattr(keyed, "superseded", counted)
+        monkeypatch.setattr(KeySet, "contains", None)
+        monkeypatch.setattr(KeySet, "union", None)
+        found = keyed.newest_rows(site.store, site.shard_id, site.manifest.sstables, site.base.schema)
+        assert compared == [240]
+        assert sum(int(kept.sum()) for kept in found.kept) == 23 * 4 + 9
+        assert found.num_dead == 24
 
 
 class TestSchema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from pyspark.sql import datasource as ds
 
 import lancewal
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format import superseded
 from lancewal.publish.publishing import publish
+from lancewal.reader import merge
 from lancewal.reader.state import read_state
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.spark.columns import spark_schema
@@ -103,6 +106,24 @@ def test_filters_are_asked_after_newer_versions_have_hidden_older_ones(tmp_path:
         )
         assert read(reader) == expected
         assert expected
+
+
+def test_a_task_compares_no_keys_that_another_one_of_its_process_has_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    fill_all_levels(table, KEYED)
+    expected = read(reader_of(table))
+    passes: list[int] = []
+
+    def counted(levels: Sequence[pa.Array]) -> Any:
+        passes.append(sum(map(len, levels)))
+        return superseded(levels)
+
+    monkeypatch.setattr(merge, "superseded", counted)
+    assert read(reader_of(table)) == expected
+    assert passes == []
 
 
 def test_a_filter_on_the_key_rules_out_shards(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lancewal.format.bucket import (
     encode_shard_value,
     result_type_to_arrow,
 )
-from lancewal.format.key_set import KeySet
+from lancewal.format.key_set import KeySet, superseded
 from lancewal.format.keys import check_key_types, key_columns, key_values
 from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
 from lancewal.format.records import decode_record, encode_record, reading_record
@@ -146,6 +146,7 @@ __all__ = [
     "result_type_to_arrow",
     "shown",
     "siphash13_spans",
+    "superseded",
     "without_field_ids",
     "without_null_words",
     "without_null_words_in",

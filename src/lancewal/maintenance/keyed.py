@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.base import BaseTable, fence_id, row_count
-from lancewal.format import TOMBSTONE, KeySet, SsTableEntry, TableSchema, key_values
+from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, key_values, superseded
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     JoinTooLargeError,
@@ -298,27 +298,24 @@ def newest_rows(
 ) -> NewestRows:
     """Which rows of ``entries`` (in any order) are the newest of their keys."""
     newest_first = sorted(entries, key=lambda entry: -entry.generation)
-    seen = KeySet.empty()
     kept: list[Mask] = []
     dead: list[list[pa.Array]] = []
-    rows_in = 0
     workers = 1 if store.is_local else _REMOTE_READERS
-    for keys in ordered_map(partial(_read_keys, store, shard_id, schema), newest_first, workers):
-        rows_in += len(keys.values)
-        counts = ~seen.contains(keys.values)
+    levels = list(ordered_map(partial(_read_keys, store, shard_id, schema), newest_first, workers))
+    for keys, replaced in zip(levels, superseded([keys.values for keys in levels]), strict=True):
+        counts = ~replaced
         if keys.newest is not None:
             counts &= keys.newest
         dying = counts & keys.tombstones
         if dying.any():
             dead.append([column.filter(pa.array(dying)) for column in keys.columns])
         kept.append(counts & ~keys.tombstones)
-        seen |= KeySet.of([keys.values])
     return NewestRows(
         schema,
         [SsTable.open(store, shard_id, entry) for entry in reversed(newest_first)],
         kept[::-1],
         [pa.concat_arrays(parts) for parts in zip(*dead, strict=True)],
-        rows_in,
+        sum(len(keys.values) for keys in levels),
     )
 
 

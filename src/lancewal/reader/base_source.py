@@ -23,7 +23,7 @@ from lancewal.reader.source import (
     Hits,
     Mask,
     NearestQuery,
-    NewerKeys,
+    Newer,
     Request,
     Rows,
     TextLevel,
@@ -41,6 +41,8 @@ KEYS_AT_A_TIME = 5_000
 #: An index search for a key costs as much as comparing so many keys of the base. It is
 #: several times as much, but a level is read again and again before it is compacted.
 _ROWS_PER_SEARCH = 50
+#: Adding a key of one set to another costs as much as asking a second set for so many rows.
+_ROWS_PER_UNITED_KEY = 8
 
 
 #: The least that a batch is worth reading for, and the most that is held of one.
@@ -66,15 +68,21 @@ class BaseOverlap:
     def __init__(self, base: BaseTable) -> None:
         self._base = base
         self._known: weakref.WeakKeyDictionary[KeySet, Addresses] = weakref.WeakKeyDictionary()
-        self._usable = len(base.schema.primary_key) == 1 and _has_btree(base)
+        # Those of all levels that were asked for last.
+        self._joined: tuple[list[weakref.ref[KeySet]], Addresses] = [], _NOWHERE
+        #: Whether there is such a BTree.
+        self.usable = len(base.schema.primary_key) == 1 and _has_btree(base)
 
     def addresses(self, levels: Sequence[KeySet]) -> Addresses | None:
         """Ascending addresses of the superseded rows; ``None`` when comparing keys is cheaper."""
         unknown = sum(len(keys) for keys in levels if keys not in self._known)
-        if not self._usable or unknown * _ROWS_PER_SEARCH > row_count(self._base.dataset):
+        if unknown * _ROWS_PER_SEARCH > row_count(self._base.dataset):
             return None
-        parts = [self._of(keys) for keys in levels]
-        return np.unique(np.concatenate(parts)) if parts else _NOWHERE
+        which = [weakref.ref(keys) for keys in levels]
+        joined = self._joined
+        if joined[0] != which:
+            joined = self._joined = which, np.unique(np.concatenate([self._of(keys) for keys in levels]))
+        return joined[1]
 
     def _of(self, keys: KeySet) -> Addresses:
         known = self._known.get(keys)
@@ -142,17 +150,12 @@ class BaseSource:
         """A part of the base table, for one of several tasks that read it; only :meth:`batches` knows."""
         return BaseSource(self.base, fragment_ids)
 
-    def keys(self) -> KeySet:
-        """All keys. Nothing lies below the base, so no read asks for them."""
-        batches = self._scan(self._key_names, None, None, with_row_address=False)
-        return KeySet.of(key_values(batch.columns) for batch in batches)
-
-    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+    def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         if self._is_empty_for(request.predicate):
             return
         superseded = self._superseded(newer)
         read = list(request.columns)
-        if isinstance(superseded, KeySet) and len(superseded):
+        if isinstance(superseded, Newer) and len(superseded):
             read += [name for name in self._key_names if name not in read]
         limit = None if request.limit is None else request.limit + len(superseded)
         by_address = isinstance(superseded, np.ndarray)
@@ -169,7 +172,7 @@ class BaseSource:
                 dead = self._dead_rows(batch, superseded)
                 yield from without_rows(batch.select(list(request.columns)), dead)
 
-    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
+    def count(self, predicate: Predicate | None, newer: Newer) -> int:
         if self._is_empty_for(predicate):
             return 0
         sql = sql_of(predicate)
@@ -200,7 +203,7 @@ class BaseSource:
             taken = self._dataset._take_rows(pa.array(rows, pa.uint64()), columns=list(columns))
         return self._joinable(taken)
 
-    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+    def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Through Lance, which searches fragments that its index does not cover one by one."""
         if self._is_empty_for(None):
             return Hits.none(self)
@@ -214,18 +217,23 @@ class BaseSource:
 
         return Hits.filled_up(self, fetch, query.k, row_count(self._dataset), len(newer))
 
-    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+    def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         if self._is_empty_for(None):
             return []
         if not is_large(row_count(self._dataset)):
             return [self._indexed_words(query, newer)]
         if self.indexes.text_params(query.column) is None:
             return [ReadLevel(query, self, lambda predicate: self._read_words(query, predicate, newer))]
-        column, names = query.column, self._key_names
-        level = LanceLevel(
-            query, self, self.indexes, self._dataset, column, names, newer, "_rowid", sql_of(query.predicate)
-        )
-        return [level]
+
+        def live(_: Rows, found: pa.Table) -> Mask:
+            return self._live(found, newer)
+
+        column, names, sql = query.column, self._key_names, sql_of(query.predicate)
+        return [
+            LanceLevel(
+                query, self, self.indexes, self._dataset, column, names, live, len(newer), "_rowid", sql
+            )
+        ]
 
     def explain(self, predicate: Predicate | None) -> str:
         return "" if predicate is None else ", filter pushed down"
@@ -234,15 +242,18 @@ class BaseSource:
         """Whether there is no row, and no filter that Lance would have to judge: it may refuse one."""
         return not self.base.manifest.fragment_ids and (predicate is None or predicate.is_simple)
 
-    def _superseded(self, newer: NewerKeys) -> KeySet | Addresses:
+    def _superseded(self, newer: Newer) -> Newer | Addresses:
         """The rows to leave out: by address where an index told them, else by key."""
         # The keys of all fragments would be searched for the rows of some.
-        if not newer.levels or self._fragment_ids is not None:
-            return newer.union
-        addresses = self._overlap.addresses(newer.levels)
-        return newer.union if addresses is None else addresses
+        if self._overlap.usable and self._fragment_ids is None and newer.levels:
+            addresses = self._overlap.addresses(newer.levels)
+            if addresses is not None:
+                return addresses
+        if len(newer.keys) > 1 and len(newer) * _ROWS_PER_UNITED_KEY <= row_count(self._dataset):
+            return Newer([KeySet.union(newer.keys)])
+        return newer
 
-    def _dead_rows(self, batch: pa.RecordBatch, superseded: KeySet | Addresses) -> Rows:
+    def _dead_rows(self, batch: pa.RecordBatch, superseded: Newer | Addresses) -> Rows:
         if isinstance(superseded, np.ndarray):
             return positions_of(superseded, numbers(batch.column("_rowaddr")))
         if not len(superseded):
@@ -298,12 +309,12 @@ class BaseSource:
     def _joinable(self, rows: pa.Table) -> pa.Table:
         return without_null_words_in(rows) if self._has_dictionaries else rows
 
-    def _live(self, rows: pa.Table | pa.RecordBatch, newer: NewerKeys) -> Mask:
+    def _live(self, rows: pa.Table | pa.RecordBatch, newer: Newer) -> Mask:
         if not len(newer):
             return np.ones(rows.num_rows, np.bool_)
         return ~newer.contains(_keys_of(rows, self._key_names))
 
-    def _indexed_words(self, query: WordsQuery, newer: NewerKeys) -> IndexedLevel:
+    def _indexed_words(self, query: WordsQuery, newer: Newer) -> IndexedLevel:
         # A version of a table that was deleted and made anew would be another one: its files tell.
         files = self.indexes.once("files", lambda: _data_files(self._dataset))
         key = (files, self.base.version, query.column, query.params)
@@ -329,7 +340,7 @@ class BaseSource:
         return FixedIndex(index, _row_ids(rows), keys)
 
     def _read_words(
-        self, query: WordsQuery, predicate: Predicate | None, newer: NewerKeys
+        self, query: WordsQuery, predicate: Predicate | None, newer: Newer
     ) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
         sql = sql_of(predicate)
         columns = list(dict.fromkeys([query.column, *self._key_names]))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from lance.query import FullTextOperator, MatchQuery, PhraseQuery
 
 from lancewal.base import lance_errors, row_count
-from lancewal.format import key_values, numbers
+from lancewal.format import numbers
 from lancewal.index import (
     CorpusStatistics,
     FullTextIndex,
@@ -29,7 +29,6 @@ from lancewal.reader.source import (
     Hits,
     Mask,
     NearestQuery,
-    NewerKeys,
     Rows,
     Source,
     WordsQuery,
@@ -201,7 +200,8 @@ class LanceLevel:
     """A large SSTable or base, searched by Lance's full-text index.
 
     Its rows carry the scores that Lance gives them against the level's own statistics, which are those of
-    many rows. ``row_column`` is what the source knows its rows by, ``_rowid`` or ``_rowaddr``.
+    many rows. ``row_column`` is what the source knows its rows by, ``_rowid`` or ``_rowaddr``. ``live`` tells
+    which of the rows found no newer level hides, with ``keys`` as columns; it hides ``superseded`` at most.
     """
 
     query: WordsQuery
@@ -210,7 +210,8 @@ class LanceLevel:
     dataset: lance.LanceDataset
     column: str
     keys: Sequence[str]
-    newer: NewerKeys
+    live: Callable[[Rows, pa.Table], Mask]
+    superseded: int
     row_column: str
     filter: str | None
 
@@ -222,7 +223,7 @@ class LanceLevel:
 
     def search(self, corpus: CorpusStatistics) -> Hits:
         rows = row_count(self.dataset)
-        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, len(self.newer))
+        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, self.superseded)
 
     def _fetch(self, k: int) -> Candidates:
         with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):
@@ -237,11 +238,8 @@ class LanceLevel:
                 disable_scoring_autoprojection=True,
             ).to_table()
         rows = numbers(found.column(self.row_column)).astype(np.int64)
-        live = np.ones(len(rows), np.bool_)
-        if len(self.newer):
-            live = ~self.newer.contains(key_values([found.column(name) for name in self.keys]))
         scores = numbers(found.column(SCORE)).astype(np.float32)
-        return Candidates(rows, scores, live).in_order(largest_first=True)
+        return Candidates(rows, scores, self.live(rows, found)).in_order(largest_first=True)
 
     def _lance_query(self) -> MatchQuery | PhraseQuery:
         if self.query.phrase:

@@ -107,7 +107,7 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
         numbers = np.flatnonzero(asked)
         if not len(numbers):
             return
-        found = source.look_up(_subset(keys, numbers), columns)
+        found = source.look_up(keys.subset(numbers), columns)
         known = numbers[found.known]
         asked[known] = unknown[known] = False
         if len(found.numbers):
@@ -121,9 +121,3 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
             ask(source, asked)
     ask(snapshot.base_source, unknown)
     return parts
-
-
-def _subset(keys: KeyProbe, numbers: Rows) -> KeyProbe:
-    if len(numbers) == len(keys):
-        return keys
-    return KeyProbe([column.take(pa.array(numbers)) for column in keys.columns])

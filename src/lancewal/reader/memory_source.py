@@ -22,10 +22,11 @@ from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
 from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
 from lancewal.reader.source import (
     Found,
+    Hidden,
     Hits,
     Mask,
     NearestQuery,
-    NewerKeys,
+    Newer,
     Request,
     Rows,
     TextLevel,
@@ -160,6 +161,7 @@ class MemorySource:
     """Rows in memory, shown as the columns of ``schema`` whatever schema they were written with."""
 
     in_memory = True
+    identity = None
 
     def __init__(self, view: MemTableView, schema: TableSchema) -> None:
         self._view = view
@@ -185,7 +187,14 @@ class MemorySource:
     def keys(self) -> KeySet:
         return self._view.rows.keys(self._view)
 
-    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+    def key_values(self) -> pa.Array:
+        values, names = self._view.keys(), self._schema.primary_key
+        return values.cast(self._schema.plain.field(names[0]).type) if len(names) == 1 else values
+
+    def hide(self, superseded: Mask) -> Hidden:
+        return Hidden(superseded, int(np.count_nonzero(self._view.live_mask & ~superseded)))
+
+    def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         predicate = request.predicate
         found = None if predicate is None else self._found(predicate, newer)
         if found is not None:
@@ -195,7 +204,7 @@ class MemorySource:
         rows = self._rows([name for name in self._schema.names if name in names])
         yield from selected(rows, self._live(newer), request.columns, predicate).to_batches()
 
-    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
+    def count(self, predicate: Predicate | None, newer: Newer) -> int:
         return int(np.count_nonzero(self.matching(predicate, newer)))
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
@@ -206,7 +215,7 @@ class MemorySource:
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
         return self._marked(rows, columns)[0]
 
-    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+    def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Through the MemTable's index, and row by row where rows are not indexed (yet)."""
         rows, name = self.row_count, self.written_name(query.column)
         if name is None:
@@ -225,7 +234,7 @@ class MemorySource:
                 parts.append((near.positions + first, near.distances))
         return Hits.joined(self, parts)
 
-    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+    def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         """The rows that the MemTable's index holds, and the others."""
         rows, name = self.row_count, self.written_name(query.column)
         if name is None:
@@ -256,7 +265,7 @@ class MemorySource:
             f", filtered in memory: BTree on {left.column} leaves {len(left.rows)} of {self.row_count} rows"
         )
 
-    def matching(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
+    def matching(self, predicate: Predicate | None, newer: Newer) -> Mask:
         """By row position, which rows are live, not superseded by ``newer``, and match."""
         if predicate is None:
             return self._live(newer)
@@ -272,12 +281,14 @@ class MemorySource:
         """The rows that a BTree leaves to ask; ``None`` where all are asked."""
         return narrowed(predicate, self._view.indexes, self.written_name, self.row_count)
 
-    def _found(self, predicate: Predicate, newer: NewerKeys) -> Rows | None:
+    def _found(self, predicate: Predicate, newer: Newer) -> Rows | None:
         """The positions that :meth:`matching` marks, where a BTree leaves few to ask."""
         left = self.narrowed(predicate)
         if left is None:
             return None
         rows = left.rows[self._view.live_mask[left.rows]]
+        if newer.hidden_rows is not None:
+            rows = rows[~newer.hidden_rows[rows]]
         names = list(self._schema.primary_key) if len(newer) else []
         asked = self._rows_at(rows, list(dict.fromkeys([*sorted(predicate.columns), *names])))
         kept = predicate.mask(asked)
@@ -297,8 +308,10 @@ class MemorySource:
         sources = self._column_sources
         return column if sources is None else sources[column].stored_name
 
-    def _live(self, newer: NewerKeys) -> Mask:
+    def _live(self, newer: Newer) -> Mask:
         live = self._view.live_mask
+        if newer.hidden_rows is not None:
+            live = live & ~newer.hidden_rows
         return live & ~newer.contains(self._view.keys()) if len(newer) else live
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
@@ -356,7 +369,7 @@ class StreamedSource(MemorySource):
         self._starts = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])]).astype(np.int64)
         self._is_remote = is_remote
 
-    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+    def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         predicate = request.predicate
         wanted = self._wanted(predicate, newer)
         # With a limit the first part may be enough.
@@ -364,7 +377,7 @@ class StreamedSource(MemorySource):
             mask = wanted[first : first + rows.num_rows]
             yield from selected(rows, mask, request.columns, predicate).to_batches()
 
-    def matching(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
+    def matching(self, predicate: Predicate | None, newer: Newer) -> Mask:
         wanted = self._wanted(predicate, newer)
         if predicate is None or self._is_about_keys(predicate):
             return wanted
@@ -381,7 +394,7 @@ class StreamedSource(MemorySource):
     def written_name(self, column: str) -> str | None:
         return column
 
-    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+    def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         def read(predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
             allowed = self.matching(predicate, newer)
             for first, texts in self._column_parts(query.column, 0, allowed):
@@ -417,7 +430,7 @@ class StreamedSource(MemorySource):
             found = found.combine_chunks().take(pa.array(np.argsort(np.concatenate(places))))
         return found, deleted
 
-    def _wanted(self, predicate: Predicate | None, newer: NewerKeys) -> Mask:
+    def _wanted(self, predicate: Predicate | None, newer: Newer) -> Mask:
         """The rows that count, as far as their keys tell."""
         live = self._live(newer)
         if predicate is not None and self._is_about_keys(predicate):

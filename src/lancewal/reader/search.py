@@ -31,7 +31,7 @@ from lancewal.reader.source import (
     SCORE,
     Hits,
     NearestQuery,
-    NewerKeys,
+    Newer,
     Source,
     TextLevel,
     WordsQuery,
@@ -151,7 +151,7 @@ def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
     return [level for levels in parts for level in levels]
 
 
-def _of_levels(snapshot: Snapshot, ask: Callable[[Source, NewerKeys], R]) -> list[R]:
+def _of_levels(snapshot: Snapshot, ask: Callable[[Source, Newer], R]) -> list[R]:
     """What every level answers, newest level first."""
     levels = list(snapshot.levels())
     waiting = sum(not source.in_memory for source, _ in levels)

@@ -1,12 +1,12 @@
 """Source: one level of a table, which is a MemTable or log tail, an SSTable, or the base table.
 
 Every level answers the same questions. It leaves out rows that a newer version in the level itself
-replaces, and rows whose keys a newer level has: those are passed in as :class:`NewerKeys`.
+replaces, and rows whose keys a newer level has: :class:`Newer` tells which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
@@ -38,7 +38,7 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class Source(Protocol):
-    """One level. ``newer`` are the keys of the levels above it."""
+    """One level. ``newer`` is what the levels above it say."""
 
     @property
     def name(self) -> str:
@@ -55,22 +55,19 @@ class Source(Protocol):
     def in_memory(self) -> bool:
         """Whether the rows were not flushed yet; other levels wait for I/O."""
 
-    def keys(self) -> KeySet:
-        """All keys here, those of deletes included, whatever a filter says."""
-
-    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+    def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         """The rows that the request is about."""
 
-    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
+    def count(self, predicate: Predicate | None, newer: Newer) -> int:
         """How many rows :meth:`batches` would give, without reading more than it takes."""
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         """The newest rows of some keys, each of which is asked for once."""
 
-    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+    def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """The ``k`` rows whose vectors are nearest."""
 
-    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+    def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         """The level as full-text search sees it: some parts, each indexed in one way."""
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
@@ -80,33 +77,66 @@ class Source(Protocol):
         """How the rows are read and filtered."""
 
 
-class NewerKeys:
-    """The keys of the levels above one level; rows with these keys are superseded there."""
+class ShardLevel(Source, Protocol):
+    """A level above the base. Its keys, those of deletes included, hide rows of older levels."""
 
-    def __init__(self, sources: Sequence[Source] = (), union: KeySet | None = None) -> None:
-        """``union`` are the keys of ``sources``, if they are known; else they are read when needed."""
-        self._sources = sources
-        if union is not None:
-            self.union = union
+    @property
+    def identity(self) -> Hashable:
+        """What is found out about the keys of an SSTable is kept by this; rows in memory have none."""
+
+    def keys(self) -> KeySet:
+        """All keys here, whatever a filter says."""
+
+    def key_values(self) -> pa.Array:
+        """The key of every row that could be shown, in the type that the table's key has."""
+
+    def hide(self, superseded: Mask) -> Hidden:
+        """What is left when the rows of some of :meth:`key_values` go."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """By row number, which rows of a level newer levels hide, ``None`` if none, and how many others live."""
+
+    rows: Mask | None
+    live: int
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+
+class Newer:
+    """What is newer than one level: rows that are known to be hidden, and keys that hide others."""
+
+    def __init__(self, keys: Iterable[KeySet] = (), hidden: Hidden | None = None) -> None:
+        self._keys = keys
+        self.hidden = hidden
+
+    @cached_property
+    def keys(self) -> list[KeySet]:
+        """Sets to be asked one by one, none of them empty."""
+        return [keys for keys in self._keys if len(keys)]
 
     @cached_property
     def levels(self) -> list[KeySet]:
-        """The keys of each level that has any."""
-        return [keys for source in self._sources if len(keys := source.keys())]
+        """The keys of each newer level that has any."""
+        return self.keys
 
-    @cached_property
-    def union(self) -> KeySet:
-        return KeySet.union(self.levels)
+    @property
+    def hidden_rows(self) -> Mask | None:
+        """By row number, those that are known to be hidden; ``None`` if none is."""
+        return None if self.hidden is None else self.hidden.rows
 
     def __len__(self) -> int:
-        return len(self.union)
+        """How many keys there are, at most."""
+        return sum(map(len, self.keys))
 
     def contains(self, keys: pa.Array) -> Mask:
-        return self.union.contains(keys)
-
-    def below(self, source: Source) -> NewerKeys:
-        """What is newer than the level below ``source``."""
-        return NewerKeys([*self._sources, source], self.union | source.keys())
+        found = np.zeros(len(keys), np.bool_)
+        for each in self.keys:
+            found |= each.contains(keys)
+        return found
 
 
 @dataclass(frozen=True)

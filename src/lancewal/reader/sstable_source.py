@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property
 from uuid import UUID
 
 import numpy as np
@@ -16,10 +17,11 @@ from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candi
 from lancewal.reader.source import (
     Candidates,
     Found,
+    Hidden,
     Hits,
     Mask,
     NearestQuery,
-    NewerKeys,
+    Newer,
     Request,
     Rows,
     TextLevel,
@@ -33,8 +35,8 @@ from lancewal.storage import Shelf
 #: Of so few rows all are compared: as fast as an index, and exact whatever the vectors are.
 EXACT_SSTABLE_ROWS = 4096
 
-#: By the SSTable, which never changes, and the names of the key columns.
-_key_sets: Shelf[tuple[str, tuple[str, ...]], KeySet] = Shelf()
+#: By :attr:`SsTableSource.identity`.
+_key_sets: Shelf[Hashable, KeySet] = Shelf()
 
 
 class SsTableSource:
@@ -60,14 +62,32 @@ class SsTableSource:
     def generation(self) -> int:
         return self._sstable.generation
 
+    @cached_property
+    def identity(self) -> Hashable:
+        """The SSTable, which never changes, and what the table's key columns are."""
+        schema = self._schema
+        types = [str(schema.plain.field(name).type) for name in schema.primary_key]
+        return self._sstable.uri, *(schema.field_ids[name] for name in schema.primary_key), *types
+
     def keys(self) -> KeySet:
-        def read() -> KeySet:
-            return KeySet.of([key_values(self._sstable.keys(self._schema)[0])])
+        return _key_sets.get_or_make(
+            self.identity, lambda: KeySet.of([self.key_values()]), lambda keys: keys.nbytes
+        )
 
-        key = (self._sstable.uri, self._schema.primary_key)
-        return _key_sets.get_or_make(key, read, lambda keys: keys.nbytes)
+    def key_values(self) -> pa.Array:
+        return key_values(self._sstable.keys(self._schema)[0])
 
-    def batches(self, request: Request, newer: NewerKeys) -> Iterator[pa.RecordBatch]:
+    def hide(self, superseded: Mask) -> Hidden:
+        _, offsets, tombstones = self._sstable.keys(self._schema)
+        live = int(np.count_nonzero(~superseded & ~tombstones))
+        if not superseded.any():
+            return Hidden(None, live)
+        # Offsets between those listed belong to older versions, which no scan returns.
+        rows = np.ones(int(offsets.max()) + 1, np.bool_)
+        rows[offsets] = superseded
+        return Hidden(rows, live)
+
+    def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         dead = self._superseded(newer)
         if dead is None:
             yield from self._sstable.scan(self._schema, request.columns, filter=request.predicate)
@@ -80,13 +100,11 @@ class SsTableSource:
             rows = batch.select(list(request.columns))
             yield rows if kept.all() else rows.filter(pa.array(kept))
 
-    def count(self, predicate: Predicate | None, newer: NewerKeys) -> int:
-        dead = self._superseded(newer)
-        if predicate is None and dead is None:
-            return self._sstable.count_live()
-        if predicate is None and dead is not None:
-            _, offsets, tombstones = self._sstable.keys(self._schema)
-            return int(np.count_nonzero(~dead[offsets] & ~tombstones))
+    def count(self, predicate: Predicate | None, newer: Newer) -> int:
+        hidden = self._hidden(newer)
+        if predicate is None:
+            return self._sstable.count_live() if hidden is None else hidden.live
+        dead = None if hidden is None else hidden.rows
         found = self._matching(predicate)
         if dead is None:
             return sum(len(offsets) for offsets in found)
@@ -103,7 +121,7 @@ class SsTableSource:
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
         return pa.Table.from_batches([self._sstable.take(rows, self._schema, columns)])
 
-    def nearest(self, query: NearestQuery, newer: NewerKeys) -> Hits:
+    def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """A large one through Lance; of a small one every row is compared."""
         name = self._stored_name(query.column)
         if name is None:
@@ -124,21 +142,26 @@ class SsTableSource:
         superseded = 0 if dead is None else int(np.count_nonzero(dead))
         return Hits.filled_up(self, fetch, query.k, rows, superseded)
 
-    def words(self, query: WordsQuery, newer: NewerKeys) -> list[TextLevel]:
+    def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         name = self._stored_name(query.column)
         if name is None:
             return []
-        dataset = self._sstable.dataset
+        dataset, dead = self._sstable.dataset, self._superseded(newer)
         large = is_large(row_count(dataset)) and self._takes_filter(query.predicate)
         if large and self._indexes.text_params(name) == query.params:
-            keys = [self._stored_name(key) or key for key in self._schema.primary_key]
             sql = sql_of(query.predicate)
-            if name in keys:
+            if name in map(self._stored_name, self._schema.primary_key):
                 # The only column that a deleted row still has.
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"
-            return [LanceLevel(query, self, self._indexes, dataset, name, keys, newer, "_rowaddr", sql)]
+
+            def live_rows(rows: Rows, _: pa.Table) -> Mask:
+                return np.ones(len(rows), np.bool_) if dead is None else ~dead[rows]
+
+            lost = 0 if dead is None else int(np.count_nonzero(dead))
+            return [
+                LanceLevel(query, self, self._indexes, dataset, name, [], live_rows, lost, "_rowaddr", sql)
+            ]
         made = FIXED.get((self._sstable.uri, name, query.params), lambda: self._index_of_words(query))
-        dead = self._superseded(newer)
         live = np.ones(len(made.rows), np.bool_) if dead is None else ~dead[made.rows]
         matching = live
         if query.predicate is not None:
@@ -149,18 +172,22 @@ class SsTableSource:
     def explain(self, predicate: Predicate | None) -> str:
         return "" if predicate is None else ", filter pushed down"
 
-    def _superseded(self, newer: NewerKeys) -> Mask | None:
+    def _superseded(self, newer: Newer) -> Mask | None:
         """By row offset, which rows newer levels replace; ``None`` when none is."""
-        if not len(newer):
-            return None
-        columns, offsets, _ = self._sstable.keys(self._schema)
-        replaced = newer.contains(key_values(columns))
-        if not replaced.any():
-            return None
-        # Offsets between those listed belong to older versions, which no scan returns.
-        dead = np.ones(int(offsets.max()) + 1, np.bool_)
-        dead[offsets] = replaced
-        return dead
+        hidden = self._hidden(newer)
+        return None if hidden is None else hidden.rows
+
+    def _hidden(self, newer: Newer) -> Hidden | None:
+        """What newer SSTables and rows in memory hide together; ``None`` where nothing is known."""
+        dead = newer.hidden_rows
+        if not len(newer) or (dead is not None and dead.all()):
+            return newer.hidden
+        superseded = newer.contains(self.key_values())
+        if not superseded.any():
+            return newer.hidden
+        if dead is not None:
+            superseded |= dead[self._sstable.keys(self._schema)[1]]
+        return self.hide(superseded)
 
     def _matching(self, predicate: Predicate | None) -> Iterator[Rows]:
         """The offsets of the live rows that match, batch by batch."""

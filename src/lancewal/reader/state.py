@@ -44,8 +44,9 @@ from lancewal.format import ShardManifest, TableSchema
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
+from lancewal.reader.merge import NewerThanBase, merged
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
-from lancewal.reader.source import NewerKeys, Source, newest_first
+from lancewal.reader.source import Newer, ShardLevel, Source, newest_first
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
 from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
@@ -153,7 +154,7 @@ class ShardSnapshot:
     """One shard: its levels that the base does not hold yet, newest first."""
 
     manifest: ShardManifest
-    sources: tuple[Source, ...]
+    sources: tuple[ShardLevel, ...]
     #: Whether its rows in memory come from a writer of this process, not from the WAL.
     is_live: bool
 
@@ -188,7 +189,7 @@ class Snapshot:
         return self.base_source.pruner
 
     @cached_property
-    def groups(self) -> list[tuple[ShardIdentity, list[Source]]]:
+    def groups(self) -> list[tuple[ShardIdentity, list[ShardLevel]]]:
         """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
 
         A group is a shard, unless a key can be in several; their levels are in the order of
@@ -208,26 +209,31 @@ class Snapshot:
         levels.append(self.base_source)
         return levels
 
-    def levels(self) -> Iterator[tuple[Source, NewerKeys]]:
-        """Every level, newest first, the base last, with the keys that are newer than it."""
+    def levels(self) -> Iterator[tuple[Source, Newer]]:
+        """Every level, newest first, the base last, with what is newer than it."""
         yield from self.levels_above_base()
         yield self.base_source, self.newer_than_base
 
-    def levels_above_base(self) -> Iterator[tuple[Source, NewerKeys]]:
+    def levels_above_base(self) -> Iterator[tuple[Source, Newer]]:
         for _, group in self.groups:
-            newer = NewerKeys()
-            for place, source in enumerate(group):
-                yield source, newer
-                if self.schema.primary_key and place + 1 < len(group):
-                    newer = newer.below(source)
+            # Without a primary key no row replaces another.
+            if self.schema.primary_key:
+                yield from merged(group, self._key_readers)
+            else:
+                yield from ((source, Newer()) for source in group)
 
     @cached_property
-    def newer_than_base(self) -> NewerKeys:
-        """The keys of all levels above the base; without a primary key no row replaces another."""
-        return NewerKeys(self.newest_levels_first()[:-1] if self.schema.primary_key else ())
+    def newer_than_base(self) -> Newer:
+        """The keys of all levels above the base."""
+        levels = [level for _, group in self.groups for level in group] if self.schema.primary_key else []
+        return NewerThanBase(levels, self._key_readers)
+
+    @property
+    def _key_readers(self) -> int:
+        return _REMOTE_READERS if self.is_remote else 1
 
 
-def _in_order(shards: Sequence[ShardSnapshot]) -> list[Source]:
+def _in_order(shards: Sequence[ShardSnapshot]) -> list[ShardLevel]:
     """The levels of some shards, newest first; those of one shard are in that order already."""
     if len(shards) == 1:
         return list(shards[0].sources)
@@ -301,7 +307,7 @@ class ShardReader:
         """Steps 4 and 5, and the levels as sources."""
         manifest, held = place.manifest, self.held(place, base)
         memory = [MemorySource(view, base.schema) for view in place.views] or self._logged(place, base)
-        sources: list[Source] = [
+        sources: list[ShardLevel] = [
             source
             for source in reversed(memory)
             if source.row_count and source.generation >= manifest.current_generation

@@ -18,7 +18,7 @@ from lancewal.base import BaseTable, fragments_of
 from lancewal.errors import InvalidInputError
 from lancewal.format import KeySet
 from lancewal.predicate import Predicate, column_name
-from lancewal.reader import BaseSource, NewerKeys, Request, ShardPlace, TableState, byte_width, read_state
+from lancewal.reader import BaseSource, Newer, Request, ShardPlace, TableState, byte_width, read_state
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.options import Options
 from lancewal.sstable import held_generation
@@ -227,7 +227,7 @@ class MergedState:
                     yield from source.batches(request, newer)
         elif isinstance(partition, BasePartition) and partition.fragment_ids:
             part = base.of_fragments(frozenset(partition.fragment_ids))
-            yield from part.batches(request, NewerKeys(union=self._newer_than_base(base, request.predicate)))
+            yield from part.batches(request, Newer([self._newer_than_base(base, request.predicate)]))
 
     def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
         """The keys of all levels above the base that can hold a row which the predicate is about."""
@@ -238,7 +238,9 @@ class MergedState:
         def read() -> KeySet:
             # One shard at a time: the rows of its WAL are let go before the next one is read.
             return KeySet.union(
-                self.state.open(self._options.storage, [place]).newer_than_base.union for place in places
+                keys
+                for place in places
+                for keys in self.state.open(self._options.storage, [place]).newer_than_base.keys
             )
 
         key = (self.state.uri, self.state.version, self.state.checksum, places)

@@ -337,16 +337,31 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 class KeyProbe:
     """Keys to look up, encoded and hashed once however many SSTables are asked."""
 
-    def __init__(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[pa.Array | pa.ChunkedArray],
+        part_of: tuple[KeyProbe, pa.Array] | None = None,
+    ) -> None:
         """``columns`` are the key columns, in the order of the primary key."""
         self.columns = key_columns(columns)
+        self._part_of = part_of
 
     def __len__(self) -> int:
         return len(self.columns[0])
 
+    def subset(self, rows: Rows) -> KeyProbe:
+        """Some of the keys; they are encoded and hashed with the others."""
+        if len(rows) == len(self):
+            return self
+        chosen = pa.array(rows)
+        return KeyProbe([column.take(chosen) for column in self.columns], (self, chosen))
+
     @cached_property
     def values(self) -> pa.Array:
-        return key_values(self.columns)
+        if self._part_of is None or len(self.columns) == 1:
+            return key_values(self.columns)
+        whole, chosen = self._part_of
+        return whole.values.take(chosen)
 
     def values_at(self, rows: Rows) -> pa.Array:
         return self.values if len(rows) == len(self) else self.values.take(pa.array(rows))
@@ -362,6 +377,9 @@ class KeyProbe:
 
     @cached_property
     def _hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]] | None:
+        if self._part_of is not None:
+            whole, chosen = self._part_of
+            return None if whole._hashes is None else whole._hashes[chosen.to_numpy()]
         types = [column.type for column in self.columns]
         return key_hashes(self.columns) if can_rule_out(types) else None
 
