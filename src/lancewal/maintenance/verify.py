@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable, is_fence, lance_errors
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
-from lancewal.format import KeySet, ShardManifest, byte_spans, key_values, numbers, siphash13_spans
+from lancewal.format import KeySet, ShardManifest, key_values, key_words
 from lancewal.maintenance.append_only import unmarked_tags
 from lancewal.maintenance.checks import (
     ShardCheck,
@@ -189,14 +189,8 @@ def _doubled_keys(base: BaseTable) -> tuple[int, int]:
     words: list[npt.NDArray[np.uint64]] = []
     with lance_errors("read the keys of the base table"):
         for batch in base.dataset.scanner(columns=list(base.schema.primary_key)).to_batches():
-            words.append(_words(key_values(batch.columns)))
+            words.append(key_words(key_values(batch.columns)))
     if not words:
         return 0, 0
     every = np.sort(np.concatenate(words))
     return len(every), int(np.count_nonzero(every[1:] == every[:-1]))
-
-
-def _words(values: pa.Array) -> npt.NDArray[np.uint64]:
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        return numbers(values).astype(np.int64 if values.type != pa.uint64() else np.uint64).view(np.uint64)
-    return siphash13_spans(byte_spans(values))
