@@ -51,7 +51,7 @@ from lancewal.format.shard_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from lancewal.format.spans import aligned, has_wide_values, numbers, one_array
+from lancewal.format.spans import aligned, byte_spans, has_wide_values, numbers, one_array
 from lancewal.format.values import (
     CastRefusedError,
     encode_json,
@@ -98,6 +98,7 @@ __all__ = [
     "align",
     "aligned",
     "bucket_of",
+    "byte_spans",
     "can_rule_out",
     "check_bucket_type",
     "check_columns",
