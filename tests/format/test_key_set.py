@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lancewal.format import keys as keys_module
-from lancewal.format.keys import KeySet, key_values
+from lancewal.format import key_set
+from lancewal.format.key_set import KeySet
+from lancewal.format.keys import key_values
 
 _KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -52,7 +53,7 @@ def test_slices_are_read_in_their_window() -> None:
 
 
 def test_keys_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_module, "_hashes", lambda values: np.full(len(values), 7, np.uint64))
+    monkeypatch.setattr(key_set, "_hashes", lambda values: np.full(len(values), 7, np.uint64))
     keys = KeySet.of([pa.array(["a", "b", "c"])])
     assert keys.contains(pa.array(["c", "d", "a"])).tolist() == [True, False, True]
 

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lancewal.format.keys import KeySet
+from lancewal.format.key_set import KeySet
 from lancewal.reader import TableReader
 from tests.reader.support import TableUnderTest, named
 

@@ -19,7 +19,8 @@ from lancewal.format.bucket import (
     encode_shard_value,
     result_type_to_arrow,
 )
-from lancewal.format.keys import KeySet, check_key_types, key_columns, key_values, key_words
+from lancewal.format.key_set import KeySet, key_words
+from lancewal.format.keys import check_key_types, key_columns, key_values
 from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
 from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.schema import (

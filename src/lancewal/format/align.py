@@ -80,7 +80,7 @@ def column_sources(
         sources = {field.name: matching.named(by_name.get(field.name), field) for field in wanted}
     else:
         if replaced := schema.replaced_since(written_for):
-            columns = [_disowned(field, replaced) for field in columns]
+            columns = [_without_replaced_ids(field, replaced) for field in columns]
         by_id = {field_id(field): field for field in columns}
         sources = {
             # Nobody reads blobs here: a request for one is refused by its name.
@@ -207,9 +207,9 @@ def _mismatch(stored: pa.Field, wanted: pa.Field) -> ColumnMismatchError:
     )
 
 
-def _disowned(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
+def _without_replaced_ids(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
     """``stored`` without the field ids, nested ones included, that mean something else now."""
-    stored = stored.with_type(map_children(stored.type, lambda child: _disowned(child, replaced)))
+    stored = stored.with_type(map_children(stored.type, lambda child: _without_replaced_ids(child, replaced)))
     if field_id(stored) not in replaced:
         return stored
     return stored.with_metadata({k: v for k, v in stored.metadata.items() if k != FIELD_ID_KEY} or None)

@@ -56,7 +56,7 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
     except pa.ArrowException as error:
         row = _first_failing(column, target)
         raise CastRefusedError(f"row {row} is {_shown(column, row)}: {error}", row) from None
-    change = _change(column, converted, rounding)
+    change = _first_change(column, converted, rounding)
     if change is not None:
         row, why = change
         raise CastRefusedError(f"row {row} is {_shown(column, row)}, {why}", row)
@@ -69,38 +69,38 @@ def has_floats(type_: pa.DataType) -> bool:
     return bool(pa.types.is_floating(type_)) or any(map(has_floats, children))
 
 
-def _change(given: pa.Array, made: pa.Array, rounding: bool) -> _Change | None:
+def _first_change(given: pa.Array, made: pa.Array, rounding: bool) -> _Change | None:
     """The first row that differs between ``given`` and ``made``."""
-    given, made = _plain(given), _plain(made)
+    given, made = _unwrapped(given), _unwrapped(made)
     if given.type == made.type or not len(given):
         return None
     if pa.types.is_struct(made.type) and pa.types.is_struct(given.type):
-        return _struct_change(given, made, rounding)
+        return _first_struct_change(given, made, rounding)
     if _is_list(made.type) and _is_list(given.type):
-        found = _change(given.flatten(), made.flatten(), rounding)
+        found = _first_change(given.flatten(), made.flatten(), rounding)
         if found is None:
             return None
         lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
         return int(np.searchsorted(np.cumsum(lengths), found[0], side="right")), found[1]
-    changed = _changed(given, made, rounding)
+    changed = _changed_values(given, made, rounding)
     if changed is None or not changed.any():
         return None
     return int(np.argmax(changed)), f"which {made.type} cannot hold{'' if rounding else ' exactly'}"
 
 
-def _struct_change(given: pa.StructArray, made: pa.StructArray, rounding: bool) -> _Change | None:
+def _first_struct_change(given: pa.StructArray, made: pa.StructArray, rounding: bool) -> _Change | None:
     before = dict(zip([field.name for field in given.type], given.flatten(), strict=True))
     after = dict(zip([field.name for field in made.type], made.flatten(), strict=True))
     for name, child in before.items():
         if name not in after:
             return 0, f"whose field {name} the table does not have"
-        found = _change(child, after[name], rounding)
+        found = _first_change(child, after[name], rounding)
         if found is not None:
             return found
     return None
 
 
-def _changed(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
+def _changed_values(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
     """Which values differ, in a column without children; ``None`` if none can."""
     types = pa.types
     if types.is_null(given.type):
@@ -146,7 +146,7 @@ def _first_failing(column: pa.Array, target: pa.DataType) -> int:
     return low
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _unwrapped(array: pa.Array) -> pa.Array:
     """``array`` without extension types, dictionaries and maps around its values."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
