@@ -100,14 +100,7 @@ class LocalBackend:
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
-                    staging = _stage(target, [data], sync=sync)
-                    try:
-                        os.rename(staging, target)
-                    except BaseException:
-                        _discard(staging)
-                        raise
-                    if sync:
-                        self._sync_name("write", directory, target)
+                    self._put(target, [data], sync=sync)
                     return
                 except FileNotFoundError:
                     self._make_directory(directory)
@@ -117,17 +110,9 @@ class LocalBackend:
 
     def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
         target = self.full_path(path)
-        directory = os.path.dirname(target)
         try:
-            self._make_directory(directory)
-            staging = _stage(target, chunks, sync=self.fsync)
-            try:
-                os.rename(staging, target)
-            except BaseException:
-                _discard(staging)
-                raise
-            if self.fsync:
-                self._sync_name("write", directory, target)
+            self._make_directory(os.path.dirname(target))
+            self._put(target, chunks, sync=self.fsync)
         except OSError as error:
             raise _failure("write", target, error) from error
 
@@ -211,6 +196,16 @@ class LocalBackend:
             return
         except OSError as error:
             raise _failure("open", self.full_path(path), error) from error
+
+    def _put(self, target: str, chunks: Iterable[bytes | memoryview], *, sync: bool) -> None:
+        staging = _stage(target, chunks, sync=sync)
+        try:
+            os.rename(staging, target)
+        except BaseException:
+            _discard(staging)
+            raise
+        if sync:
+            self._sync_name("write", os.path.dirname(target), target)
 
     def _create(self, directory: str, target: str, data: memoryview) -> bool:
         if self._nameless_files:
