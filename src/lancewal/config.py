@@ -1,4 +1,4 @@
-"""ShardWriterConfig: every knob of a shard writer, its default, and the persisted form."""
+"""ShardWriterConfig: every setting of a shard writer, its default, and its persisted form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 MB = 1024 * 1024
 
-#: More versions than this at a time are no help, and a request for each is sent at once.
+#: Each version costs a request, all sent at once; more than this do not help.
 MAX_SCAN_BATCH_SIZE = 1024
-#: What clocks and waits of the operating system can still count.
+#: The longest interval that the operating system's clocks and waits can handle.
 MAX_INTERVAL = timedelta(days=36_500)
 _MAX_NUMBER = (1 << 63) - 1
 
@@ -45,29 +45,28 @@ class ShardWriterConfig:
         Off is WAL-only mode: rows go to the log and nowhere else; no reads through the
         writer, no indexes, no flush.
     ``sync_indexed_write``
-        Index rows in the put. When off, indexing is deferred and searches go through the
-        rows that are not indexed yet one by one; results are the same.
+        Index rows in the put. When off, indexing is deferred, and searches scan the rows that are not
+        indexed yet; results are the same.
 
     What changes performance:
 
     ``max_wal_buffer_size``, ``max_wal_flush_interval``
-        When rows that nobody waits for go to the WAL: after so many bytes, or so long
-        after the first of them (``None``: by size alone). Also the size above which a
-        group of waiting puts is split into several entries.
+        When rows that nobody waits for go to the WAL: after this many bytes, or this long after
+        the first of them (``None``: by size alone). A group of waiting puts above this size
+        is split into several entries.
     ``max_memtable_size``, ``max_memtable_rows``, ``max_memtable_batches``
-        The MemTable is frozen and flushed once it reaches any of them; bytes count rows
-        and indexes.
+        The MemTable is frozen and flushed when it reaches any of them; the size includes its indexes.
     ``max_unflushed_memtable_bytes``
         Puts wait while frozen and active MemTables hold this much (in WAL-only mode: the
         queue of rows that are not in the log yet).
     ``backpressure_log_interval``
         A put that waits says so in the log this often.
     ``async_index_buffer_rows``, ``async_index_interval``
-        With deferred indexing: index after so many rows, or so long.
+        With deferred indexing: index after this many rows, or after this long.
     ``manifest_scan_batch_size``
         How many manifest versions are probed at a time.
     ``stats_log_interval``
-        Statistics are logged by the first put after this long; ``None`` is never.
+        The first put after this interval logs statistics; ``None`` is never.
 
     >>> ShardWriterConfig(max_memtable_size=8 * MB).to_defaults()["max_memtable_size"]
     '8388608'
@@ -100,7 +99,7 @@ class ShardWriterConfig:
             )
 
     def to_defaults(self) -> dict[str, str]:
-        """The knobs as a table persists them; durations as ``…_ms``, an absent one left out."""
+        """The settings as a table persists them: durations as ``…_ms``, without those that are ``None``."""
         persisted = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -116,12 +115,12 @@ class ShardWriterConfig:
 
     @classmethod
     def from_defaults(cls, persisted: Mapping[str, str], **overrides: Any) -> ShardWriterConfig:
-        """A configuration from a table's persisted knobs; keys that are not ours are left alone.
+        """A configuration from a table's persisted settings; unknown keys are ignored.
 
-        ``overrides`` win over what is persisted, and that over the built-in defaults. Overrides are
-        checked. What is persisted may come from others, who check less, and cannot be changed any
-        more: it is understood where it can be, brought within bounds, or left out, with a warning in
-        the log, so that the table stays writable.
+        ``overrides`` win over persisted settings, and those over the defaults. Overrides are checked.
+        Persisted settings may come from other writers, which check less, and cannot be changed any
+        more: one that is not valid is brought within bounds or left out, with a warning in the
+        log, so that the table stays writable.
 
         >>> ShardWriterConfig.from_defaults({"max_wal_flush_interval_ms": "5"}, fsync=False).fsync
         False
@@ -159,7 +158,7 @@ class ShardWriterConfig:
 
     @classmethod
     def check_defaults(cls, given: Mapping[str, str]) -> None:
-        """Refuse persisted knobs that :meth:`from_defaults` would not take as they are."""
+        """Refuse persisted settings that :meth:`from_defaults` would change or leave out."""
         values: dict[str, Any] = {}
         for name, key, text in _ours(given):
             found = _read(name, text)
@@ -190,13 +189,13 @@ def _check_kind(name: str, value: object) -> None:
         if value > MAX_INTERVAL:
             never = "; None is never" if name in _OPTIONAL else ""
             raise InvalidInputError(f"{name} must not be above {MAX_INTERVAL.days} days, got {value}{never}")
-    elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _most(name):
+    elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _maximum(name):
         raise InvalidInputError(f"{name} must be {_expected(name)}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What a stored text means; ``exact`` where it is written, and within bounds, as we would store it."""
+    """The meaning of a stored text; ``exact`` if we would store it the same way."""
 
     value: Any
     exact: bool
@@ -210,7 +209,7 @@ _MILLISECONDS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_6
 
 
 def _ours(persisted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Each persisted knob that is ours: its name, the key that it is stored under, its text."""
+    """Each persisted setting that is ours: its name, the key under which it is stored, its text."""
     for field in dataclasses.fields(ShardWriterConfig):
         for key in (f"{field.name}_ms", field.name):
             if key in persisted:
@@ -219,7 +218,7 @@ def _ours(persisted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _read(name: str, text: str) -> _Read | None:
-    """What a stored text means for a knob; ``None`` where it means nothing."""
+    """The meaning of a stored text for a setting; ``None`` if it has none."""
     word = text.strip().lower()
     if name in _FLAGS:
         return _Read(word in _TRUE, text in ("true", "false")) if word in _TRUE + _FALSE else None
@@ -231,7 +230,7 @@ def _read(name: str, text: str) -> _Read | None:
     amount, unit = Decimal(match[1]), match[2]
     if name not in _DURATIONS:
         scale = _BYTES.get(unit.removesuffix("b").removesuffix("i"))
-        number = None if scale is None else min(max(int(amount * scale), 1), _most(name))
+        number = None if scale is None else min(max(int(amount * scale), 1), _maximum(name))
         return None if number is None else _Read(number, text == str(number))
     if unit not in _MILLISECONDS:
         return None
@@ -242,7 +241,7 @@ def _read(name: str, text: str) -> _Read | None:
     return _Read(None if never else timedelta(milliseconds=millis), text == str(millis))
 
 
-def _most(name: str) -> int:
+def _maximum(name: str) -> int:
     return MAX_SCAN_BATCH_SIZE if name == "manifest_scan_batch_size" else _MAX_NUMBER
 
 
@@ -251,7 +250,7 @@ def _expected(name: str) -> str:
         return "true or false"
     if name in _DURATIONS:
         return "a number of milliseconds"
-    most = "" if _most(name) == _MAX_NUMBER else f" and at most {_most(name)}"
+    most = "" if _maximum(name) == _MAX_NUMBER else f" and at most {_maximum(name)}"
     return f"a whole number of at least 1{most}"
 
 

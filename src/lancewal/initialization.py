@@ -1,4 +1,4 @@
-"""Making a Lance table writable through the WAL: one commit that adds the MemWAL index."""
+"""Initialization: one commit adds the MemWAL index, which makes a Lance table writable through the WAL."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ logger = logging.getLogger(__name__)
 
 _KEY_MARK = PRIMARY_KEY_KEY.decode()
 _DETAILS_TYPE = "/lance.table.MemWalIndexDetails"
-#: The number and the field name that Lance gives to the spec of a table.
+#: The spec id and the field name that Lance uses.
 _SPEC_ID = 1
 _FIELD_ID = "bucket"
-#: Never stored: they say which shard, not how to write to it.
+#: Never stored: they select a shard, and are not settings of its writer.
 _NOT_DEFAULTS = ("shard_id", "shard_spec_id")
 
 _COMMIT_ATTEMPTS = 5
-#: Creating a shard waits for the disk or the network; many can wait at a time.
+#: Creating a shard waits for the disk or the network, so many are created at once.
 _SHARD_CREATORS = 16
 
 
@@ -88,7 +88,7 @@ def initialize(
     compacted yet; by default all, also those created later; ``[]`` is none.
 
     ``writer_defaults`` is stored in the table and applied by every later writer, unless it is
-    given something else. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
+    given another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
     and may have further keys of your own; they are kept.
 
     Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
@@ -149,10 +149,10 @@ def check_new_table(
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
     dataset: lance.LanceDataset | None = None,
 ) -> None:
-    """Refuse columns and settings of which no table with a write path can be made.
+    """Refuse columns and settings that are unfit for a table with a write path.
 
-    Tried out in memory: nothing must be left of half a table. ``dataset`` is the table whose
-    indexes count, where there is one already.
+    Checked in memory, so that no half-made table is left. ``dataset`` is the existing table with its
+    indexes, if there is one.
     """
     _persisted(writer_defaults)
     try:
@@ -167,7 +167,7 @@ def check_new_table(
 
 
 def key_marks(place: int) -> dict[str, str]:
-    """What Lance keeps with the column at ``place`` of a primary key, counted from 1."""
+    """Lance's metadata for the column at ``place`` of a primary key, counted from 1."""
     return {_KEY_MARK: "true", f"{_KEY_MARK}:position": str(place)}
 
 
@@ -186,7 +186,7 @@ def with_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
 def create_table(
     uri: str, columns: pa.Schema, storage_options: Mapping[str, str] | None = None, **settings: Any
 ) -> None:
-    """Write an empty Lance table that :func:`initialize` will take with the same ``settings``."""
+    """Write an empty Lance table that :func:`initialize` accepts with the same ``settings``."""
     check_new_table(columns, **settings)
     where = ObjectStore.from_uri(uri, storage_options).uri
     with lance_errors(f"create the table at {uri}", commits=True):
@@ -206,13 +206,13 @@ def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str,
             )
         if key in _NOT_DEFAULTS:
             raise InvalidInputError(f"{key} names a shard and cannot be a default of all writers")
-    # They cannot be changed later, and writers would do with something else.
+    # They cannot be changed later, and writers would use other values.
     ShardWriterConfig.check_defaults(given)
     return dict(given)
 
 
 def _leftovers(store: ObjectStore) -> str | None:
-    """What an overwritten or deleted table left: Lance clears the index, not the directory."""
+    """What an overwritten or deleted table left behind: Lance clears the index, not the directory."""
     shards = discover_shards(store)
     if shards:
         return f"{len(shards)} shards (such as {shards[0]})"
@@ -225,8 +225,8 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     except NotInitializedError:
         with lance_errors(f"open the table at {store.uri}"):
             dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
-            # This handle may be younger than the check above, and a commit on top of a rival's
-            # index would replace it: only what was read before it counts as a conflict.
+            # This handle may be newer than the check above. A commit on top of a rival's index would
+            # replace it: Lance reports a conflict only for commits after the handle's version.
             if dataset.mem_wal_index_details() is None:
                 return dataset
     raise InvalidInputError(
@@ -311,10 +311,10 @@ def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) 
 
 
 def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
-    """Add the index; False when another commit came between that may have initialised the table.
+    """Add the index; False if a concurrent commit may have initialised the table.
 
-    ``LanceDataset.initialize_mem_wal`` makes the same commit but takes no knobs beyond its
-    own. Two of these commits never both succeed, whichever function makes them.
+    ``LanceDataset.initialize_mem_wal`` makes the same commit, but takes only its own settings. Two of
+    these commits never both succeed, whichever function makes them.
     """
     index = Index(
         uuid=str(uuid4()),
@@ -368,13 +368,13 @@ def _encode(details: MemWalDetails) -> bytes:
 def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     """Write the first manifests of the shards that are known already.
 
-    The table is initialised by now, and a shard that is missing is created by its first
-    writer: a failure here is worth a warning, not an error.
+    The table is initialised already, and the first writer of a missing shard creates it: a
+    failure here is only a warning.
     """
     shards = router.known_shards()
 
     def create(shard: Shard) -> None:
-        # No shard was there: nobody can have made a rival, and the table has no markers yet.
+        # There was no shard: nobody can have made a rival, and the table has no markers yet.
         replace(shard, rivals=()).create(store, first_generation=layout.FIRST_GENERATION)
 
     try:

@@ -1,7 +1,7 @@
-"""Prometheus metrics of this process, as the extra ``metrics``; ``docs/metrics.md`` lists the names.
+"""Prometheus metrics of this process (the extra ``metrics``); ``docs/metrics.md`` lists the names.
 
-Writers count what they do anyway; here it is only given names when somebody asks. What costs
-something, a few microseconds a call, is timing the object store, and that begins with
+Writers keep their counters in any case; this module names them when metrics are collected. Only
+timing the object store costs something, a few microseconds per call, and it begins with
 :func:`register`.
 
 >>> from prometheus_client import CollectorRegistry
@@ -106,8 +106,8 @@ class LanceWalCollector(Collector):
     """What the writers, compactions and collections of this process have done.
 
     Every sample has a label ``table``; with ``per_shard`` those of writers have ``shard`` as well.
-    ``tables`` are looked at when metrics are asked for, at most every ``refresh`` seconds: that costs
-    some requests to the object store, the rest none.
+    The lags of ``tables`` are read when metrics are collected, at most every ``refresh`` seconds. That
+    costs requests to the object store; everything else costs none.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LanceWalCollector(Collector):
         self._labels = ("table", "shard") if per_shard else ("table",)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: asking for the names must not cost a look at the tables."""
+        """Nothing: registering must not read the tables."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -175,7 +175,7 @@ def _maintenance() -> Iterator[Metric]:
 
 
 class _Watched:
-    """The lags of one table, not read anew for every scrape."""
+    """The lags of one table, kept for ``refresh`` seconds."""
 
     def __init__(self, table: Table, refresh: float) -> None:
         self._table = table
@@ -232,7 +232,7 @@ class _StoreTimes:
             buckets=_STORE_SECONDS,
             registry=registry,
         )
-        # Looking up a child by its labels costs more than the observation.
+        # Looking up a histogram by its labels costs more than the observation.
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def __call__(self, operation: str, seconds: float, error: BaseException | None) -> None:
@@ -250,7 +250,7 @@ def register(
     per_shard: bool = False,
     refresh: float = 15.0,
 ) -> LanceWalCollector:
-    """Add lancewal's metrics to a registry, and have the object store timed from now on."""
+    """Add lancewal's metrics to a registry, and time the object store from now on."""
     collector = LanceWalCollector(tables, per_shard=per_shard, refresh=refresh)
     registry.register(collector)
     observe_all(_StoreTimes(registry))

@@ -15,8 +15,7 @@ from lance.query import FullTextOperator, FullTextQuery, MatchQuery, PhraseQuery
 
 from lancewal.errors import InvalidInputError
 from lancewal.index import full_text as postings
-from lancewal.index.bm25 import CorpusStatistics
-from lancewal.index.full_text import FullTextIndex, TextHits, index_of
+from lancewal.index.full_text import CorpusStatistics, FullTextIndex, TextHits, index_of
 from lancewal.index.kinds import FullTextParams
 
 VOCABULARY = [
@@ -163,7 +162,7 @@ def test_a_column_without_an_index_is_searched_with_lances_defaults() -> None:
     expected = LanceCorpus(rows).search(MatchQuery("foxes jumping", "text"))
     assert expected
     chunked = pa.chunked_array([pa.array(rows[:7]), pa.array(rows[7:])])
-    index = index_of(chunked, FullTextParams(), phrase=True)
+    index = index_of(chunked, FullTextParams(with_position=True))
     assert as_dict(index.search("foxes jumping", 40)) == pytest.approx(expected, rel=1e-5)
     phrases = as_dict(index.search("red fox", 40, phrase=True))
     assert phrases.keys() <= as_dict(index.search("red fox", 40)).keys()

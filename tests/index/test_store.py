@@ -113,14 +113,12 @@ def test_an_index_that_fails_neither_harms_the_others_nor_hides_how_far_it_got(
     assert len(near.search([7, 1], 20, 10).positions) == 10
 
 
-def test_the_key_index_waits_for_its_readers_unless_told_otherwise() -> None:
-    lazy, eager = IndexStore([], SCHEMA), IndexStore([], SCHEMA, eager_primary_key=True)
-    for store in (lazy, eager):
-        store.insert(rows(0, 10), 0)
-    assert lazy.primary_key.rows == 0
-    assert eager.primary_key.rows == 10
-    lazy.primary_key.catch_up([rows(0, 10)])
-    assert lazy.primary_key.newest([9], 10).tolist() == [9]
+def test_the_key_index_waits_for_its_readers() -> None:
+    store = IndexStore([], SCHEMA)
+    store.insert(rows(0, 10), 0)
+    assert store.primary_key.rows == 0
+    store.primary_key.catch_up([rows(0, 10)])
+    assert store.primary_key.newest([9], 10).tolist() == [9]
 
 
 def test_a_table_without_a_key_has_no_key_index() -> None:

@@ -1,14 +1,14 @@
-"""Whether a column is the one that rows were written to, or only has its field id.
+"""Whether a column is the one that rows were written to, or a later one with the same field id.
 
-Lance numbers a new column above all that the table's schema and data files have. Rows in WALs
-and SSTables are no data files of the table: a column that was added, written to, and
-dropped before anything was compacted leaves no trace there, and the next column gets its
-id. By id and type alone, its values would be taken for those of the new one.
+Lance numbers a new column above all ids in the table's schema and data files. WALs and SSTables are
+not data files of the table: a column that was added, written to, and dropped before anything
+was compacted leaves no trace there, and the next column gets its id. By id and type alone, the
+old column's values would be read as the new one's.
 
-What tells the two apart are the base table's versions: a column is the same as long as its id
-is in every one of them. Rows that say which version they were written for are judged by that
-alone, whatever the columns are called. Rows that do not (Lance's own writer leaves no such
-note) are judged by the names that the column has had.
+The base table's versions tell the two apart: a column is the same as long as its id is in every
+version. Rows that carry the version they were written for are judged by that alone, whatever the
+columns are called. Other rows (Lance's own writer records no version) are judged by the names
+that the column has had.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from lancewal.format import decode_record, encode_record
 from lancewal.storage import ordered_map
 
-#: Stands among the field ids for the MemWAL index: that, too, may be dropped and made again.
+#: The field id under which the MemWAL index is tracked: it, too, may be dropped and made again.
 MEM_WAL_INDEX = -(1 << 31)
-#: Versions looked at. Beyond, as where versions were cleaned up, a column is taken for the same.
+#: How many versions are read. Beyond them, or where they were cleaned up, a column counts as the same.
 MAX_LOOKBACK = 1_000
-#: So many versions are read one by one rather than looking for stored runs that save it.
+#: Up to this many versions are read one by one, without looking for stored runs.
 _FEW_VERSIONS = 8
-#: How far the first stored runs look back.
+#: How many versions the first stored runs look back.
 _FIRST_LOOKBACK = 100
 _READERS = 16
 
@@ -35,9 +35,9 @@ FieldsOf = Callable[[int], Mapping[int, str] | None]
 
 @dataclass(frozen=True)
 class ColumnRuns:
-    """Since which version each field of ``version`` has been there without a break.
+    """Since which version each field of ``version`` has existed without a break.
 
-    Nothing is known of the versions before ``first``: a run from there on may be longer.
+    Nothing is known of the versions before ``first``: a run that begins there may be longer.
 
     >>> runs = ColumnRuns.starting_at(3, [0, 1]).through(4, [0]).through(5, [0, 1])
     >>> dict(runs.since)
@@ -53,7 +53,7 @@ class ColumnRuns:
         return cls(version, version, dict.fromkeys(field_ids, version))
 
     def through(self, version: int, field_ids: Iterable[int]) -> ColumnRuns:
-        """As of a later version. Where some in between are gone, no run is taken to have ended there."""
+        """The runs as of a later version. Versions in between that are gone end no run."""
         since = {number: self.since.get(number, self.version + 1) for number in field_ids}
         return ColumnRuns(self.first, version, since)
 
@@ -64,7 +64,7 @@ class ColumnRuns:
 
     @classmethod
     def from_json(cls, data: bytes) -> ColumnRuns | None:
-        """``None`` for what :meth:`to_json` did not write."""
+        """The inverse of :meth:`to_json`; ``None`` for any other bytes."""
         try:
             found = decode_record(data)
             since = {int(number): int(start) for number, start in found["since"]}
@@ -74,19 +74,19 @@ class ColumnRuns:
 
 
 class ColumnLog:
-    """What is known of the columns of all versions of one table; shared by a process's readers.
+    """The known columns of all versions of one table; shared by the readers of a process.
 
-    Safe from any thread: what is kept is replaced as a whole.
+    Safe from any thread: its state is replaced as a whole.
     """
 
     def __init__(self, fields_of: FieldsOf, load: Callable[[], ColumnRuns | None] | None = None) -> None:
-        """``load`` gives runs that were stored earlier, from :meth:`unstored_runs`."""
+        """``load`` returns runs of :meth:`unstored_runs` that were stored earlier."""
         self.fields_of = fields_of
         self._load = load
         self._runs: ColumnRuns | None = None
 
     def is_unbroken(self, field_id: int, start: int, end: int) -> bool:
-        """Whether a field was there in every version from ``start`` to ``end``, as far as known."""
+        """Whether every known version from ``start`` to ``end`` has the field."""
         runs = self._up_to(end)
         since = runs.since.get(field_id)
         if since is not None and since <= start:
@@ -102,7 +102,7 @@ class ColumnLog:
         return True
 
     def run_start(self, field_id: int, version: int) -> tuple[int, bool]:
-        """Since which version a field of ``version`` has been there, and whether that is known for sure."""
+        """Since which version a field of ``version`` has existed, and whether that is certain."""
         runs = self._up_to(version)
         if runs.version == version and runs.since.get(field_id, runs.first) > runs.first:
             return runs.since[field_id], True
@@ -116,7 +116,7 @@ class ColumnLog:
         return start, False
 
     def newest_with(self, field_id: int, version: int) -> int | None:
-        """The newest version up to ``version`` that has the field, if those in between are there."""
+        """The newest version up to ``version`` that has the field; ``None`` if one in between is gone."""
         for number, fields in self._downwards(version):
             if fields is None:
                 return None
@@ -125,7 +125,7 @@ class ColumnLog:
         return None
 
     def _downwards(self, version: int) -> Iterator[tuple[int, Mapping[int, str] | None]]:
-        """Versions from ``version`` down, as far as it is worth looking; the first ones one by one."""
+        """Versions from ``version`` down, as far as it is worth looking, with their fields."""
         last = max(version - MAX_LOOKBACK, 0)
         size = 1
         while version > last:
@@ -135,7 +135,7 @@ class ColumnLog:
             version, size = some[-1] - 1, min(size * 2, 4 * _READERS)
 
     def unstored_runs(self, version: int) -> ColumnRuns | None:
-        """The runs as of ``version`` or a later one; ``None`` where such are stored already."""
+        """The runs as of ``version`` or later; ``None`` when they are stored already."""
         stored = None if self._load is None else self._load()
         if stored is not None and stored.version >= version:
             return None
@@ -144,7 +144,7 @@ class ColumnLog:
             there = (number for number in range(oldest, version) if self.fields_of(number) is not None)
             first = next(there, version)
             stored = ColumnRuns.starting_at(first, self.fields_of(first) or ())
-        # What is kept here may reach less far back than what would be overwritten.
+        # The runs in memory may reach less far back than the stored ones, which they would overwrite.
         if self._runs is None or stored.first < self._runs.first:
             self._runs = stored
         return self._up_to(version)
@@ -184,7 +184,7 @@ class ColumnHistory:
     """
 
     def __init__(self, version: int, log: ColumnLog, source: object = None) -> None:
-        """``source`` is what the log reads from, to be kept as long as this is."""
+        """``source`` is what the log reads from; it has to live as long as this object."""
         self.version = version
         self._log = log
         self._source = source
@@ -193,7 +193,7 @@ class ColumnHistory:
         self._continued: dict[int, bool] = {version: True}
 
     def was_called(self, field_id: int, name: str) -> bool:
-        """Whether the column had ``name`` in any version since it was added."""
+        """Whether the column had this name in any version since it was added."""
         known = self._names.get((field_id, name))
         if known is None:
             known = self._names[field_id, name] = self._find(field_id, name)
@@ -210,7 +210,7 @@ class ColumnHistory:
         return known
 
     def is_continued_since(self, version: int) -> bool:
-        """Whether the MemWAL index has been there in every version since, as far as known."""
+        """Whether every known version since ``version`` has the MemWAL index."""
         known = self._continued.get(version)
         if known is None:
             start, end = sorted((version, self.version))

@@ -1,4 +1,4 @@
-"""What only pylance knows: its errors as ours, and what its protobuf messages keep to themselves."""
+"""What depends on pylance's internals: its errors turned into ours, and fields that it does not expose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import FieldMessage, TableManifestMessage
 from lancewal.storage import is_panic, scrub_error
 
-# What a damaged file makes pylance raise is not always an error of storage.
+# For a damaged file pylance raises not only storage errors.
 _FAILURES = (
     OSError,
     ValueError,
@@ -29,21 +29,21 @@ _FAILURES = (
 )
 
 
-#: Not permitted, permission denied, no space, read-only, quota: the system did not do it.
+#: Not permitted, permission denied, no space, read-only, quota: the write did not happen.
 _REFUSED = re.compile(r"os error (1|13|28|30|122)\b")
 _UNKNOWN = "cannot {}: {}; it may have taken effect nevertheless"
 
 
 @contextmanager
 def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
-    """Turns what pylance raises into StorageError; ``action`` says what could not be done.
+    """Turns pylance's errors into StorageError; ``action`` says what could not be done.
 
-    Every call of pylance that may fail stands in here. Of a call that ``commits``, a failure of storage may
-    have come after the commit, with its reply lost, and so may a panic: that is OutcomeUnknownError, unless
-    the system refused something.
+    Every call of pylance that may fail is made within it. If the call ``commits``, a storage failure or a
+    panic may have come after the commit, with its reply lost: that is an OutcomeUnknownError, unless the
+    system refused the write.
 
-    A panic in Lance's native code, which is no ``Exception``, is turned too. Credentials that pylance's
-    texts quote are taken out of the error and all that led to it.
+    A panic in Lance's native code, which is not an ``Exception``, is turned too. Credentials that
+    pylance's texts quote are removed from the error and its causes.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
 
 
 def row_count(dataset: lance.LanceDataset) -> int:
-    """How many rows a dataset has; reads nothing but what describes it."""
+    """How many rows a dataset has; reads only metadata."""
     with lance_errors(f"count the rows of {dataset.uri}"):
         return int(dataset.count_rows())
 
@@ -83,7 +83,7 @@ _ROOT = -1
 def next_fragment_id(dataset: lance.LanceDataset) -> int:
     """A number above those of all fragments that the table ever had.
 
-    The number of a fragment that was dropped must not come back: indexes may still list it.
+    The number of a dropped fragment must not be used again: indexes may still list it.
     """
     manifest = TableManifestMessage.FromString(dataset._ds.serialized_manifest())
     present = [fragment.fragment_id for fragment in dataset.get_fragments()]
@@ -95,8 +95,7 @@ def with_column_metadata(
 ) -> LanceSchema:
     """``schema`` with other metadata on its columns, nested fields left as they are.
 
-    ``change`` gets a column's place and metadata. pylance has no other way to say it than
-    its pickle format.
+    ``change`` gets a column's place and metadata. pylance offers no other way than its pickle format.
     """
     reduced: Any = schema.__reduce__()
     restore, (schema_metadata, *fields) = reduced

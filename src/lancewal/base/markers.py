@@ -1,25 +1,25 @@
-"""How far the base table holds each shard: compaction markers, and the tags that stand in for them.
+"""Up to which generation the base table holds each shard: compaction markers, and tags in their place.
 
 Where a table has a primary key, compaction writes rows and marker in one commit. Lance
 has no such commit for tables without a key: there the rows come first, in a commit that
 also tags the table's columns, the marker follows in a second one, and the tag goes
-in a third. Between the first and the second a reader that looked at markers alone would see
-the rows twice, in the base and in the SSTables; a second compactor would append them again.
-So everybody asks this module, which takes the higher of marker and tag.
+in a third. Between the first and the second, a reader that used markers alone would see the rows
+twice, in the base and in the SSTables, and a second compactor would append them again. So all
+callers ask this module, which takes the higher of marker and tag.
 
 The tag is metadata of the table's first columns, one key for each shard and generation:
 
 - it is part of the manifest of every later version, whatever is committed in between
   and whichever old versions are cleaned up;
-- Lance's own writers and replay do not mind it (they do mind metadata of the schema);
-- whoever removes it names the generation, so that a late compactor cannot remove a newer
-  tag than its own.
+- Lance's own writers and replay accept it (they do not accept metadata of the schema);
+- its removal names the generation, so that a late compactor cannot remove a newer tag than
+  its own.
 
-Beside the marker of a shard stands its fence: a marker under an id that no shard has, which
-every commit of a compaction raises by one. Lance refuses a marker that is not above the stored
-one, so of two compactors that read the same fence one commits and the other hears of it. The
-shard's own marker would not do: generations 1 to 8 may be committed after 1 to 5, by a
-compactor that did not know of those, and whose deletes therefore missed their rows.
+Each shard also has a fence: a marker under an id that no shard has, which every commit of a
+compaction raises by one. Lance refuses a marker that is not above the stored one, so of two
+compactors that read the same fence one commits and the other fails. The shard's own marker
+would not suffice: a compactor may commit generations 1 to 8 after another committed 1 to 5, and
+since it did not know of those, its deletes missed their rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lancewal.storage import ObjectStore
 
 #: Metadata keys are this, the shard's id and the generation, joined by colons.
 TAG_PREFIX = "lancewal:appended"
-#: So many of the first columns carry the tag: one of them may be dropped meanwhile.
+#: This many of the first columns carry the tag, because one of them may be dropped.
 TAGGED_COLUMNS = 4
 _FENCE_PREFIX = b"lancewal"
 _VERSIONS_DIR = "_versions"
@@ -62,9 +62,9 @@ def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | N
 
 
 def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
-    """What the newest version at ``store`` says; none where there is no table.
+    """The markers in the newest version at ``store``; none where there is no table.
 
-    For who makes a shard: reads one file, and needs neither Lance nor the rest of the version.
+    Used to create a shard: it reads one file, and needs neither Lance nor the rest of the version.
     """
     names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
     newest = newest_manifest_name(names)
@@ -86,7 +86,7 @@ def fence_id(shard_id: UUID) -> UUID:
 
 
 def is_fence(marked: UUID) -> bool:
-    """Whether a marker is a fence, not that of a shard."""
+    """Whether a marker's id is that of a fence, not of a shard."""
     return marked.bytes.startswith(_FENCE_PREFIX)
 
 

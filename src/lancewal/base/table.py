@@ -39,21 +39,21 @@ logger = logging.getLogger(__name__)
 
 _VERSIONS_DIR = "_versions"
 
-#: What pylance says in a ``ValueError``, whoever is at fault.
+#: Parts of pylance's ``ValueError`` texts for missing credentials.
 _NO_CREDENTIALS = re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded|//169\.254\.169\.254/")
 _NO_TABLE = re.compile(r"not found|not a directory", re.IGNORECASE)
 _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending request", re.IGNORECASE)
 
-#: What one reader found out about a table's columns serves all that share its store: versions never change.
+#: The column logs of tables, shared by all readers with the same store: versions never change.
 _column_logs: Shelf[object, ColumnLog] = Shelf()
 _fields: Shelf[tuple[object, int], Mapping[int, str]] = Shelf()
-#: What one name in a mapping takes, roughly.
+#: Memory of one name in a mapping, roughly.
 _NAME_BYTES = 160
 
 
 @dataclass(frozen=True)
 class BaseTable:
-    """One version of a base table, opened by pylance, with what pylance does not tell."""
+    """One version of a base table, opened by pylance, with the details that pylance does not show."""
 
     uri: str
     dataset: lance.LanceDataset
@@ -96,7 +96,7 @@ class BaseTable:
         return str(self.dataset.data_storage_version)
 
     def writer_store(self, *, fsync: bool | None = None) -> ObjectStore:
-        """The table's storage for whoever writes; it syncs to disk as the table's writer defaults say."""
+        """The table's storage for writers; it syncs to disk as the table's writer defaults say."""
         if fsync is None:
             fsync = ShardWriterConfig.from_defaults(self.details.writer_config_defaults).fsync
         return ObjectStore.from_uri(self.uri, self.storage_options, fsync=fsync)
@@ -106,7 +106,7 @@ class BaseTable:
         return self._held.get(shard_id, 0)
 
     def initialized_since(self, version: int) -> bool:
-        """Whether every version from ``version`` on has had the MemWAL index, as far as known."""
+        """Whether every known version from ``version`` on has the MemWAL index."""
         identity = self.schema.identity
         return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
 
@@ -118,8 +118,8 @@ class BaseTable:
 def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
     """The newest generation of each shard whose rows this version of the base table holds.
 
-    This is what readers compare an SSTable's generation with, never the stored marker alone.
-    A shard without an entry has none.
+    Readers compare an SSTable's generation with this, never with the stored marker alone. A shard
+    without an entry has none.
     """
     return effective_markers(base.details.compacted, base.schema.columns)
 
@@ -162,7 +162,7 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
 
 
 def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
-    """The manifest file of ``version``; ``None`` when there is none (any more)."""
+    """The manifest of ``version``; ``None`` when there is none, or no longer."""
     for path in _manifest_paths(version):
         try:
             return read_base_manifest(bytes(store.get(path)))
@@ -172,7 +172,7 @@ def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
 
 
 def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
-    """As :func:`find_manifest`, of a version that must exist."""
+    """Like :func:`find_manifest`, for a version that must exist."""
     found = find_manifest(store, version)
     if found is not None:
         return found
@@ -190,14 +190,14 @@ def manifest_info(store: ObjectStore, version: int) -> ObjectInfo | None:
 
 
 def _manifest_paths(version: int) -> tuple[str, str]:
-    """By the naming scheme of today, and by the old one."""
+    """The path in the current naming scheme, and in the old one."""
     inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
     return inverted, f"{_VERSIONS_DIR}/{version}.manifest"
 
 
 def column_log(store: ObjectStore) -> ColumnLog:
-    """What this process knows of the columns of the table's versions; reads while ``store`` is kept."""
-    # The log must not hold on to the store: it stays in the cache when nobody has the store any more.
+    """The log of the table's columns in this process; it can read while ``store`` lives."""
+    # The log must not keep the store alive: it stays in the cache longer than the store is used.
     reference = ref(store)
     return _column_logs.get_or_make(
         store.identity,
@@ -207,10 +207,10 @@ def column_log(store: ObjectStore) -> ColumnLog:
 
 
 def store_column_history(store: ObjectStore, version: int) -> None:
-    """Store since when the columns of ``version`` are there, for readers that cannot see the versions before.
+    """Store since when the columns of ``version`` exist, for readers that cannot see earlier versions.
 
-    Old versions may be cleaned up, or too many to be read one by one. Readers do without this
-    where it is missing; so a failure is only logged.
+    Old versions may be cleaned up, or too many to be read one by one. Readers work without this
+    record; so a failure is only logged.
     """
     try:
         runs = column_log(store).unstored_runs(version)
@@ -230,7 +230,7 @@ def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
         return None
     if runs is None or MEM_WAL_INDEX in runs.since:
         return runs
-    # An earlier release did not look for the index; it stored runs for tables that have it.
+    # An earlier release did not track the index, and stored runs only for tables that have it.
     return replace(runs, since={**runs.since, MEM_WAL_INDEX: runs.first})
 
 

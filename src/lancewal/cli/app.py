@@ -1,4 +1,4 @@
-"""The commands of ``lancewal``, what they have in common, and the programs that it starts."""
+"""The ``lancewal`` command: its subcommands, their common options, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lancewal.cli.exits import CommandError, guarded
 
 
 class Command(TyperCommand):
-    """Help texts in paragraphs that fill the terminal, and no types behind switches that take none."""
+    """Help texts that fill the terminal, and no types behind switches without a value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,7 +33,7 @@ class Group(TyperGroup):
 
 
 def filled(text: str) -> str:
-    """Paragraphs as one line each; the lines of a docstring end where the source does.
+    """Joins the lines of each paragraph; a docstring's lines end where the source's do.
 
     >>> filled("Do it.\\n\\nOnce or\\ntwice.")
     'Do it.\\n\\nOnce or twice.'
@@ -42,7 +42,7 @@ def filled(text: str) -> str:
 
 
 def without_type(param: Any) -> Any:
-    """``--watch <bool>`` looks as if a value had to follow."""
+    """Removes the type of a switch: ``--watch <bool>`` looks as if a value had to follow."""
     if isinstance(param, TyperOption) and param.metavar is None and (param.is_flag or param.count):
         param.metavar = ""
     return param
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def debug_first(arguments: list[str]) -> list[str]:
-    """``--debug`` belongs before the command; people remember it last.
+    """Moves ``--debug`` before the command, where it belongs; people add it last.
 
     >>> debug_first(["status", "t", "--debug"])
     ['--debug', 'status', 't']

@@ -1,4 +1,4 @@
-"""The terminal: where output goes, and numbers, durations and rows as people read them."""
+"""Output to the terminal: streams, progress, and numbers, durations and rows for people."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Settings:
 settings = Settings()
 
 
-#: Control characters but for line ends and tabs; what turns the direction of text; half characters.
+#: Control characters except line ends and tabs; characters that change the direction of text; surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    r"""``text`` with characters that would command the terminal shown as what they are.
+    r"""``text`` with terminal control characters escaped.
 
     >>> print(visible("red: \x1b[31m"))
     red: \x1b[31m
@@ -61,7 +61,7 @@ def visible(text: str) -> str:
 
 
 def plain(text: object) -> str:
-    r"""``text`` for a line with markup: neither taken for markup nor for a command to the terminal.
+    r"""``text`` with markup and terminal control characters escaped.
 
     >>> print(plain("[bold]\x07"))
     \[bold]\x07
@@ -70,7 +70,7 @@ def plain(text: object) -> str:
 
 
 def out() -> Console:
-    """For what a person reads. Made at every call: tests and pipes replace the streams."""
+    """Standard output for people. Made at every call, because tests and pipes replace the streams."""
     return _console(stderr=False)
 
 
@@ -85,7 +85,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _VisibleHook(RenderHook):
-    """Whatever is printed: rows, paths, and texts of errors come from others."""
+    """Escapes everything that is printed: rows, paths and error texts come from others."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Visible(each) for each in renderables]
@@ -104,7 +104,7 @@ class _Visible:
 
 
 def note(text: str) -> None:
-    """A remark that is no result."""
+    """A remark on standard error, beside the result."""
     err().print(text, soft_wrap=True)
 
 
@@ -118,7 +118,7 @@ def traceback(raised: BaseException) -> None:
 
 
 def tell(text: str, document: Any, *, json: bool, indent: int | None = 2) -> None:
-    """The result of a command that has done its work: a line of ``text``, or ``document`` as JSON."""
+    """Print a command's result: a line of ``text``, or ``document`` as JSON."""
     if json:
         print_json(document, indent=indent)
     else:
@@ -132,7 +132,7 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """JSON that may be shown on a terminal: what commands it is escaped, which changes no value."""
+    """JSON that is safe on a terminal: control characters are escaped, which changes no value."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
@@ -149,7 +149,7 @@ def set_up_logging(verbosity: int) -> None:
 
 @contextmanager
 def progress(*, json: bool, counted: bool = True) -> Iterator[Progress]:
-    """A progress display on standard error; silent with ``--json`` and where nobody watches."""
+    """A progress display on standard error; silent with ``--json`` and without a terminal."""
     console = err()
     amount = [BarColumn(bar_width=None), MofNCompleteColumn()] if counted else [BarColumn(bar_width=None)]
     with Progress(
@@ -164,9 +164,6 @@ def progress(*, json: bool, counted: bool = True) -> Iterator[Progress]:
         disable=json or not console.is_terminal,
     ) as shown:
         yield shown
-
-
-# Numbers for people: counts, bytes, durations, and a row of bars.
 
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -239,9 +236,6 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(7, round(value / highest * 7))] for value in values)
 
 
-# Durations as people write them.
-
-
 _DURATION_UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -262,9 +256,6 @@ def parse_duration(text: str, option: str) -> timedelta:
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration such as 90s, 30min, 12h or 7d", param_hint=option)
     return float(match[1]) * _DURATION_UNITS[match[2]]
-
-
-# Rows for people and for scripts.
 
 
 _MAX_CELL = 60

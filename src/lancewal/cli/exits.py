@@ -44,12 +44,12 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
 
-#: Where in its source Lance noticed a failure; says nothing to a user.
+#: The source position that Lance adds to an error; it does not help a user.
 _LANCE_PLACE = re.compile(r",? ?\S*/rust/\S+\.rs:\d+:\d+")
 _LANCE_NAME = re.compile(r"LanceError\((\w+)\): |Generic \w+ error: | \(os error \d+\)")
-#: A file of the write path, whose name says nothing to a user; ``--debug`` shows it.
+#: A file of the write path, whose name does not help a user; ``--debug`` shows it.
 _INNER_FILE = re.compile(r"'([^']*?)/_mem_wal/[^']*'")
-#: What helps, by what the message says.
+#: Advice by the text of the message.
 _ADVICE = (
     (re.compile(r"ENOSPC|No space left on device"), "free some space"),
     (
@@ -73,7 +73,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn whatever a command raises into a sentence and an exit code; ``--debug`` shows where it arose."""
+    """Turn a command's errors into a sentence and an exit code; ``--debug`` shows the traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -83,8 +83,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.BadParameter, typer.Abort):
             raise
         except BrokenPipeError:
-            # Whoever read our output, such as `head`, has seen enough. The interpreter would
-            # complain once more when it flushes the stream.
+            # The reader of our output, such as `head`, has closed it. The interpreter would complain
+            # once more when it flushes the stream.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as error:
@@ -104,7 +104,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def resumable(state: str) -> Iterator[None]:
-    """Work that may be interrupted anywhere; ``state`` says what the table is like then."""
+    """Work that may be interrupted anywhere; ``state`` describes the table after an interruption."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -136,7 +136,7 @@ def plain_sentence(error: BaseException) -> str:
 
 
 def advised(text: str, again: str = "") -> str:
-    """A sentence about storage that refuses, with what helps, and ``again``: what to do then.
+    """A sentence about a storage failure, with advice, and with ``again``: what to do afterwards.
 
     >>> advised("cannot create the table: the disk is full (ENOSPC)")
     'cannot create the table: the disk is full (ENOSPC); free some space, then run the command again'
@@ -147,7 +147,7 @@ def advised(text: str, again: str = "") -> str:
 
 
 def _partial_sentence(error: PartialWriteError) -> str:
-    """Each reason once; ids of shards say little to who only sees the terminal."""
+    """Each reason once, without shard ids, which do not help on a terminal."""
     reasons = dict.fromkeys(plain_sentence(each) for each in error.failed.values())
     text = f"{error.doing} failed in {len(error.failed)} of the table's shards: {'; '.join(reasons)}"
     rows = sum(error.written.values())

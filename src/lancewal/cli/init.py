@@ -26,7 +26,7 @@ DEFAULT_BUCKETS = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked of a table. Without any sharding named, buckets of the first key column."""
+    """The key, sharding and settings that a user wants. By default, buckets of the first key column."""
 
     key: Sequence[str] | None = None
     vectors: Sequence[str] = ()
@@ -45,9 +45,9 @@ class Plan:
         return lancewal.initialize(uri, storage_options=options, **self._arguments(key))
 
     def open_or_create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> tuple[Table, bool]:
-        """The table, made from the columns of ``file`` when it is missing; whether something was made.
+        """The table, created from the columns of ``file`` if it is missing, and whether it was created.
 
-        A table that is there, and is not as it would be made, is refused.
+        An existing table with another key, sharding or vectors is refused.
         """
         import lancewal
 
@@ -70,7 +70,7 @@ class Plan:
         return table, False
 
     def create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> None:
-        """An empty table with the columns of ``file``, which can be given this write path."""
+        """Create an empty table with the columns of ``file``, fit for this write path."""
         from lancewal.ingest import open_file
         from lancewal.initialization import create_table
 
@@ -113,7 +113,7 @@ class Plan:
             dataset.update_field_metadata(marks)
 
     def _arguments(self, key: Sequence[str]) -> dict[str, Any]:
-        """What :func:`lancewal.initialize` takes for a table with this key."""
+        """The arguments of :func:`lancewal.initialize` for a table with this key."""
         bucket, unsharded = self.bucket, self.unsharded
         if not (bucket or self.identity or unsharded or self.by_hand):
             bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
@@ -162,7 +162,7 @@ class Plan:
                 )
 
     def _dimensions(self, first: pa.RecordBatch | None) -> dict[str, int]:
-        """The dimension of each vector column, of the ``first`` rows where none is named."""
+        """The dimension of each vector column; taken from the ``first`` rows if it is not given."""
         pairs = map(_vector_column, self.vectors)
         return {column: _first_length(column, first) if size is None else size for column, size in pairs}
 

@@ -1,4 +1,4 @@
-"""Arguments that many commands share, and the way from text to values."""
+"""Arguments that many commands share, and the parsing of their texts."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def check_sharding(by_bucket: str | None, identity: str | None, unsharded: bool)
 
 
 def open_table(uri: str, options: list[str] | None) -> Table:
-    """The table, or an error that says what to do on a command line."""
+    """The table, or an error with advice for the command line."""
     import lancewal
 
     try:

@@ -333,7 +333,7 @@ def tail(
 
 
 def _recent(feed: ChangeFeed, end: Positions, limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The last ``limit`` changes of each shard; shards have no order among each other."""
+    """The last ``limit`` changes of each shard; changes of different shards have no order."""
     start = feed.earliest()
     if limit is None:
         yield from feed.changes(start, end)

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from lancewal.spark import ShardOutcome
     from lancewal.table import Table
 
-# A Spark session for commands that were asked to use one.
-
 
 def start_session() -> SparkSession:
-    """The session of this process; quiet, because the command speaks for it."""
-    # Spark's launcher forks to start Java, which is not what the warning is about.
+    """The session of this process; quiet, because the command reports for it."""
+    # Spark's launcher forks to start Java, which is harmless.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
     try:
         from lancewal.spark import session
@@ -44,7 +42,7 @@ def start_session() -> SparkSession:
 
 
 def _silence_query_contexts() -> None:
-    """PySpark prints a failed query with its stack besides raising the error."""
+    """PySpark prints a failed query with its stack in addition to raising the error."""
     from pyspark.logger import PySparkLogger
 
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
@@ -54,9 +52,9 @@ _SPARK_FORMATS = {"parquet": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "js
 
 
 class SparkParts:
-    """Brings files in one after the other, each as one transaction of many tasks."""
+    """Writes files one after the other, each as one transaction of many tasks."""
 
-    #: Rows become SSTables right away.
+    #: Rows become SSTables at once.
     wal_bytes = 0
 
     def __init__(self, table: Table, storage_options: dict[str, str], *, drop_unknown: bool = False) -> None:
@@ -72,7 +70,7 @@ class SparkParts:
             )
         rows = self._read(file, self._table.schema)
         if file.format != "parquet":
-            # Text that is no value of its column must be found before anything is begun.
+            # Text that is not a value of its column must be found before the transaction begins.
             _call(lambda: rows.write.format("noop").mode("overwrite").save(), f"Spark cannot read {file}")
         return _SparkPart(self, file, Part.of(file, 0, None, last=True), rows)
 
@@ -104,7 +102,7 @@ class SparkParts:
 
         if file.format not in _SPARK_FORMATS:
             raise InvalidInputError(f"Spark cannot read {file} ({file.format}); use --engine local for it")
-        # Spark casts a number that is too large for a float to infinity, without a word.
+        # Spark silently casts a number that is too large for a float to infinity.
         schema = spark_schema(pa.schema([field.with_type(_with_doubles(field.type)) for field in columns]))
         wanted = {field.name: field.dataType for field in schema}
         reader: Any = spark.read.format(_SPARK_FORMATS[file.format])
@@ -115,7 +113,7 @@ class SparkParts:
         rows: DataFrame = reader.load(str(file))
         known = [name for name in rows.columns if name in wanted]
         chosen = known if self._drop_unknown else rows.columns
-        # What is text in the file gets the table's types; what the table lacks is refused there.
+        # Text gets the table's types; the write refuses columns that the table lacks.
         return rows.select(
             [functions.col(f"`{n}`").cast(wanted[n]).alias(n) if n in wanted else f"`{n}`" for n in chosen]
         )
@@ -148,7 +146,7 @@ def _with_doubles(type_: pa.DataType) -> pa.DataType:
 
 
 def _call(action: Callable[[], object], failed: str) -> None:
-    """Do something with Spark; its errors become one sentence."""
+    """Run an action on Spark; its errors become one sentence."""
     from pyspark.errors import PySparkException
 
     try:
@@ -158,7 +156,7 @@ def _call(action: Callable[[], object], failed: str) -> None:
 
 
 def spark_reason(text: str) -> str:
-    """What an error of Spark comes down to.
+    """The reason in the text of a Spark error.
 
     >>> spark_reason("Job aborted\\n  File x\\nlancewal.errors.InvalidInputError: column v is too long\\n")
     'column v is too long'
@@ -172,13 +170,10 @@ def spark_reason(text: str) -> str:
     return re.sub(r"^\[[A-Z_.]+\] ", "", first)
 
 
-# ``lancewal flush``, ``compact`` and ``gc`` with ``--engine spark``: one task per shard, a line for each.
-
-
 def run_jobs(
     uri: str, jobs: Sequence[str], storage_options: Mapping[str, str], *, json: bool, **arguments: Any
 ) -> None:
-    """Run jobs one after the other and report on every shard, also on those of a job that failed."""
+    """Run jobs (``flush``, ``compact``, ``gc``), one task per shard; reports every shard, failed or not."""
     spark = start_session()
     from lancewal import spark as spark_jobs
 

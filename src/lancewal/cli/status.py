@@ -1,4 +1,4 @@
-"""``lancewal status``: what it draws, for any width from 60 columns on."""
+"""``lancewal status``: the state of a table, drawn for any width from 60 columns on."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from lancewal.cli.exits import guarded
 if TYPE_CHECKING:
     from lancewal.status import Lag, ShardState, TableStatus
 
-#: From this width on shard ids, generations and bytes have room.
+#: From this width on there is room for shard ids, generations and bytes.
 _WIDE = 120
 _HISTORY = 60
 _SHOWN_INDEXES = 2
-#: Lines around the shards of a full screen, when everything is there to be shown.
+#: Lines of a full screen that are not shards.
 _OTHER_LINES = 16
 
 
 @dataclass
 class History:
-    """Looks so far: how fast each shard's log grows."""
+    """The looks so far, which tell how fast each shard's log grows."""
 
     _tips: dict[UUID, tuple[datetime, int]] = field(default_factory=dict)
     rates: dict[UUID, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def status_view(
     history: History | None = None,
     every: float | None = None,
 ) -> Group:
-    """The whole picture; with a ``height`` no more shards than fit, those that lag most."""
+    """The whole view; with a ``height`` only as many shards as fit, those that lag most."""
     parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
     if history is not None:
         parts += [_writes(history, width)]
@@ -89,7 +89,7 @@ def _head(status: TableStatus, width: int) -> RenderableType:
 
 
 def _waiting(status: TableStatus, width: int) -> Table:
-    """The three lags, one line each, in the order in which rows go through them."""
+    """The three lags, one line each, in the order of the rows' way."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for _ in range(3):

@@ -19,7 +19,7 @@ from lancewal.format.bucket import (
     encode_shard_value,
     result_type_to_arrow,
 )
-from lancewal.format.key_set import KeySet, superseded
+from lancewal.format.key_set import KeySet, key_words, superseded
 from lancewal.format.keys import check_key_types, key_columns, key_values
 from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
 from lancewal.format.records import decode_record, encode_record, reading_record
@@ -52,7 +52,6 @@ from lancewal.format.shard_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from lancewal.format.siphash import siphash13_spans
 from lancewal.format.spans import aligned, byte_spans, has_wide_values, numbers, one_array
 from lancewal.format.values import (
     CastRefusedError,
@@ -132,6 +131,7 @@ __all__ = [
     "key_columns",
     "key_hashes",
     "key_values",
+    "key_words",
     "map_children",
     "newest_manifest_name",
     "no_rows",
@@ -145,7 +145,6 @@ __all__ = [
     "refuse_blob_values",
     "result_type_to_arrow",
     "shown",
-    "siphash13_spans",
     "superseded",
     "without_field_ids",
     "without_null_words",

@@ -1,15 +1,14 @@
-"""Rows that were stored under another version of a table's schema, as the current one.
+"""Rows that were stored under an earlier version of a table's schema, converted to the current one.
 
-Columns are matched by field id, nested ones included: a renamed column keeps its id,
-and one that was added later is missing in older rows and reads as nulls. Lance hands the id
-of a dropped column out again in some cases. So rows come with the version of the table that they
-were written for, and a field of the same id that was not there all the time since is another
-field. Where the version is not known, another field is told by a stored name that the table's
-column never had.
+Columns are matched by field id, nested ones included: a renamed column keeps its id, and a column
+that was added later is missing in older rows and reads as nulls. In some cases Lance gives the id
+of a dropped column to a new one. So rows carry the version of the table that they were written
+for: if the field id was missing in any version since then, it now means another field. Where the
+version is not known, a stored name that the table's column never had tells that it is another field.
 
-Lance changes no column's type in a table with a WAL. So a field of the same id and another type is
-either a later one, added after the versions say that the id was free, or damage; and so are rows
-without a key. Read as nulls these would be lost for good at the next compaction: they are refused.
+Lance never changes a column's type in a table with a WAL. So a field with the same id and another
+type is either a later field, added when the id was free, or damage; rows without a key are damage
+too. Damaged rows are refused: read as nulls, they would be lost for good at the next compaction.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _OLDEST_VERSION = 1
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """Where one wanted column comes from: a stored column (``None``: all null), reshaped or as it is."""
+    """Where one wanted column comes from: a stored column, converted if need be, or ``None`` for nulls."""
 
     field: pa.Field
     stored_name: str | None
@@ -67,8 +66,9 @@ def column_sources(
     """For every column of ``schema``, where it comes from in rows with the columns ``stored``.
 
     ``written_for`` is the version of the table that had these columns, ``None`` if it is not
-    known. By name only when no stored field has an id, as in entries of old writers. ``as_stored`` asks
-    for the columns in the form of MemTables, otherwise they come as the table shows them.
+    known. Columns are matched by name only when no stored field has an id, as in entries of old
+    writers. ``as_stored`` asks for the columns in the form of MemTables; otherwise they come as the
+    table shows them.
 
     Raises :class:`ColumnMismatchError` for columns that cannot be the table's.
     """
@@ -80,10 +80,10 @@ def column_sources(
         sources = {field.name: matching.named(by_name.get(field.name), field) for field in wanted}
     else:
         if replaced := schema.replaced_since(written_for):
-            columns = [_disowned(field, replaced) for field in columns]
+            columns = [_without_replaced_ids(field, replaced) for field in columns]
         by_id = {field_id(field): field for field in columns}
         sources = {
-            # Blobs are read by nobody here: whoever asks for one is refused by name.
+            # Nobody reads blobs here: a request for one is refused by its name.
             field.name: ColumnSource(field, None, None)
             if is_blob(field)
             else matching.numbered(by_id.get(field_id(field)), field)
@@ -98,7 +98,7 @@ def column_sources(
 def align(batch: pa.RecordBatch, schema: TableSchema, written_for: int | None = None) -> pa.RecordBatch:
     """``batch`` as ``schema.stored``: columns matched by field id, tombstone last.
 
-    A column that is missing reads as nulls, a missing tombstone as "live". ``written_for`` is the
+    A missing column reads as nulls, a missing tombstone as "live". ``written_for`` is the
     version of the table that had the batch's columns, ``None`` if it is not known.
 
     >>> wanted = pa.field("id", pa.int64(), metadata={"lance:field_id": "0"})
@@ -136,7 +136,7 @@ def _tombstones(batch: pa.RecordBatch) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Matching:
-    """Compares stored fields with the wanted ones of the same id, or name."""
+    """Compares stored fields with the wanted fields of the same id, or of the same name."""
 
     schema: TableSchema
     written_for: int | None
@@ -154,14 +154,14 @@ class _Matching:
         return ColumnSource(wanted, stored.name, self._conversion(stored, wanted))
 
     def _had_other_name(self, stored: pa.Field, wanted: pa.Field) -> bool:
-        """Whether the stored name was never the wanted column's; asked where no version tells."""
+        """Whether the wanted column never had the stored name; asked where the version is not known."""
         identity = self.schema.identity
         if stored.name == wanted.name or identity is None or self.written_for is not None:
             return False
         return not identity.was_called(field_id(wanted), stored.name)
 
     def _is_other_field(self, stored: pa.Field, wanted: pa.Field) -> bool:
-        """Whether a field of one id and another type is another field; refuses what cannot be one."""
+        """Whether a field with the same id and another type is a different field; refuses damage."""
         if _is_same_field(stored, wanted):
             return False
         unknown = self.written_for is None
@@ -170,7 +170,7 @@ class _Matching:
         raise _mismatch(stored, wanted)
 
     def _conversion(self, stored: pa.Field, wanted: pa.Field) -> Convert | None:
-        """How arrays of ``stored`` become ``wanted``'s; ``None`` when they already are."""
+        """Converts arrays of ``stored`` to ``wanted``; ``None`` when there is nothing to convert."""
         if is_json(stored.type) != is_json(wanted.type):
             return encode_json if is_json(stored.type) else decode_json
         if _fits(stored.type, wanted.type):
@@ -192,11 +192,11 @@ class _Matching:
         return convert
 
     def _child(self, stored: pa.DataType, place: int | None, wanted: pa.Field) -> Convert:
-        """From arrays of a struct to those of one wanted field, which is at ``place`` if anywhere."""
+        """Takes one wanted field, which is at ``place`` or missing, out of arrays of a struct."""
         if place is None or self._is_other_field(stored.field(place), wanted):
             return lambda array: pa.nulls(len(array), wanted.type)
         change = self._conversion(stored.field(place), wanted)
-        # ``field`` minds the array's window, but not its nulls: those go into the new struct's mask.
+        # ``field`` applies the array's offset, but not its nulls: those go into the new struct's mask.
         return lambda array: changed(array.field(place), change)
 
 
@@ -207,16 +207,16 @@ def _mismatch(stored: pa.Field, wanted: pa.Field) -> ColumnMismatchError:
     )
 
 
-def _disowned(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
-    """``stored`` without the field ids, nested ones too, that mean something else now."""
-    stored = stored.with_type(map_children(stored.type, lambda child: _disowned(child, replaced)))
+def _without_replaced_ids(stored: pa.Field, replaced: frozenset[int]) -> pa.Field:
+    """``stored`` without the field ids, nested ones included, that mean something else now."""
+    stored = stored.with_type(map_children(stored.type, lambda child: _without_replaced_ids(child, replaced)))
     if field_id(stored) not in replaced:
         return stored
     return stored.with_metadata({k: v for k, v in stored.metadata.items() if k != FIELD_ID_KEY} or None)
 
 
 def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:
-    """Whether two fields of one id are the same field: same type, apart from a struct's children."""
+    """Whether two fields with one id are the same field: equal types, apart from a struct's children."""
     old, new = stored.type, wanted.type
     if is_json(old) or is_json(new):
         return _holds_json(stored) and _holds_json(wanted)

@@ -6,8 +6,8 @@ details are stored inside the manifest file. pylance shows a part of them; this 
 reads all, and the list of ordinary indexes next to them.
 
 Fetch the whole file in one request. It holds the index section, the transaction of the
-commit (33 KB after a merge) and the manifest (some 80 bytes a fragment); where the first
-lies is only known once the last was read whole, so reading by ranges saves nothing.
+commit (33 KB after a merge) and the manifest (some 80 bytes a fragment). Only the manifest says
+where the index section lies, so reading by ranges saves nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MAX_U64 = (1 << 64) - 1
 class ShardingField:
     """How one sharding value is computed from a row.
 
-    ``transform`` is "bucket", "identity" or "unsharded" in what Lance makes; a spec made
-    by hand may have an ``expression`` instead.
+    Lance sets ``transform`` to "bucket", "identity" or "unsharded"; a spec made by hand may have an
+    ``expression`` instead.
     """
 
     field_id: str
@@ -73,8 +73,8 @@ class MemWalDetails:
     A shard without an entry has none: every SSTable of it must be read.
 
     ``index_catchup`` gives, per index and shard, the newest compacted generation whose
-    rows that index covers. **No entry means that nothing is known to be covered**, not
-    that the index is up to date: taking it for the latter makes rows vanish from searches.
+    rows that index covers. **Without an entry nothing is known to be covered**. It does not mean that
+    the index is up to date: that reading makes rows vanish from searches.
     """
 
     num_shards: int = 0
@@ -90,9 +90,9 @@ class MemWalDetails:
 class BaseIndex:
     """One index segment of the base table; several may share a name.
 
-    ``field_ids`` are the columns it is keyed on. ``fragments`` are those it was built over,
-    which may include some that the table no longer has; ``None`` when the manifest does
-    not say. ``details_type`` names the kind, such as ``/lance.table.BTreeIndexDetails``.
+    ``field_ids`` are the columns it is keyed on. ``fragments`` are those it was built over, which
+    may include dropped ones; ``None`` when the manifest does not say. ``details_type`` names the kind,
+    such as ``/lance.table.BTreeIndexDetails``.
     """
 
     name: str
@@ -129,7 +129,7 @@ class BaseManifest:
 def read_base_manifest(manifest_file: bytes | memoryview, *, name: str = "") -> BaseManifest:
     """Parse a ``_versions/*.manifest`` file's content; ``name`` is for the error's text.
 
-    Raises CorruptManifestError when it is no such file or was cut or altered in a place
+    Raises CorruptManifestError for any other file, and for one that was cut or altered in a place
     that matters here.
     """
     try:
@@ -213,7 +213,7 @@ def _index(index: Any) -> BaseIndex:
     return BaseIndex(
         name=index.name,
         uuid=_uuid(index.uuid.uuid, f"index {index.name!r}"),
-        # Columns that the index only carries along are the last ones.
+        # The last columns are those that the index only carries along.
         field_ids=tuple(index.fields)[: len(index.fields) - len(index.covering_fields)],
         dataset_version=index.dataset_version,
         fragments=fragments,
@@ -225,7 +225,7 @@ def _fragment_ids(data: bytes, index_name: str) -> frozenset[int]:
     """The members of a 32-bit Roaring bitmap in its portable format."""
     try:
         fragments = BitMap.deserialize(data)
-        # It believes a run whose length the header contradicts. Written again, sound bytes are the same.
+        # The library accepts a run whose length contradicts the header. Sound bytes survive a round trip.
         is_sound = fragments.serialize() == data
     except (ValueError, IndexError):
         is_sound = False

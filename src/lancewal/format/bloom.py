@@ -1,13 +1,13 @@
 """An SSTable's bloom filter over its primary keys, byte-equal with Lance's.
 
-A bare Parquet split-block filter: blocks of eight 32-bit words, of which a key sets one
-bit each in one block. A key is hashed with SipHash-1-3 over its columns: ``01`` for a
+A bare Parquet split-block filter: blocks of eight 32-bit words; a key sets one bit in each
+word of one block. A key is hashed with SipHash-1-3 over its columns: ``01`` for a
 null, else ``00`` and the value, integers little-endian at their own width, text closed
 by ``ff``, binary after its length in 8 bytes.
 
-Lance hashes the values of int32, int64, text and binary columns only, and nothing but
-the ``00`` of every other type. A key with such a column has a filter, but not one that
-may rule a key out: should Lance begin to hash those values, we would miss rows.
+Lance hashes only the values of int32, int64, text and binary columns; of every other type it
+hashes nothing but the ``00``. A key with such a column has a filter that must not rule
+keys out: if Lance began to hash those values, we would miss rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BloomFilter:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> BloomFilter:
-        """Refuses any other size than Lance's: in a filter of another one a key sets other bits."""
+        """Refuses a filter of another size than Lance's, in which a key sets other bits."""
         if len(raw) != FILTER_BYTES:
             raise InvalidInputError(f"a bloom filter has {FILTER_BYTES} bytes, this one has {len(raw)}")
         return cls(np.frombuffer(raw, "<u4").astype(np.uint32))
@@ -151,7 +151,7 @@ def _fixed_messages(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
 
 
 def _message(array: pa.Array) -> pa.Array:
-    """What is hashed of one column; null for nulls."""
+    """The bytes of one column that are hashed; null for nulls."""
     valid = array.is_valid() if array.null_count else None
     if pa.types.is_string(array.type):
         return pc.binary_join_element_wise(_PRESENT, as_binary(array), _TEXT_END, _NOTHING)

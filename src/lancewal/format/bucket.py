@@ -1,8 +1,12 @@
-"""The bucket hash that routes rows to shards: Spark's variant of 32-bit Murmur3, seed 0.
+"""Bucket hashes, which route rows to shards, and sharding values as shard manifests store them.
 
-It differs from the standard in the tail of a text: each of the last one to three bytes
-is mixed as a block of its own, sign-extended. A row must hash the same in every writer
-and in Lance, or its newest version and its older ones end up in different shards.
+The hash is Spark's variant of 32-bit Murmur3, seed 0. It differs from the standard in the tail of
+a text: each of the last one to three bytes is mixed as a block of its own, sign-extended. A row
+must hash the same in every writer and in Lance, or its versions end up in different shards.
+
+A stored sharding value is a little-endian integer of its own width, UTF-8 text, or one byte for a
+bool; other types cannot be sharding fields. Lance compares the stored bytes when it skips shards,
+so one value must always give the same bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +38,10 @@ _FINAL_2 = np.uint32(0xC2B2AE35)
 _MASK = 0xFFFFFFFF
 _MAX_BUCKETS = 0x7FFFFFFF
 
-#: Below so many rows, the interpreter's own integers beat numpy's cost per call.
+#: Below this many rows, Python's own integers are faster than numpy's cost per call.
 _FEW_ROWS = 16
 
-#: The word of a float's bits, and the two values that have more than one pattern of them.
+#: The word type of a float's bits, and the bits of the two values that have several patterns.
 _FLOATS: dict[pa.DataType, tuple[str, int, int]] = {
     pa.float32(): ("u4", 0x7FC00000, 1 << 31),
     pa.float64(): ("u8", 0x7FF8000000000000, 1 << 63),
@@ -77,7 +81,7 @@ def check_bucket_type(type_: pa.DataType) -> None:
 
 
 def _fixed_width(array: pa.Array) -> npt.NDArray[Any]:
-    """The values as unsigned words of the width that is hashed; nulls as anything."""
+    """The values as unsigned words of the width that is hashed; nulls have any value."""
     kind = array.type
     if kind in _FLOATS:
         word, canonical_nan, negative_zero = _FLOATS[kind]
@@ -183,13 +187,6 @@ def _rotate_left(values: _Words, bits: int) -> None:
     low = values >> np.uint32(32 - bits)
     values <<= np.uint32(bits)
     values |= low
-
-
-# The value of a sharding field as a shard's manifest stores it.
-#
-# Integers are little-endian at their own width, text is UTF-8 and a bool is one byte:
-# these are the types that a sharding field can have. Lance compares the stored bytes
-# when it skips shards, so one value must always give the same bytes.
 
 
 _RESULT_TYPES: dict[str, pa.DataType] = {

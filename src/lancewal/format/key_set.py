@@ -1,9 +1,9 @@
 """Which keys newer levels have: for all levels at once (:func:`superseded`), or as a :class:`KeySet`.
 
-Integers are looked up in a bitmap where their range allows one, else by a small hashed
-filter and a binary search behind it. Text, binary and composite keys go the second way by
-their 64-bit hash, and a match is compared byte by byte. A key costs some nanoseconds,
-and batches outside the set's range cost nothing, however many keys there are.
+Integers are looked up in a bitmap where their range allows one, otherwise by a small hashed filter
+and a binary search behind it. Text, binary and composite keys are searched by their 64-bit hash,
+and a match is compared byte by byte. A key costs some nanoseconds, and batches outside the set's
+range cost nothing, however many keys there are.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Words = npt.NDArray[np.uint64]
 
 _SIGN = np.uint64(1 << 63)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-#: A bitmap may take so many bytes for each key, and so many for a small set whatever its size.
+#: A bitmap may take this many bytes per key, and a small set this many in all.
 _BITMAP_BYTES_PER_KEY = 64
 _SMALL_BITMAP = 1 << 16
 
 
 class KeySet:
-    """Keys of one type, as :func:`lancewal.format.keys.key_values` makes them; immutable.
+    """Keys of one type, in the form of :func:`~lancewal.format.keys.key_values`; immutable.
 
     >>> keys = KeySet.of([pa.array([5, 3]), pa.array([9])])
     >>> len(keys), keys.contains(pa.array([1, 3, 9])).tolist()
@@ -51,7 +51,7 @@ class KeySet:
 
     @classmethod
     def of(cls, keys: Iterable[pa.Array]) -> KeySet:
-        """The set of all keys in some arrays of one type; a key may be in several of them."""
+        """The set of all keys in arrays of one type; a key may occur several times."""
         arrays = [array for array in keys if len(array)]
         if not arrays:
             return _EMPTY
@@ -71,7 +71,7 @@ class KeySet:
         values = [each._values for each in filled if each._values is not None]
         words = np.concatenate([each._words for each in filled])
         type_ = filled[0]._type
-        # A stable sort merges what is sorted in pieces already.
+        # A stable sort of sorted pieces is a merge.
         if not values:
             return cls(type_, _distinct(np.sort(words, kind="stable")), None)
         order = np.argsort(words, kind="stable")
@@ -88,7 +88,7 @@ class KeySet:
         return _finder(self._words, self._values is None)
 
     def to_array(self) -> pa.Array:
-        """The keys; one may be there more than once."""
+        """The keys; one may occur more than once."""
         if self._values is not None or not len(self):
             return pa.array([], self._type) if self._values is None else self._values
         signed = pa.types.is_signed_integer(self._type)
@@ -119,7 +119,7 @@ class KeySet:
         same = pc.equal(candidates, self._values.take(pa.array(places))).to_numpy(zero_copy_only=False)
         found[rows[same]] = True
         if not same.all():
-            # Two keys with one hash, here or there: rare enough to be slow.
+            # Two keys with the same hash: rare enough to be slow.
             unsure = rows[~same]
             again = pc.is_in(keys.take(pa.array(unsure)), value_set=self._values)
             found[unsure] = again.to_numpy(zero_copy_only=False)
@@ -137,7 +137,7 @@ class _Finder(Protocol):
     """Finds words in a sorted array."""
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Which of ``words`` are there, and where; a bitmap does not know the second."""
+        """Which of ``words`` are there, and their places, which a bitmap does not know."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Bitmap:
     present: Mask
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        # Below the least the difference wraps around to a number beyond the end.
+        # For numbers below the least, the difference wraps around to beyond the end.
         distance = words - self.least
         inside = np.flatnonzero(distance < np.uint64(len(self.present)))
         if len(inside) == 0:
@@ -204,6 +204,11 @@ def _words(values: pa.Array) -> _Words:
     if plain.dtype.kind == "i":
         return plain.astype(np.int64, copy=False).view(np.uint64) ^ _SIGN
     return plain.astype(np.uint64, copy=False)
+
+
+def key_words(values: pa.Array) -> _Words:
+    """One 64-bit word per key (see ``key_values``): integers themselves, other keys as a hash."""
+    return _words(values) if _is_word(values.type) else _hashes(values)
 
 
 def _hashes(values: pa.Array) -> _Words:

@@ -1,4 +1,4 @@
-"""Primary keys as values: a single column as it is, several as one order-preserving binary.
+"""Primary keys as values: one column as it is, several as one order-preserving binary.
 
 The encoding of a composite key sorts, byte by byte, as the tuple of its columns does,
 nulls first. Per column, in key order: ``00`` for a null, else ``01`` and the value:
@@ -69,9 +69,9 @@ def key_columns(columns: Sequence[pa.Array | pa.ChunkedArray]) -> list[pa.Array]
 
 
 def key_values(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
-    """One value per row that identifies its key and sorts as it does.
+    """One value per row that identifies its key and sorts like it.
 
-    A key of one column comes back as it is, a composite one encoded.
+    A key of one column is returned as it is, a composite key encoded.
     """
     return encode_keys(columns) if len(columns) > 1 else key_columns(columns)[0]
 

@@ -2,8 +2,8 @@
 
 The messages are described here rather than generated, so that no build step and no
 copy of Lance's own files is needed. Only the fields that lancewal uses are listed;
-others pass through a message that is read and written again, and :func:`unknown_fields` gives their bytes.
-Everything lives in a descriptor pool of its own and so cannot collide with another
+other fields survive when a message is read and written again, and :func:`unknown_fields` gives
+their bytes. The messages have a descriptor pool of their own, so they cannot collide with another
 library's descriptors.
 """
 
@@ -16,9 +16,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 _PACKAGE = "lancewal.format"
 
-# Two spellings differ from Lance's, with the same bytes on the wire: a map is written
-# as the repeated key/value pairs it is, and an enum as int32, which keeps values that
-# this version does not know.
+# Two declarations differ from Lance's, with the same bytes on the wire: a map is declared as
+# repeated key/value pairs, and an enum as int32, which keeps values that this version does not know.
 _MESSAGES: dict[str, tuple[str, ...]] = {
     "Uuid": ("bytes uuid = 1",),
     "StringPair": ("string key = 1", "string value = 2"),
@@ -109,12 +108,12 @@ _SCALARS = {
 }
 _FIELD = re.compile(r"(?:(repeated|optional) )?(\w+) (\w+) = (\d+)")
 
-#: Raised by ``FromString`` for bytes that are no such message.
+#: Raised by ``FromString`` for bytes that are not such a message.
 DecodeError = message.DecodeError
 
 
 def unknown_fields(message: Any) -> bytes:
-    """The bytes of the fields that are not listed here, in their order; a later Lance has more."""
+    """The bytes of the fields that are not listed here, in their order: later versions of Lance add some."""
     rest = type(message)()
     rest.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:

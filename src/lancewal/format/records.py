@@ -1,7 +1,7 @@
-"""Small records of lancewal's own: JSON objects that carry a checksum of themselves.
+"""Small records of lancewal's own: JSON objects with a checksum.
 
-A flipped digit in one would else be believed: rows of a file taken for written, a column for
-another one.
+Without it a flipped digit would be believed: the rows of a file would count as written, or one
+column would be taken for another.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def encode_record(content: Mapping[str, object]) -> bytes:
 
 
 def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dict[str, Any]:
-    """What :func:`encode_record` was given; raises ``ValueError`` for what it did not write.
+    """The inverse of :func:`encode_record`; raises ``ValueError`` for any other bytes.
 
-    Earlier versions wrote records without a checksum, which are believed unless ``must_have_checksum``.
+    Earlier versions wrote records without a checksum; they are accepted unless ``must_have_checksum``.
     """
     try:
         content = json.loads(data)
@@ -48,7 +48,7 @@ def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dic
 
 @contextmanager
 def reading_record(path: str) -> Iterator[None]:
-    """Turns what a damaged record makes its reader raise into a :class:`StorageError` that names it."""
+    """Turns the errors of a reader that meets a damaged record into a :class:`StorageError` that names it."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:

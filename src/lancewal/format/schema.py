@@ -1,8 +1,8 @@
-"""A table's columns as the write path sees them: types, Lance field ids, primary key, what it can take.
+"""A table's columns as the write path sees them: types, Lance field ids, primary key, and limits.
 
 Readers of WAL entries and SSTables match columns by field id, never by name: a
 renamed column keeps its id. Lance may give the id of a dropped column to a new one, so
-rows also say for which version of the table they were written.
+rows also carry the version of the table that they were written for.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _EXTENSION_NAME = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _LANCE_JSON = b"lance.json"
 
-#: Blobs of file versions up to 2.1 are marked, later ones have a type of their own.
+#: File versions up to 2.1 mark blob columns with this key; later ones have a blob type.
 _BLOB_KEY = b"lance-encoding:blob"
 BLOB_TYPE = "lance.blob."
 
-#: Lance refuses them for new tables, but lets columns be renamed to some of them.
+#: Lance refuses these names for new tables, but lets columns be renamed to some of them.
 LANCE_NAMES = frozenset(
     ["_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"]
 )
-#: What reads add to rows. The change feed's columns are not among them: tables that keep what a feed
-#: gave have columns of these names, and only a feed of such a table is refused.
+#: Columns that reads add. The change feed's columns are not among them: a table may keep the rows of a
+#: feed, with these columns; only a feed of such a table is refused.
 ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
 
 class LanceField(Protocol):
-    """What we use of pylance's ``LanceField``."""
+    """The methods of pylance's ``LanceField`` that we use."""
 
     def id(self) -> int: ...
     def name(self) -> str: ...
@@ -47,7 +47,7 @@ class LanceField(Protocol):
 
 
 class ColumnIdentity(Protocol):
-    """Tells the columns of one version of a table from others that had their field ids."""
+    """Tells the columns of one version of a table from other columns that had the same field ids."""
 
     @property
     def version(self) -> int: ...
@@ -66,15 +66,15 @@ class TableSchema:
     ``columns`` carries ``lance:field_id`` in every field's metadata, nested ones
     included, next to what the table itself keeps there.
 
-    ``identity`` tells whether rows that were stored earlier belong to these very columns. Without
-    it (``None``) every field id and any former name is believed.
+    ``identity`` tells whether rows that were stored earlier belong to these columns. Without
+    it (``None``) every field id and every former name is accepted.
     """
 
     columns: pa.Schema
     primary_key: tuple[str, ...]
     identity: ColumnIdentity | None = field(default=None, compare=False, repr=False)
-    #: What the table keeps in its schema's metadata (pandas leaves some there). Lance
-    #: replays a WAL entry only if the entry has the same.
+    #: The table's schema metadata (pandas leaves some there). Lance replays a WAL entry only if the
+    #: entry has the same.
     metadata: Mapping[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -103,9 +103,9 @@ class TableSchema:
     def stored(self) -> pa.Schema:
         """The columns as MemTables, WAL entries and SSTables hold them: tombstone last.
 
-        Columns that are not of the key may be null there, whatever the table says of them: a
-        tombstone has no values. JSON is there in Lance's own encoding. Lance stores columns so, and
-        replays no entry that has them otherwise.
+        Columns outside the key are nullable there, whatever the table says: a tombstone has no values.
+        JSON is in Lance's own encoding. Lance stores columns in this form, and replays only entries
+        that have it.
         """
         columns = [
             field if field.name in self.primary_key else stored_field(field).with_nullable(True)
@@ -115,7 +115,7 @@ class TableSchema:
 
     @cached_property
     def shows_as_stored(self) -> bool:
-        """Whether users see values in the form in which MemTables hold them; JSON they do not."""
+        """Whether users see values in the form in which MemTables hold them; not so for JSON."""
         return not any(has_json(field.type) for field in self.columns)
 
     @cached_property
@@ -168,10 +168,10 @@ def without_field_ids(field: pa.Field) -> pa.Field:
 
 
 def check_readable(schema: pa.Schema) -> None:
-    """Refuses columns of which Arrow would give wrong values.
+    """Refuses columns for which Arrow returns wrong values.
 
-    Arrow takes rows out of a window on fixed-size lists of fixed-size lists from the window's
-    neighbours (seen in pyarrow 26.0.1). Windows are everywhere where rows are merged.
+    Of a slice of fixed-size lists of fixed-size lists, ``take`` returns rows outside the slice (seen in
+    pyarrow 26.0.1). Merging rows uses slices everywhere.
     """
     for column in schema:
         if _nests_fixed_lists(column.type):
@@ -189,9 +189,9 @@ def _nests_fixed_lists(type_: pa.DataType) -> bool:
 
 
 def hashable(schema: pa.Schema) -> pa.Schema:
-    """``schema`` without extension types that are written in Python: a cache can find nothing by those.
+    """``schema`` as a cache key: without extension types written in Python, which do not hash.
 
-    What stands in for a column is the type of its values in memory.
+    The storage type replaces them.
     """
     if not any(isinstance(type_, pa.ExtensionType) for type_ in schema.types):
         return schema
@@ -204,12 +204,12 @@ def hashable(schema: pa.Schema) -> pa.Schema:
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """A table without rows; Arrow's own way to one knows no nested extension types."""
+    """A table without rows; Arrow's own ``empty_table`` fails on nested extension types."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def is_json(type_: pa.DataType) -> bool:
-    """Whether a type is Arrow's JSON, which is how Lance shows a JSON column."""
+    """Whether a type is Arrow's JSON type, as which Lance shows a JSON column."""
     return isinstance(type_, pa.JsonType)
 
 
@@ -223,13 +223,13 @@ def has_json(type_: pa.DataType) -> bool:
 
 
 def holds_encoded_json(field: pa.Field) -> bool:
-    """Whether a field, not counting those below it, holds JSON as Lance encodes it."""
+    """Whether a field itself, not one below it, holds JSON in Lance's encoding."""
     marks = field.metadata or {}
     return bool(pa.types.is_large_binary(field.type)) and marks.get(_EXTENSION_NAME) == _LANCE_JSON
 
 
 def stored_field(field: pa.Field) -> pa.Field:
-    """``field`` with JSON, nested too, as Lance stores it.
+    """``field`` with JSON, nested included, as Lance stores it.
 
     >>> stored_field(pa.field("document", pa.json_())).type
     DataType(large_binary)
@@ -241,7 +241,7 @@ def stored_field(field: pa.Field) -> pa.Field:
 
 
 def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
-    # A map's children in Lance: one field for the pairs, which Arrow's type leaves no room for.
+    # In Lance a map has one child, for the pairs, which Arrow's type does not have.
     pairs = lance_field.children()[0].children() if pa.types.is_map(field.type) else None
     children = iter(lance_field.children() if pairs is None else pairs)
 
@@ -270,7 +270,7 @@ def map_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> 
 
 
 def check_new_columns(schema: TableSchema) -> None:
-    """Refuse columns with which a table should not get a write path."""
+    """Refuse a table whose columns make it unfit for a write path."""
     check_columns(schema)
     added = [name for name in schema.names if name in ADDED_NAMES]
     if added:
@@ -283,9 +283,9 @@ def check_new_columns(schema: TableSchema) -> None:
 def check_columns(schema: TableSchema) -> None:
     """Refuse columns whose rows could be written, but never read, flushed or compacted.
 
-    Lance makes tables with names that its own appends, merges and scans then cannot handle, and rows of
-    such a table would be stuck on their way to the base. Blob columns are stored beside the rows that
-    they belong to, where the write path does not bring them yet.
+    Lance creates tables with column names that its own appends, merges and scans cannot handle; rows of
+    such a table would be stuck on their way to the base. Lance stores blobs outside the rows, and the
+    write path does not support that yet.
     """
     for name in schema.names:
         problem = _name_problem(name, name in schema.primary_key)
@@ -308,7 +308,7 @@ def check_columns(schema: TableSchema) -> None:
 
 
 def refuse_added(schema: TableSchema, *names: str) -> None:
-    """Refuse to add columns to rows that have some of these names already."""
+    """Refuse a table that has columns of these names, which a read would add."""
     taken = [name for name in names if name in schema.field_ids]
     if taken:
         raise InvalidInputError(
@@ -318,7 +318,7 @@ def refuse_added(schema: TableSchema, *names: str) -> None:
 
 
 def readable_columns(schema: TableSchema, names: Iterable[str]) -> list[str]:
-    """``names``; refuses blob columns, whose values merged reads cannot show."""
+    """``names``, unless they include blob columns, whose values merged reads cannot show."""
     chosen = list(names)
     blobs = [name for name in chosen if name in schema.blob_columns]
     if blobs:
@@ -331,7 +331,7 @@ def readable_columns(schema: TableSchema, names: Iterable[str]) -> list[str]:
 
 
 def refuse_blob_values(batch: pa.RecordBatch) -> None:
-    """Refuse rows of another writer that have values in blob columns: they would be left behind."""
+    """Refuse rows of another writer with values in blob columns: the values would be lost."""
     for field_, column in zip(batch.schema, batch.columns, strict=True):
         if is_blob(field_) and column.null_count < len(column):
             raise InvalidInputError(

@@ -1,12 +1,12 @@
 """A shard's manifest: who may write, what is flushed, where replay starts.
 
 Each version is one immutable file below the shard's ``manifest`` directory, in the
-bytes that Lance itself reads and writes. Fields that a later Lance adds are kept through
-every change, as the bytes that they are.
+bytes that Lance itself reads and writes. Fields that a later Lance adds are kept as bytes
+through every change.
 
-What lancewal writes begins with a checksum over the whole file: first, so that a file that
-was cut has it too, and by its place rather than by its field alone, so that a copy which some
-other writer carried along into a file of its own is not taken for that file's.
+A file that lancewal writes begins with a checksum over the whole file. It comes first, so that a
+truncated file has it too. Only a checksum in that place counts: another writer may copy the field
+into a file of its own, where it means nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lancewal.storage import is_plain_name
 WRITE_ID_BYTES = 16
 
 # Field 1001 with 8 bytes: a mark and the checksum. Tag and mark each say that the file has a
-# checksum, so that no damage in one place can hide it. No message of Lance's begins like either.
+# checksum, so that damage in one place cannot hide it. No message of Lance's begins with either.
 _CHECKSUM_TAG = b"\xca\x3e\x08"
 _CHECKSUM_MARK = b"lwm1"
 _CHECKSUM_AT = len(_CHECKSUM_TAG) + len(_CHECKSUM_MARK)
@@ -34,7 +34,7 @@ _CHECKSUM_END = _CHECKSUM_AT + 4
 
 
 class ShardStatus(IntEnum):
-    """Whether the shard takes writers; a SEALED one refuses every claim."""
+    """Whether the shard accepts writers; a SEALED one refuses every claim."""
 
     ACTIVE = 0
     SEALED = 1
@@ -44,12 +44,11 @@ class ShardStatus(IntEnum):
 class SsTableEntry:
     """One flushed MemTable. ``path`` is relative to the shard's directory.
 
-    The last three describe the rows for whoever plans memory: payload bytes, rows
-    including older duplicates of a key, payload bytes of the key columns. ``None``
-    means that the writer did not say, which is not zero.
+    Three sizes help to plan memory: payload bytes, rows including older versions of a key, payload
+    bytes of the key columns. ``None`` means that the writer did not say, not zero.
 
-    ``notes`` are lancewal's own: what the file of that name in the SSTable's directory says,
-    so that readers need not fetch it. Empty where Lance wrote the SSTable or the manifest.
+    ``notes`` are lancewal's own: a copy of the notes file in the SSTable's directory, so that readers
+    need not fetch it. Empty where Lance wrote the SSTable or the manifest.
     ``unknown`` holds fields of a later Lance.
     """
 
@@ -84,8 +83,8 @@ class ShardManifest:
     that no WAL entry is covered by an SSTable, a ``shard_spec_id`` of 0 that the shard
     belongs to no sharding spec. ``wal_entry_position_last_seen`` is a hint only.
 
-    ``unknown`` holds what only a later Lance understands: fields, and a status that is
-    neither of ours. Leave it as it is.
+    ``unknown`` holds what only a later Lance understands: fields, and a status that we do not know.
+    Leave it as it is.
     """
 
     version: int
@@ -111,11 +110,10 @@ class ShardManifest:
 
 
 def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> bytes:
-    """The manifest's file content; without a write id byte for byte what Lance writes.
+    """The manifest's file content; without a write id, byte for byte as Lance writes it.
 
-    ``write_id`` is 16 fresh random bytes. It lets a writer that lost the reply to its put
-    tell its own file from a rival's with the same content; it means nothing else. With it
-    comes the checksum.
+    ``write_id`` is 16 fresh random bytes. It lets a writer that lost the reply to its put tell
+    its own file from a rival's with the same content. Only files with a write id have a checksum.
 
     >>> m = ShardManifest(version=1, writer_epoch=0, shard_id=UUID(int=7))
     >>> decode_manifest(encode_manifest(m), shard_id=UUID(int=7), version=1) == m
@@ -144,7 +142,7 @@ def _message(manifest: ShardManifest, write_id: bytes | None) -> Any:
     message.shard_spec_id = manifest.shard_spec_id
     message.shard_id.uuid = manifest.shard_id.bytes
     if manifest.status is not ShardStatus.ACTIVE:
-        # An ACTIVE one may be a later Lance's, which stands in the unknown fields.
+        # ACTIVE may stand for the status of a later Lance, which is among the unknown fields.
         message.status = int(manifest.status)
     message.write_id = write_id or b""
     for entry in manifest.sstables:
@@ -242,7 +240,7 @@ def _parse(data: bytes | memoryview, name: str) -> Any:
 
 
 def _unknown(message: Any) -> bytes:
-    """What is to be written again as it is."""
+    """The bytes that have to be kept as they are."""
     unknown: bytes = unknown_fields(message)
     if message.status not in tuple(ShardStatus):
         unknown += bytes(ShardManifestMessage(status=message.status).SerializeToString())
@@ -257,7 +255,7 @@ def _name(shard_id: UUID | None, version: int | None) -> str:
 
 
 def _problem(manifest: ShardManifest) -> str | None:
-    """What no manifest of any writer may have; ``None`` when all is well."""
+    """What makes a manifest invalid, whoever wrote it; ``None`` when it is valid."""
     if manifest.version < 1:
         return "its version is missing (versions count from 1)"
     if manifest.current_generation < 1:
@@ -265,7 +263,7 @@ def _problem(manifest: ShardManifest) -> str | None:
     for entry in manifest.sstables:
         if entry.generation < 1:
             return f"SSTable {entry.path!r} has no generation"
-        # Rows are read, and garbage is deleted, by this path: it must not lead out of the shard.
+        # Reads and deletes use this path: it must not lead out of the shard.
         if not is_plain_name(entry.path):
             return (
                 f"SSTable generation {entry.generation} has the path {entry.path!r}, "

@@ -1,6 +1,6 @@
 """SipHash-1-3 with key (0, 0) over many messages at once.
 
-One round for every 8-byte word of a message, whose last word ends in the message's
+One round for every 8-byte word of a message, whose last word ends with the message's
 length, and three to finish. All rows go through a round together.
 """
 
@@ -21,7 +21,7 @@ _WORD = 8
 _FINISH_MARK = 0xFF
 _FINISH_ROUNDS = 3
 
-#: Below so many rows, the interpreter's own integers beat numpy's cost per call.
+#: Below this many rows, Python's own integers are faster than numpy's cost per call.
 _FEW_ROWS = 8
 
 
@@ -43,7 +43,7 @@ def siphash13_words(messages: npt.NDArray[np.uint64]) -> Hashes:
 def siphash13_spans(spans: ByteSpans) -> Hashes:
     """Hashes of messages of any length."""
     hashes = np.empty(len(spans), np.uint64)
-    # The last word of a message may reach past its end: room behind the last one.
+    # The last word of a message may reach past its end: pad the last message.
     words = unaligned_words(np.append(spans.data, np.zeros(_WORD, np.uint8)), np.uint64)
     for rows, piece in spans.pieces():
         whole = piece.lengths // _WORD
@@ -56,7 +56,7 @@ def siphash13_spans(spans: ByteSpans) -> Hashes:
         together = [count for count in having if count > _FEW_ROWS]
         for i, count in enumerate(together):
             _absorb(state[:, :count], words[starts[:count] + _WORD * i])
-        # The counts only fall: these are the first rows, with words left beyond the others'.
+        # The counts only fall: the first rows have words left when the others have none.
         alone = next((count for count in [len(piece), *having] if count <= _FEW_ROWS), 0)
         result = np.empty(len(piece), np.uint64)
         for row in range(alone):

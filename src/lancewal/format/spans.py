@@ -1,4 +1,4 @@
-"""Arrow columns as numpy sees them; text and binary as one byte buffer and a span of it per row.
+"""Arrow columns as numpy arrays; text and binary as one byte buffer with a span of it per row.
 
 Hash functions walk such columns block by block across all rows at once, never row by
 row, so that the interpreter's cost is spread over the whole batch.
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
-#: Rows worked on at a time: the temporaries of so many rows stay in a core's cache.
+#: Rows worked on at a time: their temporaries stay in a core's cache.
 ROWS_AT_A_TIME = 16_384
 
 
@@ -34,7 +34,7 @@ class ByteSpans:
         return len(self.starts)
 
     def pieces(self) -> Iterator[tuple[slice, ByteSpans]]:
-        """The rows in runs small enough for the cache, each with where it lies in the whole."""
+        """The rows in runs small enough for the cache, each with its place in the whole."""
         for rows in row_slices(len(self)):
             yield rows, ByteSpans(self.data, self.starts[rows], self.lengths[rows])
 
@@ -62,7 +62,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A text or binary array as binary with 32-bit offsets, without a copy where it has those."""
+    """A text or binary array as binary with 32-bit offsets; copies only 64-bit ones."""
     small = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
     return array.view(pa.binary()) if small else array.cast(pa.binary())
 
@@ -78,7 +78,7 @@ def packed_rows(rows: npt.NDArray[Any], valid: pa.Array | None = None) -> pa.Arr
 def byte_spans(array: pa.Array) -> ByteSpans:
     """The spans of a text or binary array, 32- or 64-bit offsets.
 
-    Arrow allows a null row to cover bytes: what its span holds means nothing.
+    Arrow allows a null row to cover bytes: ignore what its span holds.
     """
     if len(array) == 0:
         nothing = np.empty(0, np.int64)
@@ -88,7 +88,7 @@ def byte_spans(array: pa.Array) -> ByteSpans:
     all_offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
     offsets = all_offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
     first, end = int(offsets[0]), int(offsets[-1])
-    # Only this array's own window: a slice's buffer is the whole parent's.
+    # Only this array's own part: a slice has the buffer of its whole parent.
     data = np.frombuffer(data_buffer, np.uint8)[first:end] if end > first else np.empty(0, np.uint8)
     return ByteSpans(data, offsets[:-1] - first, np.diff(offsets))
 
@@ -96,8 +96,8 @@ def byte_spans(array: pa.Array) -> ByteSpans:
 def longest_first(counts: Positions) -> tuple[Positions | slice, list[int]]:
     """An order of the rows by falling block count, and how many rows have a block ``i``.
 
-    In that order the rows that still have a block ``i`` are always the first ones, so a
-    loop over block numbers works on plain slices instead of masks.
+    In this order the rows that have a block ``i`` come first, so a loop over block numbers works on
+    slices instead of masks.
     """
     longest = int(counts.max(initial=0))
     if len(counts) == 0 or counts.min() == longest:
@@ -118,18 +118,13 @@ def unaligned_words(data: Bytes, dtype: type[np.uint32] | type[np.uint64]) -> np
     return np.ndarray((count,), word, buffer=data if count else b"", strides=(1,))
 
 
-# Values at addresses that Lance accepts.
-#
-# Arrow promises buffers at multiples of 8 bytes, and that is what a batch from an IPC stream has: a WAL
-# entry, rows from Spark, rows from another process. Lance's engine holds a decimal as one number of
-# 16 bytes, and dies of one that does not begin at a multiple of 16.
-
-
+# Arrow aligns buffers to 8 bytes in an IPC stream: a WAL entry, rows from Spark or another process.
+# Lance reads a decimal as one number of 16 bytes, and crashes if its address is not a multiple of 16.
 _WIDE_VALUE_BYTES = 16
 
 
 def has_wide_values(type_: pa.DataType) -> bool:
-    """Whether a type holds decimals, itself or below it.
+    """Whether a type is a decimal or contains one.
 
     >>> has_wide_values(pa.list_(pa.decimal128(10, 2))), has_wide_values(pa.float64())
     (True, False)
@@ -144,14 +139,14 @@ def has_wide_values(type_: pa.DataType) -> bool:
 
 
 def aligned(array: pa.Array) -> pa.Array:
-    """``array``, copied when a buffer of it does not begin where Lance wants it."""
+    """``array``, copied when one of its buffers is not aligned as Lance needs it."""
     if all(buffer is None or buffer.address % _WIDE_VALUE_BYTES == 0 for buffer in array.buffers()):
         return array
     return array.take(pa.array(np.arange(len(array))))
 
 
 def aligned_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch`` with all its decimals where Lance wants them; mostly itself."""
+    """``batch`` with its decimals aligned as Lance needs them; usually itself."""
     wide = [place for place, type_ in enumerate(batch.schema.types) if has_wide_values(type_)]
     if not wide:
         return batch

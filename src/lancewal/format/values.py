@@ -1,6 +1,6 @@
-"""Values in another form: another type with the same values, JSON as Lance encodes it, dictionaries.
+"""Conversions of values: to another type, JSON to Lance's encoding and back, dictionaries.
 
-A conversion changes no value, or says which one it would change.
+A conversion never changes a value; it names the first row that it would change.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lancewal.format.spans import one_array
 Convert = Callable[[pa.Array], pa.Array]
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 _Mask = npt.NDArray[np.bool_]
-#: The first row that does not survive, and why.
+#: The first row whose value would change, and why.
 _Change = tuple[int, str]
 
 _SHOWN_VALUE = 60
 
 
 class CastRefusedError(ValueError):
-    """A column that cannot be converted; ``row`` is the first that stands in the way, where one does."""
+    """A column cannot be converted; ``row`` is the first row that prevents it, if a row does."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
     except pa.ArrowException as error:
         row = _first_failing(column, target)
         raise CastRefusedError(f"row {row} is {_shown(column, row)}: {error}", row) from None
-    change = _change(column, converted, rounding)
+    change = _first_change(column, converted, rounding)
     if change is not None:
         row, why = change
         raise CastRefusedError(f"row {row} is {_shown(column, row)}, {why}", row)
@@ -69,45 +69,45 @@ def has_floats(type_: pa.DataType) -> bool:
     return bool(pa.types.is_floating(type_)) or any(map(has_floats, children))
 
 
-def _change(given: pa.Array, made: pa.Array, rounding: bool) -> _Change | None:
-    """The first row of ``given`` that ``made`` has not as it was."""
-    given, made = _plain(given), _plain(made)
+def _first_change(given: pa.Array, made: pa.Array, rounding: bool) -> _Change | None:
+    """The first row that differs between ``given`` and ``made``."""
+    given, made = _unwrapped(given), _unwrapped(made)
     if given.type == made.type or not len(given):
         return None
     if pa.types.is_struct(made.type) and pa.types.is_struct(given.type):
-        return _struct_change(given, made, rounding)
+        return _first_struct_change(given, made, rounding)
     if _is_list(made.type) and _is_list(given.type):
-        found = _change(given.flatten(), made.flatten(), rounding)
+        found = _first_change(given.flatten(), made.flatten(), rounding)
         if found is None:
             return None
         lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
         return int(np.searchsorted(np.cumsum(lengths), found[0], side="right")), found[1]
-    changed = _changed(given, made, rounding)
+    changed = _changed_values(given, made, rounding)
     if changed is None or not changed.any():
         return None
     return int(np.argmax(changed)), f"which {made.type} cannot hold{'' if rounding else ' exactly'}"
 
 
-def _struct_change(given: pa.StructArray, made: pa.StructArray, rounding: bool) -> _Change | None:
+def _first_struct_change(given: pa.StructArray, made: pa.StructArray, rounding: bool) -> _Change | None:
     before = dict(zip([field.name for field in given.type], given.flatten(), strict=True))
     after = dict(zip([field.name for field in made.type], made.flatten(), strict=True))
     for name, child in before.items():
         if name not in after:
             return 0, f"whose field {name} the table does not have"
-        found = _change(child, after[name], rounding)
+        found = _first_change(child, after[name], rounding)
         if found is not None:
             return found
     return None
 
 
-def _changed(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
-    """Which values of a column without children are others; ``None`` where none can be."""
+def _changed_values(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
+    """Which values differ, in a column without children; ``None`` if none can."""
     types = pa.types
     if types.is_null(given.type):
         return None
     if types.is_floating(made.type):
         if _is_text(given.type):
-            # Digits mean the double nearest to them, and infinity is only what says so.
+            # Digits mean the nearest double; only the word itself means infinity.
             infinite = pc.match_substring(given.cast(pa.string()), "inf", ignore_case=True)
             given = given.cast(pa.float64())
             told = infinite.fill_null(True).to_numpy(zero_copy_only=False)
@@ -120,7 +120,7 @@ def _changed(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
             same = (before == after) | (np.isnan(before) & np.isnan(after))
             return np.asarray(~same | (np.isinf(after) & ~told))
     if _is_text(given.type):
-        return None  # what does not parse was refused
+        return None  # text that does not parse was refused
     try:
         back = made.cast(given.type, safe=False)
     except pa.ArrowException:
@@ -129,12 +129,12 @@ def _changed(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
 
 
 def _doubles(array: pa.Array) -> npt.NDArray[np.float64]:
-    """Nulls as NaN."""
+    """The values as doubles, nulls as NaN."""
     return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
 
 
 def _first_failing(column: pa.Array, target: pa.DataType) -> int:
-    """The first row without which all before it can be cast."""
+    """The first row that cannot be cast."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -146,14 +146,14 @@ def _first_failing(column: pa.Array, target: pa.DataType) -> int:
     return low
 
 
-def _plain(array: pa.Array) -> pa.Array:
-    """Without the forms that hide other arrays."""
+def _unwrapped(array: pa.Array) -> pa.Array:
+    """``array`` without extension types, dictionaries and maps around its values."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_map(array.type):
-        # Arrow takes a map apart only as the list of pairs that it is.
+        # Arrow takes a map apart only as a list of pairs.
         array = array.cast(pa.list_(array.type.field(0)))
     return array
 
@@ -174,17 +174,17 @@ _is_text = _one_of(
 )
 
 
-# Lance encodes JSON in a way of its own (JSONB), and replays no entry that holds the text. Its public API
-# converts only what is in a dataset. So it is asked to, with one in memory: every value reads the same
-# whether it is in memory, in an SSTable or in the base table.
+# Lance has its own encoding of JSON (JSONB), and does not replay entries that hold the text. Its public
+# API converts only the rows of a dataset, so we use one in memory. Every value then reads the same in
+# memory, in an SSTable and in the base table.
 _TEXT = pa.field("json", pa.json_())
 _ENCODED = stored_field(_TEXT)
-#: A column that is only named is shown as text.
+#: An expression: the plain column would be shown as text.
 _AS_STORED = {"json": "json || X''"}
 
 
 def encode_json(text: pa.Array) -> pa.Array:
-    """JSON text (of the JSON type, or plain) in Lance's encoding; refuses what is no JSON.
+    """JSON text (of the JSON type, or plain) in Lance's encoding; refuses other text.
 
     >>> decode_json(encode_json(pa.array(['{"b": 1, "a": null}', None]))).to_pylist()
     ['{"a":null,"b":1}', None]
@@ -223,11 +223,11 @@ def has_dictionary(type_: pa.DataType) -> bool:
 
 
 def without_null_words(array: pa.Array) -> pa.Array:
-    """``array`` with no null in its dictionaries, nested ones included; itself where there is none.
+    """``array`` without nulls in its dictionaries, nested ones included; itself if there are none.
 
-    Arrow allows a null to be told in two ways: by a row without a number, and by a number whose word is
-    null. It does not join arrays of the second kind ("cannot yet unify dictionaries with nulls"). Lance
-    gives such arrays out of files of version 2.0, and callers may pass some.
+    Arrow has two ways to say null: a null index, and an index of a null in the dictionary. It cannot
+    concatenate arrays of the second kind ("cannot yet unify dictionaries with nulls"). Lance returns
+    such arrays from files of version 2.0, and callers may pass some.
 
     >>> given = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["a", None, "b"]))
     >>> joinable = without_null_words(given)
@@ -267,7 +267,7 @@ def _renumbered(array: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def with_items(array: pa.Array, type_: pa.DataType, change: Convert | None) -> pa.Array:
-    """The lists of ``array`` with their items changed, as ``type_``."""
+    """The lists of ``array`` as ``type_``, with ``change`` applied to their items."""
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size
         items = array.values.slice(array.offset * size, len(array) * size)

@@ -1,11 +1,10 @@
 """One WAL entry: an Arrow IPC stream, written whole or not at all.
 
 The schema's metadata holds what Lance reads: the writer's epoch, the MemTable
-generation, the sentinel mark. What is ours (a checksum over the whole entry, the
-write id, tags) rides in the metadata of the first record batch's *message*, which
-Lance ignores; Lance refuses an entry with any further key in the schema's metadata.
-A sentinel has no batch, so there ours goes into the schema's metadata, where Lance
-does not look once it has seen the mark.
+generation, the sentinel mark. Our own metadata (a checksum over the whole entry, the write id,
+tags) is in the metadata of the first record batch's *message*, which Lance ignores; Lance refuses
+an entry with any further key in the schema's metadata. A sentinel has no batch, so its own
+metadata is in the schema, which Lance does not read once it has seen the mark.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _FRAME = struct.Struct("<II")
 _END_OF_STREAM = _FRAME.pack(_CONTINUATION, 0)
 _MAX_NUMBER = (1 << 64) - 1
 
-# Given once: without it pyarrow looks at the environment for every stream.
+# Made once: without options pyarrow reads the environment for every stream.
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 _Corrupt = Callable[[str], WalCorruptError]
@@ -66,7 +65,7 @@ class WalEntry:
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self, schema: TableSchema) -> list[pa.RecordBatch]:
-        """The batches as ``schema.stored``; raises :class:`WalCorruptError` where they cannot be that."""
+        """The batches as ``schema.stored``; raises :class:`WalCorruptError` if they cannot be converted."""
         try:
             return [align(batch, schema, self.base_version) for batch in self.batches]
         except ColumnMismatchError as error:
@@ -75,7 +74,7 @@ class WalEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """What an entry says of itself before its rows."""
+    """The metadata of an entry, which comes before its rows."""
 
     writer_epoch: int
     generation: int | None
@@ -88,7 +87,7 @@ def entry_schema(
     """``schema`` with the metadata of an entry; worth keeping between entries.
 
     ``keep_metadata`` is for a schema in the table's stored form, whose own metadata Lance
-    expects in the entry too. Any other is left out: Lance would refuse the entry.
+    expects in the entry too. Other metadata is left out: Lance would refuse the entry.
     """
     metadata = dict(schema.metadata or {}) if keep_metadata else {}
     metadata[EPOCH_KEY] = str(epoch).encode()
@@ -136,8 +135,8 @@ def encode_sentinel(epoch: int, tags: Mapping[str, str] | None = None) -> memory
 def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> WalEntry:
     """Read an entry of ours or of Lance's; raises :class:`WalCorruptError` on any damage found.
 
-    Entries of ours are protected by their checksum against every flipped or missing
-    byte. An entry that Lance wrote has none: there only what breaks decoding is seen.
+    The checksum protects our entries against every flipped or missing byte. Lance's entries have
+    none: only damage that breaks decoding is found there.
     """
 
     def corrupt(found: str) -> WalCorruptError:
@@ -154,8 +153,8 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
             own |= _ours(custom or {})
             batches.append(batch)
         if not checked:
-            # Nobody vouches for these bytes: names must be text, and offsets that lead astray
-            # could crash a reader.
+            # No checksum protects these bytes: names must be text, and wrong offsets could crash a
+            # reader.
             _names(schema)
             for batch in batches:
                 batch.validate(full=True)
@@ -169,7 +168,7 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
     elif not batches:
         raise corrupt("it has no record batch and is no fence sentinel")
     if own and not checked:
-        # Only a damaged mark lands here: our encoder writes one with any metadata of its own.
+        # Our encoder always writes the mark with its own metadata, so the mark is damaged.
         raise corrupt("its checksum mark is damaged")
     if not checked and view[-len(_END_OF_STREAM) :] != _END_OF_STREAM:
         raise corrupt("it has no end-of-stream mark, so batches may be missing")
@@ -192,7 +191,7 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
 
 
 def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> EntryHeader:
-    """Epoch, generation and sentinel mark alone; ``data`` may be the entry's first bytes only."""
+    """Only epoch, generation and sentinel mark; the entry's first bytes suffice as ``data``."""
 
     def corrupt(found: str) -> WalCorruptError:
         return WalCorruptError(shard_id, position, found)
@@ -207,7 +206,7 @@ def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> En
 
 
 def _unreadable_type(data: bytes | memoryview, error: TypeError, corrupt: _Corrupt) -> LanceWalError:
-    """pylance does not know the form in which Lance's own writer logs blobs."""
+    """The error for a type that pylance cannot read: the one in which Lance's own writer logs blobs."""
     if BLOB_TYPE.encode() not in bytes(data):
         return corrupt(f"unreadable schema ({error})")
     return InvalidInputError(
@@ -217,7 +216,7 @@ def _unreadable_type(data: bytes | memoryview, error: TypeError, corrupt: _Corru
 
 
 def _names(fields: Iterable[pa.Field]) -> list[str]:
-    """All names, nested ones too; raises ``UnicodeDecodeError`` on one that is not text."""
+    """All names, nested ones included; raises ``UnicodeDecodeError`` for one that is not text."""
     names = []
     for field_ in fields:
         children = (field_.type.field(index) for index in range(field_.type.num_fields))
@@ -295,11 +294,11 @@ def _verify_checksum(view: memoryview, corrupt: _Corrupt) -> bool:
 
 
 def _checksum_start(view: memoryview) -> int | None:
-    """Where the checksum's digits stand; only message headers are searched, never rows."""
+    """Where the checksum's digits begin; only message headers are searched, never rows."""
     header = _message_header(view, 0)
     if header is None:
         return None
-    # A schema message has no body: the next message follows its header. Without one this
+    # A schema message has no body: the next message follows its header. Without a next message this
     # is a sentinel, whose mark is in the schema.
     following = _message_header(view, header.stop)
     while following is not None:
@@ -320,7 +319,7 @@ def _message_header(view: memoryview, offset: int) -> range | None:
 
 
 def _after_dictionary(view: memoryview, header: range) -> range | None:
-    """The header after a dictionary's message; those come between the schema and the first batch."""
+    """The header after a dictionary's message; dictionaries come between the schema and the first batch."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(view[header.start - _FRAME.size :]))
     except (pa.ArrowException, OSError, ValueError, EOFError):

@@ -4,6 +4,10 @@ New rows go to a short tail that is searched by comparing; a full tail is sorted
 neighbouring runs are merged so that their sizes grow geometrically. One thread appends, many search:
 everything a search reads hangs on one attribute that is replaced whole, so a search sees the state
 before an insertion or after it.
+
+Values become keys that sort as Lance's filters compare them. Numbers, booleans, dates and times
+become 64-bit integers; text and binary stay bytes. Floats follow Lance: -0.0 equals 0.0, NaN lies
+above infinity (and NaN with a sign below negative infinity), every NaN equals itself.
 """
 
 from __future__ import annotations
@@ -19,14 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.kinds import RowPositions, already_in, grown, with_run
+from lancewal.index.kinds import RowPositions, grown, not_yet_in, with_run
 
 
 class BTreeIndex:
     """The values of one column in order.
 
-    Tombstones have NULL in columns beside the key, so :meth:`nulls` names them too:
-    the caller drops dead rows, here as everywhere.
+    Tombstones have NULL in all columns but the key, so :meth:`nulls` returns them too: the caller drops
+    dead rows, here as everywhere.
 
     >>> index = BTreeIndex(pa.int64())
     >>> index.insert(pa.array([30, 10, None, 20]), 0)
@@ -57,11 +61,9 @@ class BTreeIndex:
         """Add the values of ``column``, the first of which is at ``first_row``."""
         if column.type != self.type:
             raise InvalidInputError(f"the index holds {self.type}, the batch {column.type}")
-        known = already_in(self._rows, first_row, len(column))
-        if known == len(column):
+        column = not_yet_in(column, self._rows, first_row)
+        if not len(column):
             return
-        if known:
-            column = column.slice(known)
         end = self._rows + len(column)
         rows = np.arange(self._rows, end, dtype=np.int32)
         missing = rows[:0]
@@ -71,13 +73,13 @@ class BTreeIndex:
         null_count = self._null_count + len(missing)
         nulls = grown(self._nulls, self._null_count, null_count)
         nulls[self._null_count : null_count] = missing
-        # Runs take the values whole or not at all; nothing fails after them.
+        # Runs take all values or none, and nothing can fail after them.
         if len(rows):
             self._runs.append(column, rows)
         self._nulls, self._null_count, self._rows = nulls, null_count, end
 
     def equal_to(self, values: Any) -> Matches:
-        """All rows with one of ``values``, NULL excepted."""
+        """All rows with one of ``values``, except NULL."""
         wanted = values_array(values, self.type).drop_null().unique()
         return Matches(self._runs.equal_to(wanted) if len(wanted) else [])
 
@@ -91,23 +93,23 @@ class BTreeIndex:
 
     def nulls(self) -> Matches:
         """All rows without a value."""
-        # The count first: the array that is read after it holds at least as many.
+        # The count first: the array, read after it, holds at least as many.
         count = self._null_count
         return Matches([self._nulls[:count]])
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Rows that were found, as they lie in the index: their number costs nothing, their order does."""
+    """Found rows in the order of the index: counting them costs nothing, sorting them does."""
 
     parts: Sequence[npt.NDArray[np.int32]]
 
     def __len__(self) -> int:
-        """How many there are, those at or above any bound included."""
+        """How many rows there are, whatever bound is asked for later."""
         return sum(map(len, self.parts))
 
     def below(self, bound: int) -> RowPositions:
-        """Those below ``bound``, in order."""
+        """The rows below ``bound``, in order."""
         if not self.parts:
             return np.empty(0, np.int64)
         rows = self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
@@ -119,16 +121,9 @@ def is_supported(type_: pa.DataType) -> bool:
     return is_number_like(type_) or is_bytes_like(type_)
 
 
-# Column values as keys that sort as Lance's filters compare them.
-#
-# Numbers, booleans and moments become 64-bit integers; text and binary stay bytes.
-# Floats follow Lance: -0.0 equals 0.0, NaN lies above infinity (and NaN with a sign
-# below negative infinity), every NaN equals itself.
-
-
 NumberKeys = npt.NDArray[np.int64]
 
-#: Asked for every batch: by number, since Arrow's own predicates take a microsecond together.
+#: Type ids, because this is asked for every batch and Arrow's own predicates take a microsecond together.
 _MOMENTS = frozenset(
     type_.id
     for type_ in (
@@ -156,7 +151,7 @@ def is_bytes_like(type_: pa.DataType) -> bool:
 
 
 def number_keys(array: pa.Array) -> NumberKeys:
-    """One integer per value; ``array`` has no nulls.
+    """One integer per value; ``array`` must have no nulls.
 
     >>> number_keys(pa.array([-1.0, -0.0, 0.0])).tolist()[1:]
     [0, 0]
@@ -166,7 +161,7 @@ def number_keys(array: pa.Array) -> NumberKeys:
         array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     if values.dtype.kind == "f":
-        # Adding zero turns -0.0 into 0.0 and leaves everything else as it is.
+        # Adding zero turns -0.0 into 0.0 and changes nothing else.
         bits = (values.astype(np.float64) + 0.0).view(np.int64)
         return bits ^ ((bits >> 63) & _MAGNITUDE)
     if values.dtype == np.uint64:
@@ -187,7 +182,7 @@ def values_array(values: Any, type_: pa.DataType) -> pa.Array:
             return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         plain = [v.as_py() if isinstance(v, pa.Scalar) else v for v in values]
         if pa.types.is_integer(type_) and any(isinstance(v, float) for v in plain):
-            # Arrow would cut 1.5 to 1 without a word.
+            # Arrow would silently truncate 1.5 to 1.
             return pa.array(plain, pa.float64()).cast(type_)
         return pa.array(plain, type_)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -200,17 +195,17 @@ def _is_moment(type_: pa.DataType) -> bool:
 
 Rows = npt.NDArray[np.int32]
 
-#: Tails are scanned by every search: long enough to make sorting rare, short enough to scan in microseconds.
+#: Every search scans the tail: long enough to make sorting rare, short enough to scan in microseconds.
 NUMBER_TAIL = 4096
 NUMBER_FRESH = 256
 BYTES_TAIL = 1024
-#: A column slice that waits in a tail: Python and Arrow objects, the bytes are the MemTable's.
+#: Overhead of a column slice in a tail: Python and Arrow objects; the values are the MemTable's.
 _CHUNK_BYTES = 256
 
 
 @dataclass(frozen=True)
 class Range:
-    """Values between two ends, each an array of one value or None."""
+    """Values between two ends; each end is an array of one value, or None."""
 
     low: pa.Array | None
     high: pa.Array | None
@@ -219,7 +214,7 @@ class Range:
 
 
 class SortedRuns(Protocol):
-    """What a BTree needs of the pairs behind it; found rows come in no order."""
+    """The pairs of value and row behind a BTree; found rows come in no order."""
 
     @property
     def memory_bytes(self) -> int: ...
@@ -241,7 +236,7 @@ class _NumberState(NamedTuple):
     runs: tuple[_NumberRun, ...]
     tail: _NumberRun
     tail_length: int
-    #: Columns as they came, not even turned into keys: most batches are small. Grows in place.
+    #: Columns as they came, not yet turned into keys: most batches are small. Grows in place.
     fresh: list[tuple[pa.Array, Rows]]
     fresh_length: int
     fresh_rows: int

@@ -44,7 +44,7 @@ NOTHING = Nearest(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def checked_query(query: Any, dimension: int) -> Vector:
-    """The query as float32, refused if it is no vector of finite numbers of that dimension."""
+    """The query as float32; refused unless it is a vector of finite numbers of that dimension."""
     if isinstance(query, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         query = query.to_pylist() if not isinstance(query, pa.Scalar) else query.as_py()
     try:
@@ -80,9 +80,9 @@ def nearest_exactly(
 ) -> Nearest:
     """The ``k`` nearest of ``held`` (of its entries ``among``), as if all distances were computed.
 
-    Inner products estimate the distances; its rounding error is bounded, and all
-    entries that could be among the nearest within that bound are computed in full.
-    Entries farther than ``cutoff`` may be left out.
+    Inner products estimate the distances. Their rounding error is bounded, and the distances of all
+    entries that could be among the nearest within that bound are computed in full. Entries
+    farther than ``cutoff`` may be left out.
     """
     vectors, squares = held.vectors, held.squares
     if among is not None:

@@ -1,9 +1,17 @@
-"""FullTextIndex: rows by words, scored as Lance scores them."""
+"""FullTextIndex: rows by words, with BM25 scores as Lance computes them.
+
+    score = Σ over query terms  idf · tf · (k1 + 1) / (tf + k1 · (1 - b + b · length / average))
+    idf   = ln(1 + (documents - df + 0.5) / (df + 0.5))
+
+with k1 = 1.2 and b = 0.75. A document is a row with at least one token; ``length`` is
+its number of tokens after all token filters, ``df`` the number of documents that
+contain the term. A term that a query repeats at another place counts again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,24 +19,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.bm25 import CorpusStatistics, term_scores
 from lancewal.index.kinds import (
     FullTextParams,
     RowMask,
     RowPositions,
-    already_in,
     checked_bound,
     grown,
+    not_yet_in,
     with_run,
 )
 from lancewal.index.tokens import Numbers, QueryTerm, Tokenizer, distinct_texts
 
-#: Scanned once per query token: a few microseconds.
+K1 = 1.2
+B = 0.75
+#: The tail is scanned once per query token, which takes a few microseconds.
 _TAIL = 16_384
 
 
 class Occurrences(NamedTuple):
-    """The rows of one token, ascending, a row once per occurrence; and the places in their texts."""
+    """The rows of one token, ascending, one item per occurrence, with the places in their texts."""
 
     rows: Numbers
     places: Numbers | None
@@ -60,8 +69,8 @@ class Postings:
 
     Occurrences arrive in row order and stay so within a token. New ones go to a short tail that is
     searched by comparing; a full tail is grouped by token into a run, and neighbouring runs are merged
-    so that their sizes grow geometrically. All that a search reads hangs on one attribute that is
-    replaced whole.
+    so that their sizes grow geometrically. Everything that a search reads hangs on one attribute that
+    is replaced whole.
     """
 
     def __init__(self, with_places: bool) -> None:
@@ -74,7 +83,7 @@ class Postings:
         return self._run_bytes + _TAIL * (12 if self._with_places else 8)
 
     def append(self, tokens: Numbers, rows: Numbers, places: Numbers) -> None:
-        """Add occurrences of rows above all rows that are in."""
+        """Add occurrences in rows above all rows that are in the index."""
         state = self._state
         start, end = state.tail_length, state.tail_length + len(tokens)
         if end <= _TAIL:
@@ -132,7 +141,7 @@ def _grouped(tokens: Numbers, order: npt.NDArray[np.int64], rows: Numbers, place
 
 
 def _stable_order(tokens: Numbers) -> npt.NDArray[np.int64]:
-    # Three times as fast as a stable argsort: whole numbers sort without comparing two arrays.
+    # Three times as fast as a stable argsort: plain integers sort without an index array.
     keys = (tokens.astype(np.int64) << 32) | np.arange(len(tokens))
     keys.sort()
     return keys & 0xFFFFFFFF
@@ -155,6 +164,56 @@ def _token_of_each(run: _Run) -> Numbers:
 OPERATORS = ("or", "and")
 
 
+@dataclass(frozen=True)
+class CorpusStatistics:
+    """What BM25 needs to know about all documents; those of several sources add up to one corpus.
+
+    >>> CorpusStatistics(2, 6, {"fox": 1}) + CorpusStatistics(1, 3, {"fox": 1, "dog": 1})
+    CorpusStatistics(documents=3, tokens=9, document_frequency={'fox': 2, 'dog': 1})
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    document_frequency: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: CorpusStatistics) -> CorpusStatistics:
+        frequency = dict(self.document_frequency)
+        for token, count in other.document_frequency.items():
+            frequency[token] = frequency.get(token, 0) + count
+        return CorpusStatistics(self.documents + other.documents, self.tokens + other.tokens, frequency)
+
+    @classmethod
+    def combined(cls, parts: Iterable[CorpusStatistics]) -> CorpusStatistics:
+        total = cls()
+        for part in parts:
+            total += part
+        return total
+
+    @property
+    def average_length(self) -> float:
+        return self.tokens / self.documents if self.documents else 0.0
+
+    def inverse_frequency(self, token: str) -> float:
+        """The weight of a token: the rarer, the higher."""
+        frequency = self.document_frequency.get(token, 0)
+        return float(np.log(1 + (self.documents - frequency + 0.5) / (frequency + 0.5)))
+
+
+def term_scores(
+    statistics: CorpusStatistics,
+    token: str,
+    term_counts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+) -> npt.NDArray[np.float64]:
+    """What a term adds to the scores of documents that contain it ``term_counts`` times."""
+    relative = lengths / (statistics.average_length or 1.0)
+    damping = K1 * (1 - B + B * relative)
+    scores: npt.NDArray[np.float64] = (
+        statistics.inverse_frequency(token) * (K1 + 1) * term_counts / (term_counts + damping)
+    )
+    return scores
+
+
 class TextHits(NamedTuple):
     """Matching rows, best first, equal scores in row order."""
 
@@ -163,7 +222,7 @@ class TextHits(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """The rows of one token, ascending, each once, with how often it occurs there."""
+    """The rows of one token, ascending and distinct, with its number of occurrences in each."""
 
     rows: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
@@ -203,11 +262,9 @@ class FullTextIndex:
         """Add the texts of ``column``, the first of which is at ``first_row``."""
         if not is_text(column.type):
             raise InvalidInputError(f"a full-text index takes text, not {column.type}")
-        known = already_in(self._rows, first_row, len(column))
-        if known == len(column):
+        column = not_yet_in(column, self._rows, first_row)
+        if not len(column):
             return
-        if known:
-            column = column.slice(known)
         first, end = self._rows, self._rows + len(column)
         tokens, texts, places = self._tokenizer.batch(column)
         lengths = grown(self._lengths, first, end)
@@ -237,8 +294,7 @@ class FullTextIndex:
 
         ``operator`` "or" asks for any of the words, "and" for all; ``phrase`` for all in
         the query's order and distances, which needs an index with positions. A query of
-        nothing but stop words has no words left and matches nothing, as in Lance; a query
-        without any text is refused.
+        stop words alone matches nothing, as in Lance; an empty query is refused.
         """
         if operator not in OPERATORS:
             raise InvalidInputError(f"operator must be one of {OPERATORS}, not {operator!r}")
@@ -288,7 +344,7 @@ class FullTextIndex:
         return CorpusStatistics(int(np.count_nonzero(lengths)), int(lengths.sum(dtype=np.int64)), frequency)
 
     def _phrase_mask(self, query_terms: Sequence[QueryTerm], candidates: _Candidates) -> RowMask:
-        """Rows where the terms stand at the query's distances; alternatives at one place count as one."""
+        """Rows where the terms have the query's distances; alternatives at one place count as one."""
         starts: npt.NDArray[np.int64] | None = None
         for place in dict.fromkeys(term.place for term in query_terms):
             found = [self._starts(term.text, place) for term in query_terms if term.place == place]
@@ -300,7 +356,7 @@ class FullTextIndex:
         return mask
 
     def _starts(self, text: str, place: int) -> npt.NDArray[np.int64]:
-        """Where a phrase would start if ``text`` stands at ``place`` of it: row and place in one number."""
+        """Where the phrase would start if ``text`` is its word at ``place``: row and place in one number."""
         rows, places = self._postings.occurrences(self._tokenizer.number(text))
         assert places is not None
         start = places.astype(np.int64) - place
@@ -308,12 +364,8 @@ class FullTextIndex:
         return (rows[fits].astype(np.int64) << 32) | start[fits]
 
 
-def index_of(
-    column: pa.Array | pa.ChunkedArray, params: FullTextParams, *, phrase: bool = False
-) -> FullTextIndex:
-    """An index of texts that are all there, with positions if ``phrase`` asks for them."""
-    if phrase and not params.with_position:
-        params = replace(params, with_position=True)
+def index_of(column: pa.Array | pa.ChunkedArray, params: FullTextParams) -> FullTextIndex:
+    """An index of all texts of a column."""
     index = FullTextIndex(params)
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         index.insert(chunk, index.rows)
@@ -326,7 +378,7 @@ def is_text(type_: pa.DataType) -> bool:
 
 
 class _Candidates:
-    """Rows that contain a term, numbered: by themselves when they are many, else in a list."""
+    """Rows that contain a term, with consecutive numbers; many rows are numbered by themselves."""
 
     def __init__(self, parts: Sequence[npt.NDArray[np.int64]], bound: int) -> None:
         # Sorting pays as long as it touches much less than all rows.
@@ -352,7 +404,7 @@ class _Candidates:
 def _all_places(
     query_terms: Sequence[QueryTerm], terms: dict[str, _Term], candidates: _Candidates
 ) -> RowMask:
-    """Rows that contain, for every place of the query, one of the terms that stand there."""
+    """Rows that contain, for every place of the query, one of its terms."""
     everywhere = np.full(candidates.size, bool(query_terms))
     for place in dict.fromkeys(term.place for term in query_terms):
         here = np.zeros(candidates.size, np.bool_)

@@ -1,7 +1,7 @@
 """HNSW graphs over vectors that no longer change, built in the background.
 
 A graph is built whole, tried out, and only then searched: faiss must not be searched
-while it adds. Whoever searches sees all of it or nothing.
+while it adds. A search sees the whole graph or none.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lancewal.storage import Bell, is_forked, start_thread
 
 logger = logging.getLogger(__name__)
 
-#: Rows added between two looks at whether anyone still wants the graph.
+#: Rows added between two checks whether the graph is still wanted.
 _STEP = 256
-#: Rows left out at first, to see how well the graph finds neighbours of vectors that it does not hold.
+#: Rows left out at first, to measure how well the graph finds neighbours of vectors that it does not hold.
 _TRIAL_QUERIES = 48
 _TRIAL_NEIGHBOURS = 10
 _TRIAL_RECALL = 0.98
@@ -36,7 +36,7 @@ _threads = threading.local()
 def _faiss() -> Any:
     """The library, imported with the first graph: that takes long, and most MemTables need none.
 
-    Of no type, because its stubs know only part of it.
+    Untyped, because its stubs cover only part of it.
     """
     import faiss
 
@@ -81,7 +81,7 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     """
     _one_thread()
     count = len(held.rows)
-    # In a random order streams that arrive topic by topic make as good a graph as any,
+    # In random order, a stream that arrives topic by topic makes as good a graph as any other,
     # and the last rows are a fair sample.
     order = np.random.default_rng(count).permutation(count)
     metric = _faiss().METRIC_L2 if params.metric is Metric.L2 else _faiss().METRIC_INNER_PRODUCT
@@ -91,7 +91,7 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     queries = held.vectors[order[count - trial :]]
     most_ef = _widest_useful_beam(count, params.dimension)
     ef = None
-    # Where a quarter of the vectors takes half of the widest beam, all of them take more than that.
+    # If a quarter of the vectors needs more than half of the widest beam, all of them need more than it.
     for end, limit in (((count - trial) // 4, most_ef // 2), (count - trial, most_ef)):
         for start in range(index.ntotal, end, _STEP):
             if cancelled():
@@ -108,12 +108,12 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
 
 
 def _widest_useful_beam(count: int, dimension: int) -> int:
-    """Beyond it, computing all distances is faster than hopping (as measured)."""
+    """The widest beam that is still faster than computing all distances (as measured)."""
     return max(_SMALLEST_EF, count // (16 + 6144 // dimension))
 
 
 def _stored(index: Any) -> Matrix:
-    """The vectors inside a graph, not copied: valid while the graph lives and nothing is added."""
+    """The vectors inside a graph, not copied; valid while the graph lives and nothing is added."""
     storage = _faiss().downcast_index(index.storage)
     vectors: Matrix = _faiss().rev_swig_ptr(storage.get_xb(), index.ntotal * index.d)
     return vectors.reshape(index.ntotal, index.d)
@@ -152,10 +152,10 @@ class Buildable(Protocol):
 
 
 class GraphBuilder:
-    """Builds graphs one at a time in a process, oldest request first.
+    """Builds graphs, one at a time per process, oldest request first.
 
-    Its thread exists while there is work. It holds no index alive: the graph of an index that was
-    dropped is abandoned.
+    Its thread exists while there is work. It keeps no index alive: the graph of a dropped index is
+    abandoned.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class GraphBuilder:
         self._idle = Bell()
 
     def request(self, index: Buildable) -> None:
-        """Build what ``index`` has to build, some time soon."""
+        """Build the missing graphs of ``index`` soon."""
         with self._lock:
             self._queue.append(weakref.ref(index))
             if self._thread is None and not self._stopping:
@@ -176,7 +176,7 @@ class GraphBuilder:
                 self._thread = thread
 
     def stop(self) -> None:
-        """Abandon the work; the current step is waited for."""
+        """Abandon the work; waits for the current step."""
         if is_forked():
             return  # the work and the thread are the parent's
         with self._lock:

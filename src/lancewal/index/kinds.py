@@ -1,4 +1,4 @@
-"""What all indexes of a MemTable share: kinds and parameters, and row positions: in order, each once."""
+"""What all indexes of a MemTable share: kinds, parameters, row positions and sorted runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 
@@ -23,8 +24,8 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 def already_in(rows: int, first_row: int, count: int) -> int:
     """How many leading rows of a batch an index that holds ``rows`` rows has already.
 
-    Replays and retries hand in rows again; they must not count twice. A gap would
-    leave rows unfindable, so it is refused.
+    Replays and retries insert rows again; they must not count twice. A gap would leave rows that no
+    search finds, so it is refused.
 
     >>> already_in(10, 10, 5), already_in(12, 10, 5), already_in(20, 10, 5)
     (0, 2, 5)
@@ -38,8 +39,14 @@ def already_in(rows: int, first_row: int, count: int) -> int:
     return min(count, rows - first_row)
 
 
+def not_yet_in(column: pa.Array, rows: int, first_row: int) -> pa.Array:
+    """The values of ``column``, whose first is at ``first_row``, that an index with ``rows`` rows lacks."""
+    known = already_in(rows, first_row, len(column))
+    return column.slice(known) if known else column
+
+
 def checked_bound(bound: int, rows: int) -> int:
-    """``bound`` cut to what is indexed; the caller searches rows above by itself."""
+    """``bound``, at most the number of indexed rows; the caller searches the rows above."""
     if bound < 0:
         raise InvalidInputError(f"a visible bound is a number of rows, not {bound}")
     return min(bound, rows)
@@ -48,8 +55,8 @@ def checked_bound(bound: int, rows: int) -> int:
 def grown(array: npt.NDArray[_Scalar], used: int, needed: int) -> npt.NDArray[_Scalar]:
     """``array`` itself if ``needed`` rows fit, else a copy of at least twice its size.
 
-    A reader that holds the old array goes on reading what it saw: only rows above
-    every published bound are written afterwards.
+    A reader of the old array keeps reading what it saw: only rows above every published bound are
+    written afterwards.
     """
     if needed <= len(array):
         return array
@@ -123,7 +130,7 @@ class FullTextParams:
     split_on_numerics: bool = False
     preserve_original: bool = False
     index_operators: bool = False
-    #: Positions allow phrase queries; they are no matter of the tokenizer.
+    #: Positions allow phrase queries; the tokenizer does not need to know.
     with_position: bool = False
 
     def tokenizer_options(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """PrimaryKeyIndex: which row is the newest version of its key.
 
-For every row the index knows the row that it replaced and the row that replaced it.
-Both answer for any bound below the newest row, so that readers with different
-snapshots share one index.
+For every row the index knows the row that it replaced and the row that replaced it. That
+answers for any bound, so that readers with different snapshots share one index.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from lancewal.index.kinds import RowMask, RowPositions, already_in, grown
 
 _NEVER = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 256
-#: A Python int that is a dictionary value, and the header of a text or bytes key.
+#: Bytes of a Python int that is a dictionary value, and of the header of a text or bytes key.
 _INT_BYTES = 32
 _OBJECT_BYTES = 49
 
 
 class _Seen(NamedTuple):
-    """How far the last catch-up went: batches, the last of them, and the rows in them."""
+    """How far the last catch-up went: the number of batches, the last one, and their rows."""
 
     batches: int
     last: pa.RecordBatch | None
@@ -56,7 +55,7 @@ class PrimaryKeyIndex:
         self._superseded_at = np.empty(_FIRST_CAPACITY, np.int64)
         self._rows = 0
         self._key_bytes = 0
-        # Readers bring a lazy index up to date themselves, so insertions may meet.
+        # Readers bring the index up to date themselves, so insertions may run concurrently.
         self._insert_lock = threading.Lock()
         self._seen = _Seen(0, None, 0)
 
@@ -75,19 +74,18 @@ class PrimaryKeyIndex:
         with self._insert_lock:
             self._insert([batch], first_row)
 
-    def catch_up(self, batches: Sequence[pa.RecordBatch], first_row: int = 0) -> None:
-        """Add those rows of ``batches`` that are not in yet; the first batch starts at ``first_row``.
+    def catch_up(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Add the rows of ``batches``, which are all of a MemTable's, that are not in yet.
 
-        Meant to be called with all of a MemTable's batches before every read: what is
-        in already costs nothing.
+        Called before every read: rows that are in already cost nothing.
         """
         with self._insert_lock:
             seen = self._seen
-            if first_row == 0 and 0 < seen.batches <= len(batches) and batches[seen.batches - 1] is seen.last:
+            if 0 < seen.batches <= len(batches) and batches[seen.batches - 1] is seen.last:
                 self._insert(batches[seen.batches :], seen.rows)
             else:
-                self._insert(batches, first_row)
-            if first_row == 0 and len(batches) > seen.batches:
+                self._insert(batches, 0)
+            if len(batches) > seen.batches:
                 self._seen = _Seen(len(batches), batches[-1], self._rows)
 
     def live_mask(self, bound: int) -> RowMask:
@@ -99,13 +97,13 @@ class PrimaryKeyIndex:
     def newest(self, keys: Sequence[Hashable] | pa.Array, bound: int) -> RowPositions:
         """The newest row below ``bound`` of each key, -1 where there is none.
 
-        ``keys`` are as :func:`lancewal.format.keys.key_values` makes them from the key
-        columns, as an array or as Python values.
+        ``keys`` are in the form of :func:`lancewal.format.keys.key_values`, as an array or as
+        Python values.
         """
         self._check_bound(bound)
         wanted = _hashable(keys) if isinstance(keys, (pa.Array, pa.ChunkedArray)) else keys
         positions = np.fromiter(map(self._newest.get, wanted, repeat(-1)), np.int64, len(wanted))
-        # Taken after the dictionary was asked: it covers every position that it named.
+        # Read after the dictionary: it covers every position that the dictionary named.
         previous = self._previous
         while (above := np.flatnonzero(positions >= bound)).size:
             positions[above] = previous[positions[above]]
@@ -142,7 +140,7 @@ class PrimaryKeyIndex:
         superseded_at[first:end] = _NEVER
         replacing = np.flatnonzero(replaced >= 0)
         superseded_at[replaced[replacing]] = replacing + first
-        # The arrays first, then what leads readers into them.
+        # The arrays first, then the dictionary that leads readers into them.
         self._previous, self._superseded_at = previous, superseded_at
         self._newest.update(newest)
         self._rows = end
@@ -168,11 +166,11 @@ def _without_first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.Reco
 def _hashable(values: pa.Array) -> list[Hashable]:
     """The values as Python objects, made in C."""
     listed: list[Hashable] = (
-        values.to_numpy(zero_copy_only=False).tolist() if _plain(values) else values.to_pylist()
+        values.to_numpy(zero_copy_only=False).tolist() if _is_primitive(values) else values.to_pylist()
     )
     return listed
 
 
-def _plain(values: pa.Array) -> bool:
-    # A null turns a numpy column of integers into floats.
+def _is_primitive(values: pa.Array) -> bool:
+    # A null would turn a numpy column of integers into floats.
     return isinstance(values, pa.Array) and pa.types.is_primitive(values.type) and values.null_count == 0

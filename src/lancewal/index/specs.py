@@ -26,7 +26,7 @@ from lancewal.index.vector import is_vector
 
 logger = logging.getLogger(__name__)
 
-#: They answer equality, sets, ranges and nulls of one column, each in its own way; so does a BTree.
+#: Index types that answer equality, sets, ranges or nulls of one column; in memory a BTree serves for all.
 _ORDERED_TYPES = frozenset(["BTree", "Bitmap", "ZoneMap", "BloomFilter"])
 _FULL_TEXT_TYPE = "Inverted"
 _VECTOR_PREFIX = "IVF_"
@@ -47,10 +47,10 @@ def maintained_specs(
     ``writer_defaults`` is the table's persisted writer configuration; of it
     ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` matter here.
 
-    With ``maintain_all`` an index that cannot be maintained is left out with a warning:
-    the table must stay writable, and searches do without. One that is asked for by name and
-    cannot be maintained, or does not exist, is refused. Not so unless ``strict``: of names
-    that were stored in the table some index may have been dropped since.
+    With ``maintain_all`` an index that cannot be maintained is left out with a warning: the table
+    must stay writable, and searches work without it. An index that is asked for by name is refused
+    if it cannot be maintained or does not exist; without ``strict`` it is left out too, because
+    an index whose name the table stores may have been dropped since.
     """
     with lance_errors("read the indexes of the table"):
         found = list(dataset.describe_indices())
@@ -95,7 +95,7 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
             with lance_errors(f"use the tokenizer of index {name!r}"):
                 kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
                 Tokenizer(params)
-        except Exception as error:  # pylance raises all kinds, for a missing language model for one
+        except Exception as error:  # pylance raises many kinds, for example for a missing language model
             raise refuse(f"its tokenizer does not work here: {error.__cause__ or error}") from error
     elif base_type.startswith(_VECTOR_PREFIX):
         if not is_vector(type_):
@@ -121,7 +121,7 @@ def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams
 
 
 def _full_text_params(dataset: lance.LanceDataset, name: str, details: dict[str, Any]) -> FullTextParams:
-    # The description leaves out custom stop words; the statistics have all, once there are rows.
+    # The description lacks custom stop words; the statistics have everything once there are rows.
     statistics = dataset.stats.index_stats(name)
     for segment in statistics["indices"]:
         details.update(segment.get("params", {}))

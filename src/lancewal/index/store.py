@@ -20,17 +20,17 @@ from lancewal.index.vector import VectorIndex
 class ColumnIndex(Protocol):
     """What every index of a column can do.
 
-    One thread inserts; any number search at the same time. Rows go in in order, each
-    batch whole or not at all, and rows that are in already are passed over.
+    One thread inserts while any number search. Rows are inserted in order, each batch whole or
+    not at all, and rows that are in already are skipped.
     """
 
     @property
     def rows(self) -> int:
-        """Rows below this position are in."""
+        """Rows below this position are in the index."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held beside the MemTable's own; cheap to ask."""
+        """Bytes held in addition to the MemTable's own; cheap to ask."""
 
     def insert(self, column: pa.Array, first_row: int) -> None:
         """Add the values of a batch, the first of which is at ``first_row``."""
@@ -39,8 +39,8 @@ class ColumnIndex(Protocol):
 class IndexInsertError(LanceWalError):
     """Some indexes did not take a batch; ``failures`` has the cause by index name.
 
-    The others hold it. The failed ones stay as they were: rows from ``IndexStore.rows_indexed``
-    on have to be searched without them, or the insertion repeated.
+    The other indexes have it. The failed ones are unchanged: search rows from
+    ``IndexStore.rows_indexed`` on without them, or repeat the insertion.
     """
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
@@ -60,23 +60,19 @@ _Index = TypeVar("_Index", bound=ColumnIndex)
 class IndexStore:
     """The primary-key index and the maintained indexes of one MemTable.
 
-    The maintained ones take what :meth:`insert` gives them. The primary-key index is
-    brought up to date by who reads it (:meth:`PrimaryKeyIndex.catch_up`), unless
-    ``eager_primary_key`` makes it one of the maintained.
+    :meth:`insert` adds rows to the maintained indexes. Readers bring the primary-key index up to
+    date themselves (:meth:`PrimaryKeyIndex.catch_up`).
     """
 
-    def __init__(
-        self, specs: Iterable[IndexSpec], schema: TableSchema, *, eager_primary_key: bool = False
-    ) -> None:
+    def __init__(self, specs: Iterable[IndexSpec], schema: TableSchema) -> None:
         self.specs = tuple(specs)
         self._primary_key = PrimaryKeyIndex(schema.primary_key) if schema.primary_key else None
-        self._eager_primary_key = eager_primary_key and self._primary_key is not None
         # Indexes of the same kind and parameters on one column answer the same: one serves both.
         self._indexes: dict[IndexSpec, ColumnIndex] = {}
         for spec in self.specs:
-            if not any(_same(spec, other) for other in self._indexes):
+            if not any(_is_equivalent(spec, other) for other in self._indexes):
                 self._indexes[spec] = _new_index(spec, schema)
-        # Columns by place: to look one up by its name takes as long as some insertions.
+        # Columns by place: looking one up by name takes as long as some insertions.
         self._targets = [
             (spec.name, schema.names.index(spec.column), index) for spec, index in self._indexes.items()
         ]
@@ -85,7 +81,7 @@ class IndexStore:
 
     @property
     def primary_key(self) -> PrimaryKeyIndex:
-        """Who is the newest of each key; only tables with a primary key have it."""
+        """The newest row of each key; only tables with a primary key have it."""
         if self._primary_key is None:
             raise InvalidInputError("the table has no primary key, so no rows replace others")
         return self._primary_key
@@ -109,8 +105,7 @@ class IndexStore:
     def insert(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Add a batch of ``TableSchema.stored`` rows to every maintained index.
 
-        An index that fails does not keep the others from taking the batch; afterwards
-        :class:`IndexInsertError` names it.
+        If an index fails, the others still take the batch; then :class:`IndexInsertError` names it.
         """
         failures: dict[str, Exception] = {}
         for name, place, index in self._targets:
@@ -120,8 +115,6 @@ class IndexStore:
             except Exception as error:
                 failures[name] = error
             self._seconds[name] += time.perf_counter() - started
-        if self._eager_primary_key:
-            self.primary_key.insert(batch, first_row)
         if failures:
             raise IndexInsertError(failures)
         self._rows = max(self._rows, first_row + batch.num_rows)
@@ -152,7 +145,7 @@ class IndexStore:
         return None
 
 
-def _same(first: IndexSpec, second: IndexSpec) -> bool:
+def _is_equivalent(first: IndexSpec, second: IndexSpec) -> bool:
     return (first.column, first.kind, first.params) == (second.column, second.kind, second.params)
 
 

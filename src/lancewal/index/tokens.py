@@ -1,8 +1,8 @@
-"""Texts to token numbers, with Lance's own tokenizer behind a memory of words.
+"""Texts to token numbers, by Lance's own tokenizer behind a cache of words.
 
-The tokenizer is called once per text, about 15 microseconds each. Where it splits at
-fixed characters and treats each word by itself, splitting is done here for a whole
-batch and the tokenizer sees every distinct word once.
+A call of the tokenizer for one text takes about 15 microseconds. Where it splits at fixed
+characters and treats each word by itself, this module splits a whole batch, and the tokenizer
+sees every distinct word once.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from lancewal.index.kinds import FullTextParams
 
 Numbers = npt.NDArray[np.int32]
 
-#: Tokenizers that split at single characters whatever stands around them.
+#: Tokenizers that split at single characters, whatever is around them.
 _SPLITTING = ("simple", "whitespace")
-#: Never part of UTF-8, so it can stand between texts.
+#: Never part of UTF-8, so it can separate texts.
 _BETWEEN = b"\xff"
-#: What ``bytes.split`` splits at by itself.
+#: The characters at which ``bytes.split`` splits by default.
 _PYTHON_SPACE = b" \t\n\r\x0b\x0c"
 _REMOVED = -1
-#: A word that the tokenizer takes apart: its text goes to the tokenizer as a whole.
+#: A word that the tokenizer splits further: its whole text goes to the tokenizer.
 _COMPOUND = -2
 _UNKNOWN = -3
-#: Words, one of which no stop word list and no limit of lengths removes.
+#: Words of which no stop word list and no length limit removes all.
 _MARKERS = (b"0", b"x", b"zqx")
 _MAX_REMEMBERED_WORDS = 200_000
-#: Dictionary entry, number and text header of a remembered word or token.
+#: Bytes of a remembered word or token: dictionary entry, number and text header.
 _ENTRY_BYTES = 180
 
 
 class Tokens(NamedTuple):
-    """Occurrences of tokens, text after text: token number, text it is in, place in the text."""
+    """Occurrences of tokens, text after text: token number, number of the text, place in the text."""
 
     tokens: Numbers
     texts: Numbers
@@ -139,7 +139,7 @@ class Tokenizer:
     def _learn(self, learned: dict[bytes, int]) -> dict[bytes, int]:
         """Put the tokens of new words into ``learned``, and remember them."""
         plain = [word for word in learned if word.isascii()]
-        # One call for all: the place of a token tells whose it is, counted from the marker's.
+        # One call for all words: the place of a token, counted from the marker, tells its word.
         joined = b" ".join([self._marker, *plain]).decode()
         for token in self._tokenize(joined)[1:]:
             learned[plain[token.position - 1]] = self._number(token.text)
@@ -168,7 +168,7 @@ class Tokenizer:
 
 
 class _Separators(NamedTuple):
-    """Bytes to bytes, separators to spaces; and what Python would split at but Lance does not."""
+    """A byte table that turns separators into spaces, and where Python would split but Lance does not."""
 
     table: bytes
     hazards: tuple[bytes, ...]
@@ -203,5 +203,5 @@ def _in_text_order(first: Tokens, second: Tokens) -> Tokens:
 
 
 def distinct_texts(terms: Iterable[QueryTerm]) -> list[str]:
-    """The tokens of some terms, each once."""
+    """The distinct tokens of terms."""
     return list(dict.fromkeys(term.text for term in terms))

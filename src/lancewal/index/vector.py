@@ -31,7 +31,7 @@ from lancewal.index.distance import (
     unit,
 )
 from lancewal.index.graph import BUILDER, Graph
-from lancewal.index.kinds import Metric, RowMask, VectorParams, already_in, checked_bound, grown
+from lancewal.index.kinds import Metric, RowMask, VectorParams, checked_bound, grown, not_yet_in
 from lancewal.storage import Bell
 
 #: An exact search of this many numbers takes about a millisecond.
@@ -42,13 +42,13 @@ _FIRST_CAPACITY = 256
 
 
 class Segment(NamedTuple):
-    """Vectors of rows from ``first_row`` to below ``end_row``, those without a usable one excepted."""
+    """Vectors of the rows from ``first_row`` to below ``end_row`` that have a usable one."""
 
     held: Vectors
     first_row: int
     end_row: int
     graph: Graph | None = None
-    #: Whether it is decided that there is a graph, or that none is worth it.
+    #: Whether it has its graph, or none is worth it.
     settled: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Segment(NamedTuple):
         rows = self.held.rows
         seen = rows < bound
         if allowed is not None:
-            # The mask may end at the bound; what is above is out already.
+            # The mask may end at the bound; rows above are excluded already.
             seen &= allowed[rows if self.end_row <= bound else np.where(seen, rows, 0)]
         entries: Local = np.flatnonzero(seen)
         return None if len(entries) == len(rows) else entries
@@ -77,13 +77,13 @@ class OpenSegment(NamedTuple):
     length: int
 
     def cut(self) -> Segment:
-        """What is in, as a segment to search or to seal."""
+        """The entries so far, as a segment to search or to seal."""
         length, (rows, vectors, squares, largest) = self.length, self.room
         held = Vectors(rows[:length], vectors[:length], squares[:length], largest)
         return Segment(held, int(rows[0]), int(rows[length - 1]) + 1) if length else Segment(held, 0, 0)
 
     def with_rows(self, new: Vectors, most: int) -> OpenSegment:
-        """With ``new`` appended, which must fit into ``most`` rows.
+        """This segment with ``new`` appended; together they must fit into ``most`` rows.
 
         Readers of this segment are not disturbed: only entries above its length are written.
         """
@@ -96,17 +96,17 @@ class OpenSegment(NamedTuple):
 
 
 def open_segment(dimension: int) -> OpenSegment:
-    """An empty one."""
+    """An empty open segment."""
     return OpenSegment(_room(_FIRST_CAPACITY, dimension), 0)
 
 
 def no_vectors(dimension: int) -> Vectors:
-    """None at all."""
+    """Zero vectors of a dimension."""
     return _room(0, dimension)
 
 
 def joined(first: Vectors, second: Vectors) -> Vectors:
-    """Both, one after the other."""
+    """The vectors of both, one after the other."""
     return Vectors(
         np.concatenate([first.rows, second.rows]),
         np.concatenate([first.vectors, second.vectors]),
@@ -116,7 +116,7 @@ def joined(first: Vectors, second: Vectors) -> Vectors:
 
 
 def segment_size(dimension: int) -> int:
-    """How many vectors are searched exactly before they get a graph.
+    """How many vectors a segment holds before it is sealed and gets a graph.
 
     >>> segment_size(128), segment_size(1024)
     (16384, 8192)
@@ -144,16 +144,16 @@ def matrix_of(column: pa.Array, dimension: int) -> Matrix:
 
 
 def prepared(rows: npt.NDArray[np.int32], matrix: Matrix, metric: Metric) -> tuple[Vectors, Vectors]:
-    """Vectors as segments hold them, and odd ones that only a full computation can handle.
+    """Vectors as segments hold them, and odd ones, which need a full computation.
 
-    Odd are infinities and vectors so long that their squared length overflows.
+    A vector is odd if it has infinities or is so long that its squared length overflows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", matrix, matrix)
     finite = np.isfinite(squares)
     none = no_vectors(matrix.shape[1])
     if metric is Metric.COSINE:
-        # Without a finite length above zero there is no direction, hence no cosine.
+        # A vector without a finite length above zero has no direction, hence no cosine.
         directed = finite & (squares > 0)
         if not directed.all():
             rows, matrix, squares = rows[directed], matrix[directed], squares[directed]
@@ -161,7 +161,7 @@ def prepared(rows: npt.NDArray[np.int32], matrix: Matrix, metric: Metric) -> tup
         return Vectors(rows, units, np.ones(len(rows), np.float32), 1.0), none
     if finite.all():
         return Vectors(rows, matrix, squares, 0.0), none
-    # NaN is at no distance from anything.
+    # With NaN there is no distance.
     odd = ~finite & ~np.isnan(matrix).any(axis=1)
     return (
         Vectors(rows[finite], matrix[finite], squares[finite], 0.0),
@@ -184,22 +184,22 @@ def _with_room(array: npt.NDArray[Any], used: int, needed: int, most: int) -> np
     return larger
 
 
-#: Below this share of allowed rows, a search of just those beats a graph that walks over all.
+#: Below this share of allowed rows, searching just those is faster than a graph over all.
 _GRAPH_SHARE = 0.25
 
 
 class _State(NamedTuple):
     sealed: tuple[Segment, ...]
     open: OpenSegment
-    #: Vectors that no estimate can handle.
+    #: Vectors whose distances cannot be estimated.
     odd: Vectors
 
 
 class VectorIndex:
     """The vectors of one column.
 
-    Null vectors are held by the MemTable and never found. Undefined distances are no
-    hits: vectors with NaN, and zero vectors under cosine, as in Lance.
+    Null vectors are in the MemTable and never found. As in Lance, vectors with an undefined distance are
+    never found either: vectors with NaN, and zero vectors under cosine.
 
     >>> index = VectorIndex(VectorParams(2, Metric.L2))
     >>> column = pa.array([[0, 0], None, [3, 4]], pa.list_(pa.float32(), 2))
@@ -214,7 +214,7 @@ class VectorIndex:
         self._state = _State((), open_segment(params.dimension), no_vectors(params.dimension))
         self._rows = 0
         self._sealed_bytes = 0
-        # Guards replacing the state: the inserting thread and the builder both do.
+        # Guards the replacement of the state, by the inserting thread and by the builder.
         self._lock = threading.Lock()
         self._settled = Bell()
 
@@ -230,11 +230,9 @@ class VectorIndex:
 
     def insert(self, column: pa.Array, first_row: int) -> None:
         """Add the vectors of ``column``, the first of which is at ``first_row``."""
-        known = already_in(self._rows, first_row, len(column))
-        if known == len(column):
+        column = not_yet_in(column, self._rows, first_row)
+        if not len(column):
             return
-        if known:
-            column = column.slice(known)
         matrix = matrix_of(column, self.params.dimension)
         rows = np.arange(self._rows, self._rows + len(column), dtype=np.int32)
         if column.null_count:
@@ -242,7 +240,7 @@ class VectorIndex:
         usable, odd = prepared(rows, matrix, self.params.metric)
         with self._lock:
             sealed_before = len(self._state.sealed)
-            # One assignment: a search sees the batch whole or not at all, and a failure leaves no part of it.
+            # One assignment: a search sees the whole batch or none of it, and a failure leaves nothing.
             self._state = state = self._with_rows(self._state, usable, odd)
             self._sealed_bytes = _sealed_bytes(state)
             self._rows += len(column)
@@ -257,12 +255,11 @@ class VectorIndex:
         allowed: RowMask | None = None,
         *,
         exact: bool = False,
-        ef: int | None = None,
     ) -> Nearest:
         """The ``k`` nearest rows below ``bound`` that ``allowed`` (a mask by row) permits.
 
-        As many as there are, if fewer. ``exact`` leaves the graphs aside; ``ef`` overrides
-        how widely they are searched. A zero query under cosine has no nearest rows.
+        Fewer if there are fewer. ``exact`` leaves the graphs out. A zero query under cosine has no
+        nearest rows.
         """
         if k <= 0:
             raise InvalidInputError(f"the number of neighbours asked for must be positive, not {k}")
@@ -276,7 +273,7 @@ class VectorIndex:
         found, without_graph = [], []
         for segment in (*state.sealed, state.open.cut()):
             among = segment.visible(bound, allowed)
-            near = self._by_graph(segment, vector, k, among, ef) if segment.graph and not exact else None
+            near = self._by_graph(segment, vector, k, among) if segment.graph and not exact else None
             if near is None:
                 without_graph.append((segment, among))
             else:
@@ -300,11 +297,11 @@ class VectorIndex:
         return self._settled.wait_for(lambda: self.graphs_pending == 0, timeout)
 
     def next_without_graph(self) -> Vectors | None:
-        """For the builder: sealed vectors to build a graph from."""
+        """For the builder: the sealed vectors of the next graph."""
         return next((segment.held for segment in self._state.sealed if not segment.settled), None)
 
     def take_graph(self, held: Vectors, graph: Graph | None) -> None:
-        """From the builder: the graph of what :meth:`next_without_graph` gave, or None: stay exact."""
+        """From the builder: the graph of the vectors ``held``, or None if they stay without one."""
         with self._lock:
             sealed = tuple(
                 segment._replace(graph=graph, settled=True, held=graph.held if graph else held)
@@ -316,14 +313,12 @@ class VectorIndex:
             self._sealed_bytes = _sealed_bytes(state)
         self._settled.ring()
 
-    def _by_graph(
-        self, segment: Segment, query: Vector, k: int, among: Local | None, ef: int | None
-    ) -> Nearest | None:
-        """Nearest rows by the segment's graph; None when an exact search is better."""
+    def _by_graph(self, segment: Segment, query: Vector, k: int, among: Local | None) -> Nearest | None:
+        """The nearest rows by the segment's graph; None when an exact search is better."""
         graph, count = segment.graph, len(segment.held.rows)
         assert graph is not None
         share = 1.0 if among is None else len(among) / count
-        beam = max(ef or round(graph.ef / max(share, _GRAPH_SHARE)), 2 * k)
+        beam = max(round(graph.ef / max(share, _GRAPH_SHARE)), 2 * k)
         if share < _GRAPH_SHARE or beam > count // 8:
             return None
         mask = None

@@ -1,7 +1,7 @@
 """Files into a table, each row exactly once."""
 
 from lancewal.ingest.files import Format, SourceFile, directories_of, find_files, watch
-from lancewal.ingest.job import Ingestion, IngestReport, LocalParts, Parts, PreparedPart, Step
+from lancewal.ingest.job import Ingestion, IngestReport, LocalParts, PreparedPart, Step
 from lancewal.ingest.journal import Part
 from lancewal.ingest.reading import open_file
 
@@ -11,7 +11,6 @@ __all__ = [
     "Ingestion",
     "LocalParts",
     "Part",
-    "Parts",
     "PreparedPart",
     "SourceFile",
     "Step",

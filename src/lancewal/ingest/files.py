@@ -1,4 +1,4 @@
-"""Files to ingest: where they lie, what they hold, and how to know one again."""
+"""Files to ingest: finding them, their formats, and their identity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDINGS = {
     ".feather": Format.ARROW,
     ".lance": Format.LANCE,
 }
-#: Streams that are unpacked while they are read.
+#: Compressed streams, which are unpacked while they are read.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _COMPRESSIBLE = (Format.CSV, Format.TSV, Format.JSON_LINES)
 _LANCE_MARK = "_versions"
@@ -48,9 +48,9 @@ _LANCE_MARK = "_versions"
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, or a Lance table, which counts as one.
+    """A file, or a Lance table, which counts as one file.
 
-    It is the same file as before when name, ``size`` and ``modified`` (nanoseconds) are; for a Lance
+    A file is the same as before if its name, ``size`` and ``modified`` (nanoseconds) are; for a Lance
     table ``size`` is 0 and ``modified`` its version.
     """
 
@@ -70,7 +70,7 @@ class SourceFile:
         return self.size, self.modified
 
     def is_unchanged(self) -> bool:
-        """Whether it is still the file that was found; a version of a Lance table never changes."""
+        """Whether the file is as it was when it was found; a version of a Lance table never changes."""
         if self.format is Format.LANCE:
             return True
         info = _info(self.filesystem, self.path, str(self))
@@ -82,9 +82,9 @@ def find_files(
 ) -> list[SourceFile]:
     """All files at ``paths``, in the order given; those of a directory sorted by name, subdirectories too.
 
-    The name's ending tells the format, unless ``format`` does. In a directory, files of other
-    endings and hidden ones (a name that starts with ``.`` or ``_``) are left out; a file
-    that was named and cannot be read is refused.
+    The name's ending tells the format, unless ``format`` does. In a directory, files with other
+    endings and hidden files (names that start with ``.`` or ``_``) are left out; a file that was
+    named and has no known format is refused.
 
     >>> find_files(["/no/such/file.csv"])
     Traceback (most recent call last):
@@ -111,7 +111,7 @@ def directories_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def format_of(name: str) -> Format | None:
-    """What a file's name says that it holds.
+    """The format that a file's name tells.
 
     >>> format_of("events-7.jsonl.gz"), format_of("notes.txt")
     (<Format.JSON_LINES: 'jsonl'>, None)
@@ -166,7 +166,7 @@ def _below(
                 yield from _below(filesystem, info.path, prefix, wanted, info.path)
         elif info.type == pafs.FileType.File:
             kind = format_of(info.base_name)
-            # In a directory the ending still selects; a format given by hand is for odd endings.
+            # In a directory the ending still selects; a given format is for files without an ending.
             if kind is None and wanted is not None and "." not in info.base_name:
                 kind = wanted
             if kind is not None and kind is not Format.LANCE and wanted in (None, kind):
@@ -177,7 +177,7 @@ def _filesystem(path: str) -> tuple[pafs.FileSystem, str, str]:
     """The file system, the path in it, and what comes before paths when they are shown."""
     if "://" not in path:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path)), ""
-    # Unlike a table's, a URI of pyarrow may carry a key and its secret.
+    # Unlike a table's URI, one of pyarrow may contain a key and its secret.
     remember_password(path)
     try:
         filesystem, root = pafs.FileSystem.from_uri(path)
@@ -212,7 +212,7 @@ def _lance(filesystem: pafs.FileSystem, path: str, prefix: str) -> SourceFile:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library comes down to, without secrets."""
+    """The first line of a library's error, without secrets."""
     text = str(error).strip()
     return scrubbed(text.splitlines()[0]) if text else type(error).__name__
 
@@ -225,11 +225,11 @@ def watch(
     poll_interval: float = 2.0,
     wait: Callable[[float], object] | None = None,
 ) -> Iterator[list[SourceFile]]:
-    """The files that are complete, at every look, until ``stop()`` is true.
+    """The complete files, looked for again and again until ``stop()`` is true.
 
-    A file counts as complete when it was the same at two looks in a row. Its age does not
-    count: the clock that stamps it may be behind this machine's. Whoever writes slowly should
-    write under a name that starts with a dot and rename the file when it is whole.
+    A file counts as complete when two looks in a row found it the same. Its age does not count: its
+    clock may be behind this machine's. A slow writer should use a name that starts with a dot
+    and rename the file when it is complete.
     """
     pause = wait or threading.Event().wait
     places = list(paths)

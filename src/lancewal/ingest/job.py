@@ -1,8 +1,8 @@
 """Files into a table, each row exactly once, however often the job is cut off and run again.
 
-A file goes in as one part, or as several when it is large. A part is entered in the journal
-of its directory before any of its rows is written, and reaches all its shards as one
-transaction under the journal's version.
+A file is one part, or several if it is large. A part is entered in the journal of its
+directory before any of its rows is written, and is written to all its shards as one transaction
+under the journal's version.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-#: Parts of up to so many bytes go to the WAL; larger ones become SSTables right away.
+#: Parts up to this size go to the WAL; larger ones become SSTables at once.
 WAL_PART_BYTES = 32 << 20
-#: A longer file is cut into parts; after an interruption at most one part is done again.
+#: A longer file is cut into parts; after an interruption at most one part is repeated.
 MAX_PART_BYTES = 1 << 30
 
 _CONCURRENT_SHARDS = 4
@@ -68,13 +68,13 @@ class PreparedPart(Protocol):
     def part(self) -> Part: ...
 
     def write(self, transaction: Transaction) -> int:
-        """Write the rows to all their shards as one transaction; how many there are."""
+        """Write the rows to all their shards as one transaction; returns their number."""
 
 
 class Parts(Protocol):
     """A way to bring files into a table."""
 
-    #: WAL bytes written so far that no flush has moved on.
+    #: Bytes written to the WAL and not flushed yet.
     wal_bytes: int
 
     def prepare(self, file: SourceFile, start: int) -> PreparedPart:
@@ -87,9 +87,9 @@ class Parts(Protocol):
 class LocalParts:
     """Reads files and writes their rows in this process, with bounded memory.
 
-    Small parts become one WAL entry a shard, large ones SSTables that are written beside the table
-    and then published. There is no writer with MemTables in between, because nobody waits for
-    single rows here.
+    Small parts become one WAL entry per shard, large ones SSTables that are staged and then
+    published. There is no writer with MemTables in between, because nobody waits for single
+    rows here.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LocalParts:
         return self._prepare(file, start, None, self._max_part_bytes)
 
     def prepare_again(self, file: SourceFile, part: Part) -> PreparedPart:
-        # Not cut, however long: a transaction has the same rows in every run.
+        # Never cut: a transaction has the same rows in every run.
         return self._prepare(file, part.start, part.stop, sys.maxsize)
 
     def _prepare(self, file: SourceFile, start: int, stop: int | None, max_bytes: int) -> PreparedPart:
@@ -142,7 +142,7 @@ class LocalParts:
 
 
 class _LocalPart:
-    """The rows of a part: in memory, or in SSTables that nothing lists yet."""
+    """The rows of a part: in memory, or in staged SSTables."""
 
     part: Part
 
@@ -232,7 +232,7 @@ class _Rows:
                 return
 
     def at_end(self) -> bool:
-        """Whether the file has no more rows. Takes a batch off the file: call it last."""
+        """Whether the file has no more rows. Reads a batch: call it last."""
         return next(self.opened.batches, None) is None
 
 
@@ -243,13 +243,13 @@ def _refusal(
     return text if part_start == 0 else f"{text} (the first {part_start} rows of the file are in the table)"
 
 
-#: WAL bytes of this job after which it flushes: readers go through the WAL row by row.
+#: After writing this many bytes to the WAL the job flushes: unflushed rows slow readers down.
 FLUSH_AFTER_BYTES = 128 << 20
 
 
 @dataclass
 class IngestReport:
-    """What a run did. ``refused`` gives the reason for each file whose rows the table did not take."""
+    """What a run did. ``refused`` has the reason for each file whose rows the table did not accept."""
 
     files: int = 0
     rows: int = 0
@@ -289,10 +289,10 @@ class Ingestion:
         parts: Parts | None = None,
         store: ObjectStore | None = None,
     ) -> None:
-        """``source`` names where the files come from, by default their directory. ``again`` takes
-        files that were taken before; ``drop_unknown`` leaves out columns that the table lacks.
-        ``taken`` is called with each file that is in the table, and its rows of this run. ``parts``
-        is another way to bring files in, ``store`` is for tests that need a faulty one."""
+        """``source`` names where the files come from, by default their directory. ``again`` ingests
+        files that were ingested before; ``drop_unknown`` leaves out columns that the table lacks.
+        ``taken`` is called with each finished file and the number of its rows in this run. ``parts``
+        is another way to write files; tests pass a faulty ``store``."""
         self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
         self._source = source
         self._again = again
@@ -301,9 +301,9 @@ class Ingestion:
         self.report = IngestReport()
 
     def run(self, files: Iterable[SourceFile], *, skip_refused: bool = False) -> IngestReport:
-        """Take every file that was not taken before; returns what all runs of this object did.
+        """Ingest every file that was not ingested before; the report covers all runs of this object.
 
-        A file that is refused ends the run, unless ``skip_refused``: then the report names it.
+        A refused file ends the run; with ``skip_refused`` the report names it instead.
         """
         for source, group in itertools.groupby(files, key=lambda file: self._source or file.source):
             journal = Journal(self._store, source)
@@ -321,13 +321,13 @@ class Ingestion:
         return self.report
 
     def flush(self, *, at_least: int = 1) -> None:
-        """Move what this job put into WALs to SSTables, when it is ``at_least`` so many bytes."""
+        """Flush what this job wrote to WALs, if it is at least ``at_least`` bytes."""
         if self._parts.wal_bytes >= at_least:
             Table.open(self._store.uri, store=self._store).flush()
             self._parts.wal_bytes = 0
 
     def pending(self, files: Iterable[SourceFile]) -> list[SourceFile]:
-        """The files that are not in the table, or not in full."""
+        """The files that are not completely in the table."""
         if self._again:
             return list(files)
         states: dict[str, State] = {}
@@ -341,7 +341,7 @@ class Ingestion:
         return left
 
     def give_up(self, source: str) -> Part | None:
-        """Forget the part of a file that an earlier run left unfinished; what it wrote stays."""
+        """Forget the part that an earlier run left unfinished; the rows that it wrote stay."""
         journal = Journal(self._store, self._source or source)
         state = journal.read()
         if state.unfinished is not None:
@@ -349,7 +349,7 @@ class Ingestion:
         return state.unfinished
 
     def _settled(self, journal: Journal, files: list[SourceFile]) -> State:
-        """The journal's state, once the part that an earlier run has left unfinished is written."""
+        """The journal's state, after completing the part that an earlier run left unfinished."""
         state = journal.read()
         part = state.unfinished
         if part is None:
@@ -373,7 +373,7 @@ class Ingestion:
             prepared = self._parts.prepare(file, start)
             version = state.version + 1
             if not journal.begin(version, prepared.part):
-                # Another process takes files from here too; it may have taken this very part.
+                # Another process ingests from here too, and may have written this part.
                 state = self._settled(journal, others)
                 continue
             rows = prepared.write(journal.transaction(version))

@@ -1,15 +1,15 @@
-"""Which files of a directory are in the table already, remembered in the table itself.
+"""The journal, kept in the table, of the files of a directory that are in the table already.
 
-Beside the shards lies, for each directory that files came from::
+There is, for each directory that files came from::
 
     _mem_wal/_lancewal/ingest/{digest of the directory}/
         {version}.part.json     rows start to stop of one file are about to be written
         {version}.all.json      every file that was finished by this version
 
-A part is written to the table as one transaction under its version, so that a run that is
-cut off leaves at most one part of which only some shards have the rows, and the next run
-writes that part to the others. Of several processes that take files from the same directory
-one wins each version; the others read the journal again.
+A part is written to the table as one transaction under its version. So an interrupted run
+leaves at most one part that only some shards have, and the next run writes it to the others. Of
+several processes that ingest from the same directory one wins each version; the others read
+the journal again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 INGEST_DIR = f"{layout.OWN_DIR}/ingest"
 
-#: Parts since the last summary that make another one worthwhile.
+#: After this many parts since the last summary a new one is written.
 _PARTS_PER_SUMMARY = 64
 _NAME = re.compile(r"(\d{20})\.(part|all)\.json")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` up to ``stop`` (``None``: all) of a file; ``last`` when there are no more."""
+    """Rows ``start`` to ``stop`` (``None``: the end) of a file; ``last`` if the file ends with them."""
 
     name: str
     size: int
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one version of a file was taken."""
+    """How far one version of a file was ingested."""
 
     size: int
     modified: int
@@ -71,8 +71,8 @@ class Progress:
 class State:
     """What the journal says. ``version`` is that of the newest part.
 
-    ``unfinished`` is that part while it is not known to be in all its shards; ``files`` does not
-    count it then.
+    ``unfinished`` is that part while it is not known to be in all its shards; ``files`` then does
+    not include it.
     """
 
     version: int = -1
@@ -80,12 +80,12 @@ class State:
     unfinished: Part | None = None
 
     def rows_of(self, file: SourceFile) -> int:
-        """How many rows of this very file are written."""
+        """How many rows of this file, in this version, are written."""
         known = self._progress_of(file)
         return known.rows if known else 0
 
     def has(self, file: SourceFile) -> bool:
-        """Whether all rows of this very file are written."""
+        """Whether all rows of this file, in this version, are written."""
         known = self._progress_of(file)
         return known is not None and known.finished
 
@@ -123,16 +123,16 @@ class Journal:
                 logger.debug("the journal of %s was summarised while it was read", self.source)
 
     def begin(self, version: int, part: Part) -> bool:
-        """Claim a version for ``part``; false when another process was faster."""
+        """Claim a version for ``part``; false if another process was faster."""
         record = {**asdict(part), "source": self.source, "write_id": secrets.token_hex(8)}
         path = f"{self._directory}/{version:020d}.part.json"
         if self._store.put_if_absent(path, encode_record(record)) is not PutOutcome.CREATED:
             return False
-        # A version that was done and summarised leaves its name free again.
+        # The name of a version that was written and summarised is free again.
         return not self.is_written(version)
 
     def summarise(self, state: State) -> None:
-        """Replace many parts by one record, now and then. Requires that all of ``state`` is written."""
+        """Replace many parts by one record, from time to time. All of ``state`` must be written."""
         if (state.version + 1) % _PARTS_PER_SUMMARY:
             return
         record = {
@@ -145,7 +145,7 @@ class Journal:
                 if number < state.version or (kind == "part" and number == state.version):
                     self._store.delete(path)
         except LanceWalError as error:
-            # What is left says nothing that the summary does not; the next one tries again.
+            # The remaining records repeat the summary; the next one removes them.
             logger.warning("the journal of %s was not tidied up: %s", self.source, error)
 
     def _names(self) -> list[tuple[int, str, str]]:

@@ -26,7 +26,7 @@ _ARROW_MAGIC = b"ARROW1"
 
 @dataclass(frozen=True)
 class Opened:
-    """``fraction`` is how much of the file was read, from 0 to 1, as well as it can be told."""
+    """An open file; ``fraction`` is about how much of it was read, from 0 to 1."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -34,10 +34,10 @@ class Opened:
 
 
 def open_file(file: SourceFile, table: pa.Schema | None = None, *, drop_unknown: bool = False) -> Opened:
-    """Open a file for one reading.
+    """Open a file to read it once.
 
-    ``table`` has the columns that the rows are for: what is text in the file is read as their
-    types. ``drop_unknown`` leaves out columns that it does not have.
+    ``table`` has the table's columns: text in the file is read as their types. ``drop_unknown``
+    leaves out columns that the table does not have.
     """
     try:
         opened = _OPENERS[file.format](file, table)
@@ -82,7 +82,7 @@ def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
     nested = sorted(name for name, type_ in types.items() if pa.types.is_nested(type_))
     options = pacsv.ConvertOptions(
         column_types={name: _read_as(type_) for name, type_ in types.items() if name not in nested},
-        # Nothing between two separators is null, "" in quotes is an empty text.
+        # Nothing between two separators is null; "" is an empty text.
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
@@ -127,7 +127,7 @@ def _json_type(type_: pa.DataType) -> pa.DataType:
 
 
 def _read_as(type_: pa.DataType) -> pa.DataType:
-    """Numbers too large for a float must be seen as what they are, not as infinity."""
+    """A wider type in which numbers that are too large for a float do not become infinite."""
     return pa.float64() if pa.types.is_floating(type_) else type_
 
 
@@ -150,7 +150,7 @@ def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
         total = dataset.count_rows()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        # In order: a second reading must see the same rows at the same places.
+        # In order: a second reading must find the same rows at the same places.
         with lance_errors(action):
             yield from dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True)
 
@@ -163,7 +163,7 @@ def _counted(
     total: int,
     weight: Callable[[pa.RecordBatch], int] = lambda batch: int(batch.num_rows),
 ) -> Opened:
-    """Batches that weigh ``total`` together; what was read of them so far is the fraction."""
+    """Batches whose weights add up to ``total``, from which the fraction is computed."""
     read = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -176,7 +176,7 @@ def _counted(
 
 
 class _Stream:
-    """A file as a stream, unpacked where its name says so, that knows how far it was read."""
+    """A file as a stream, unpacked if its name says so, that knows how far it was read."""
 
     def __init__(self, file: SourceFile) -> None:
         self._size = max(file.size, 1)

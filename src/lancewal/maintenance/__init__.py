@@ -7,23 +7,19 @@ from lancewal.maintenance.gc import collect_garbage
 from lancewal.maintenance.needs import Retention
 from lancewal.maintenance.plan import (
     DEFAULT_COMMIT_BYTES,
-    CommitPlan,
     CompactionPlan,
     ShardPlan,
     plan_compaction,
 )
 from lancewal.maintenance.repair import RepairReport, repair
 from lancewal.maintenance.reports import (
-    Collected,
     CompactionReport,
     Finding,
     GcReport,
-    Kept,
     Kind,
     Progress,
     Resource,
     Severity,
-    ShardReport,
     VerifyReport,
     process_totals,
 )
@@ -32,13 +28,10 @@ from lancewal.maintenance.verify import verify
 __all__ = [
     "DEFAULT_COMMIT_BYTES",
     "BackupReport",
-    "Collected",
-    "CommitPlan",
     "CompactionPlan",
     "CompactionReport",
     "Finding",
     "GcReport",
-    "Kept",
     "Kind",
     "Progress",
     "RepairReport",
@@ -46,7 +39,6 @@ __all__ = [
     "Retention",
     "Severity",
     "ShardPlan",
-    "ShardReport",
     "VerifyReport",
     "at_crash_points",
     "back_up",

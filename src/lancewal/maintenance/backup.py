@@ -1,9 +1,9 @@
-"""Backups: one consistent state of a table, copied to any store beside writers and maintenance.
+"""Backups: one consistent state of a table, copied to any store while writers and maintenance go on.
 
-A plain copy takes files of different moments: a base version without the SSTables that were
-compacted into it, or a manifest without the log that it counts on. A backup reads a state in the order
-that readers do (shard manifests, ends of the logs, then the base version), and copies exactly the
-files of that state. What flushes or is collected meanwhile starts it again.
+A plain copy has files of different moments: a base version from before a compaction without the
+SSTables that it compacted, or a manifest without the log that it relies on. A backup reads a state
+in the readers' order (shard manifests, ends of the logs, then the base version), and copies exactly
+the files of that state. If files of the state are collected in the meantime, it starts again.
 
 Below the destination::
 
@@ -11,11 +11,11 @@ Below the destination::
     backups/{id}/…          what is small or may change under its name: WAL entries, manifests, records
     backups/{id}.json       the record: every file with its size and checksum, written last
 
-A backup without a record was not finished, and does not exist for a restore. Files that the newest
-record names, and that are as large, are not copied again.
+A backup without a record was not finished, and a restore ignores it. Files that the newest record
+names with the same size are not copied again.
 
-A state is complete for streams too, whose records say what was written: of records that say "done" those
-count that were there before the state was read, so that none speaks of rows that are not in it.
+The records of streams, which say what was written, are part of a state. Records that say "done" are
+copied only if they existed before the state was read, so that none refers to rows that are not in it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _REMOTE_COPIES = 8
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """A file of the table at ``path``, and where it is below the backups' root."""
+    """A file of the table at ``path``, and its place below the backups' root."""
 
     path: str
     stored: str
@@ -94,7 +94,7 @@ class BackupRecord:
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a backup holds, and what of it had to be copied."""
+    """What a backup holds, and how much of it had to be copied."""
 
     id: str
     version: int
@@ -109,7 +109,7 @@ class BackupReport:
 
 
 def back_up(store: ObjectStore, destination: ObjectStore) -> BackupReport:
-    """Copy the state that the table in ``store`` has now; ``destination`` may hold earlier backups."""
+    """Copy the current state of the table in ``store``; ``destination`` may hold earlier backups."""
     started = time.perf_counter()
     if f"{destination.uri}/".startswith(f"{store.uri}/"):
         raise InvalidInputError(f"a backup at {destination.uri} would be part of the table that it is of")
@@ -145,7 +145,7 @@ def list_backups(source: ObjectStore) -> list[str]:
 
 
 def read_record(source: ObjectStore, backup_id: str | None = None) -> BackupRecord:
-    """The record of a backup, of the newest unless told otherwise."""
+    """The record of a backup, by default of the newest."""
     known = list_backups(source)
     if not known:
         raise InvalidInputError(f"there is no finished backup at {source.uri}")
@@ -158,7 +158,7 @@ def read_record(source: ObjectStore, backup_id: str | None = None) -> BackupReco
 
 
 def check_backup(source: ObjectStore, backup_id: str | None = None) -> list[str]:
-    """Read all files of a backup; what is wrong with each that is missing or damaged."""
+    """Read all files of a backup; returns a problem for each that is missing or damaged."""
     record = read_record(source, backup_id)
 
     def problem(file: CopiedFile) -> str | None:
@@ -176,10 +176,10 @@ def check_backup(source: ObjectStore, backup_id: str | None = None) -> list[str]
 def restore_backup(
     source: ObjectStore, destination: ObjectStore, backup_id: str | None = None
 ) -> BackupRecord:
-    """Make a table of a backup where there is nothing yet.
+    """Make a table from a backup, at a place where nothing is yet.
 
-    Every file is compared with its checksum. The base table's manifest comes last: a restore that
-    was not finished left no table.
+    Every file is compared with its checksum. The base table's manifest comes last: an unfinished
+    restore leaves no table.
     """
     record = read_record(source, backup_id)
     if destination.list():
@@ -213,7 +213,7 @@ def _restore_file(source: ObjectStore, destination: ObjectStore, file: CopiedFil
 
 
 class _Copier:
-    """Copies files of a table to where its backups are, each once."""
+    """Copies files of a table to its backups, each once."""
 
     def __init__(self, store: ObjectStore, destination: ObjectStore, backup_id: str) -> None:
         self.id = backup_id
@@ -232,14 +232,14 @@ class _Copier:
         }
 
     def share(self, files: Sequence[ObjectInfo]) -> list[CopiedFile]:
-        """Files that never change under their names; those of the last backup are there already."""
+        """Copy files that never change under their names, except those of the last backup."""
         return list(ordered_map(self._shared, files, self._workers))
 
     def _shared(self, info: ObjectInfo) -> CopiedFile:
         known = self._known.get(info.path)
         if known is not None and known.size == info.size:
             return known
-        # Another size under the name of an earlier backup's file, which must stay as it is.
+        # An earlier backup has a file of this name with another size, which must stay as it is.
         stored = f"{_FILES}/{info.path}" if known is None else f"{_BACKUPS}/{self.id}/{info.path}"
         size, checksum = _copy(self._store, info.path, self._destination, stored)
         self._count(size)
@@ -247,7 +247,7 @@ class _Copier:
         return copied
 
     def keep(self, path: str, data: bytes) -> CopiedFile:
-        """A small file, or one that may have another content under this name one day."""
+        """Copy a small file, or one whose content may change under its name."""
         stored = f"{_BACKUPS}/{self.id}/{path}"
         self._destination.put(stored, data)
         self._count(len(data))
@@ -259,14 +259,14 @@ class _Copier:
 
 
 def _copy_state(store: ObjectStore, copier: _Copier) -> BackupRecord:
-    """Raises ``FileNotFoundError`` when a file of the state was collected meanwhile."""
+    """Copy one state; raises ``FileNotFoundError`` if a file of it was collected in the meantime."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     done_before = _own_records(store)
     state = read_state(store)
     records = {**_own_records(store, begun_only=True), **done_before}
     base = BaseTable.open(store.uri, store.storage_options, store=store, version=state.version)
     files: list[CopiedFile] = []
-    # What goes first is copied first.
+    # Copied first, because they are collected first.
     for place in state.shards:
         files += _log_files(store, copier, place)
     for place in state.shards:
@@ -332,7 +332,7 @@ def _base_files(store: ObjectStore, base: BaseTable) -> list[ObjectInfo]:
 
 
 def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, bytes]:
-    """What lancewal keeps beside the shards; ``begun_only`` leaves out what says that something is done."""
+    """lancewal's own records; ``begun_only`` leaves out those that say that something is done."""
     found = {}
     prefix = TRANSACTIONS_DIR if begun_only else layout.OWN_DIR
     for info in store.list(prefix):
@@ -343,13 +343,13 @@ def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, b
         try:
             found[info.path] = store.get(info.path)
         except FileNotFoundError:
-            # Forgotten meanwhile, as what is over is.
+            # Removed in the meantime: its transaction is over.
             continue
     return found
 
 
 def _copy(source: ObjectStore, path: str, destination: ObjectStore, target: str) -> tuple[int, int]:
-    """Copy one file, however large; its size and checksum."""
+    """Copy one file of any size; returns its size and checksum."""
     measured: list[tuple[int, int]] = []
     gone: list[FileNotFoundError] = []
 
@@ -367,7 +367,7 @@ def _copy(source: ObjectStore, path: str, destination: ObjectStore, target: str)
     try:
         destination.put_from(target, chunks)
     except Exception:
-        # What the destination made of it does not matter.
+        # If the source file is gone, the destination's error does not matter.
         if gone:
             raise gone[-1] from None
         raise

@@ -1,4 +1,4 @@
-"""The checks of one shard: its history, its manifests, its WAL, its SSTables, and their columns."""
+"""The checks of one shard: history, manifests, WAL, SSTables and their columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _SHARD_DIRECTORIES = ("manifest", "wal")
 
 @dataclass
 class ShardCheck:
-    """One look at one shard. ``deep`` reads rows, not only what describes them."""
+    """One check of one shard. ``deep`` reads rows, not only metadata."""
 
     store: ObjectStore
     base: BaseTable
@@ -68,7 +68,7 @@ class ShardCheck:
     manifest: ShardManifest
     marker: int
     deep: bool
-    #: SSTables that retained versions of the manifest name, as far as they were read.
+    #: SSTables in the retained manifest versions that were read.
     once_listed: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -80,9 +80,9 @@ class ShardCheck:
 
 
 def check_lineage(shard: ShardCheck) -> None:
-    """Whether the shard and the base table have one history.
+    """Whether the shard and the base table share one history.
 
-    Sets the shard's marker, which the other checks go by: the newest generation that the base holds.
+    Sets the shard's marker, which the other checks use: the newest generation that the base holds.
     """
     base, store, manifest = shard.base, shard.store, shard.manifest
     where = layout.manifest_file(shard.shard_id, manifest.version)
@@ -177,7 +177,7 @@ def _regressed(before: ShardManifest, after: ShardManifest) -> str | None:
 
 def _check_hint(shard: ShardCheck) -> None:
     hint = ShardManifestStore(shard.store, shard.shard_id).read_hint()
-    # A commit writes its hint last, so that one version behind may be a commit under way.
+    # A commit writes its hint last, so one version behind may be a running commit.
     if hint is None or not 0 <= shard.manifest.version - hint <= 1:
         said = "is missing or unreadable" if hint is None else f"says version {hint}"
         shard.found(
@@ -208,7 +208,7 @@ def check_sstables(shard: ShardCheck) -> None:
 
 def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
-    # Once the base holds a generation nobody needs its SSTable; a collector may just be at it.
+    # Once the base holds a generation, nobody needs its SSTable; a collector may be deleting it.
     lost = Severity.ERROR if entry.generation > shard.marker else Severity.INFO
     try:
         shard.store.refuse_links(directory)
@@ -303,7 +303,7 @@ def _check_directories(shard: ShardCheck) -> None:
         if generation is None:
             text = f"{name} in the shard's directory is neither an SSTable nor anything else known"
             shard.found(Kind.UNKNOWN_DIRECTORY, Severity.WARNING, path, text)
-        # What compaction took off the list stays for reads that began before.
+        # SSTables that compaction pruned stay for reads that began earlier.
         elif name not in shard.once_listed:
             text = f"the manifest does not name {name}; garbage collection removes it"
             shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
@@ -313,7 +313,7 @@ def check_wal(shard: ShardCheck) -> None:
     positions = retained_positions(shard.store, shard.shard_id)
     covered = shard.manifest.replay_after_wal_entry_position
     _check_gaps(shard, positions, covered)
-    # What SSTables hold is needed by followers only: read where everything is.
+    # Flushed entries are needed by followers only: read them in a deep check.
     wanted = [p for p in positions if shard.deep or p > covered]
     tailer = WalTailer(shard.store, shard.shard_id)
 
@@ -335,7 +335,7 @@ def check_wal(shard: ShardCheck) -> None:
 
 def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
     for missing in missing_positions(positions, covered + 1):
-        # A listing is no snapshot: what came while it ran may be missing in it.
+        # A listing is not a snapshot: entries that came while it ran may be missing.
         lost = next(
             (p for p in missing if shard.store.head(layout.wal_entry(shard.shard_id, p)) is None), None
         )
@@ -359,7 +359,7 @@ def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
 
 
 def _check_order(shard: ShardCheck, before: WalEntry, entry: WalEntry) -> None:
-    """Who claims a shard writes behind all that is there, so epochs rise along the log."""
+    """A claim appends behind all entries, so epochs rise along the log."""
     if entry.writer_epoch < before.writer_epoch:
         shard.found(
             Kind.WAL_EPOCH_BEHIND,
@@ -376,7 +376,7 @@ def _check_wal_entry(
 ) -> None:
     path = layout.wal_entry(shard.shard_id, position)
     if entry is None:
-        # Collected since the listing, or the gap that the caller looks at again.
+        # Collected since the listing, or a gap that the caller checks.
         return
     shard.checked["WAL entries"] += 1
     severity = Severity.ERROR if position > covered else Severity.WARNING
@@ -395,11 +395,10 @@ def _check_wal_entry(
 def _mismatches(
     stored: pa.Schema, schema: TableSchema, written_for: int | None
 ) -> Iterator[tuple[Severity, str]]:
-    """What a reader would refuse, or get as nulls, in rows with the columns ``stored``.
+    """What a reader would refuse, or read as nulls, in rows with the columns ``stored``.
 
-    Renamed and dropped columns are no mismatch: they keep their ids, or are gone. ``written_for`` is the
-    version of the table that had these columns, ``None`` if it is not known. Columns are matched by the
-    readers' own code.
+    Renamed and dropped columns are not mismatches. ``written_for`` is the version of the table that had
+    these columns, ``None`` if it is not known. The readers' own code matches the columns.
     """
     try:
         column_sources(stored, schema, written_for)
@@ -414,7 +413,7 @@ def _mismatches(
     for column in columns:
         number, known = field_id(column), by_id.get(field_id(column))
         if known is not None and known.name != column.name and column.name in schema.names:
-            # Two columns may have swapped their names; whoever numbered columns wrongly looks the same.
+            # Two columns may have swapped their names, or a writer numbered its columns wrongly.
             yield Severity.INFO, f"column {column.name!r} has column id {number}, which is now {known.name!r}"
         elif known is None and column.name in schema.names:
             now = field_id(schema.columns.field(column.name))

@@ -1,8 +1,8 @@
 """What a compaction would do: which generations of which shards, in how many commits.
 
 A plan is data. It can be shown, stored as JSON and executed later or elsewhere; it holds no
-credentials. It may be out of date when it is executed: what somebody else has compacted by
-then is left out, nothing is done twice.
+credentials. It may be out of date when it is executed: what another compactor has done by then
+is left out, so nothing is done twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lancewal.storage import ObjectStore, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
-#: Rows of so many bytes go into one commit. A merge needs two to three times that in memory.
+#: How many bytes of rows go into one commit. A merge needs two to three times that in memory.
 DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
 _KEY_READERS = 4
-#: What a stored plan says of an SSTable.
+#: The fields of an SSTable in a stored plan.
 _ENTRY_FIELDS = (
     "generation",
     "path",
@@ -49,7 +49,7 @@ _ENTRY_FIELDS = (
 class CommitPlan:
     """Generations that one commit brings into the base table, ascending.
 
-    ``num_bytes`` is what their rows take in memory, older versions of keys included.
+    ``num_bytes`` is the size of their rows in memory, including older versions of keys.
     """
 
     sstables: tuple[SsTableEntry, ...]
@@ -65,16 +65,16 @@ class CommitPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of all generations; those whose writer did not say how many count as none."""
+        """Rows of all generations; a generation whose writer did not say counts as none."""
         return sum(entry.physical_rows or 0 for entry in self.sstables)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The part of one shard. ``after`` is the newest generation that the base held already.
+    """The part of one shard. ``after`` is the newest generation that the base already held.
 
-    ``together`` are the shards, this one too, that hold versions of each other's keys. Their parts
-    are carried out one after the other, in the plan's order, and none after one that failed.
+    ``together`` are the shards, including this one, that share keys. Their parts run one after the
+    other, in the plan's order, and none after one that failed.
     """
 
     uri: str
@@ -106,7 +106,7 @@ class ShardPlan:
 
     @property
     def commits_expected(self) -> int:
-        """With a key, about: rows that later generations replace need none, many deleted keys one more."""
+        """An estimate: replaced rows need no commit, and many deleted keys need one more."""
         return sum(max(1, -(-commit.num_bytes // self.max_commit_bytes)) for commit in self.commits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """All shards that have something to compact; ``base_version`` is the one the plan was made for.
+    """All shards that have something to compact, as of version ``base_version`` of the base table.
 
     A shard that shares keys with others may have several parts.
     """
@@ -163,7 +163,7 @@ class CompactionPlan:
 
     @property
     def units(self) -> list[list[ShardPlan]]:
-        """The parts in lists that can be carried out side by side, each in its order."""
+        """Lists of parts: the lists may run in parallel, the parts of each in order."""
         units: list[list[ShardPlan]] = []
         sharing: dict[tuple[UUID, ...], list[ShardPlan]] = {}
         for part in self.shards:
@@ -183,10 +183,10 @@ class CompactionPlan:
 
     @property
     def commits_expected(self) -> int:
-        """About how many versions of the base table this makes."""
+        """About how many versions of the base table this creates."""
         if self.has_key:
             return sum(shard.commits_expected for shard in self.shards)
-        # Rows and marker of each shard, and in the end the tags of all.
+        # Rows and marker of each shard, and at the end the tags of all.
         return 2 * len(self.shards) + bool(self.shards)
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,22 +236,22 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Which SSTables the base table does not hold yet, of all shards or of some.
 
-    Where a key is in several shards, all of these are part of the plan, in the order in which reads let
-    their levels count (:func:`lancewal.reader.source.newest_first`): the oldest first. Then no
-    read gives another row for the compaction, whether it is whole, under way or failed.
+    If a key is in several shards, the plan includes all of them, oldest first, in the order in which reads
+    rank their levels (:func:`lancewal.reader.source.newest_first`). Then a compaction never changes
+    the result of a read, whether it is finished, running or failed.
 
-    Generations are grouped until a group has ``max_commit_bytes``. One that is larger by itself
-    takes several commits, of which the last one carries its marker.
+    Generations are grouped up to ``max_commit_bytes``. A single larger one takes several commits, the
+    last of which has its marker.
     """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
     wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
-    # All of them, even where some are asked for: others may share their keys.
+    # All shards, even if only some are asked for: others may share their keys.
     manifests = discover_manifests(store)
     missing = (wanted or set()) - {manifest.shard_id for manifest in manifests}
     if missing:
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
-    # After the manifests: in an older version pruned generations would look lost.
+    # After the manifests: with an older base version, pruned generations would look lost.
     base = open_base(store)
     version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
@@ -283,9 +283,9 @@ def plan_compaction(
 def _sharing_keys(
     store: ObjectStore, base: BaseTable, manifests: Sequence[ShardManifest], markers: Mapping[UUID, int]
 ) -> list[list[ShardManifest]]:
-    """Shards that have something to compact, those that hold the same keys together.
+    """Shards that have something to compact, grouped by shared keys.
 
-    Keys are read only where the shards do not say that they hold different ones.
+    Keys are read only if the sharding does not tell that the shards hold different ones.
     """
 
     def is_waiting(manifest: ShardManifest) -> bool:
@@ -302,7 +302,7 @@ def _sharing_keys(
         try:
             keys = [flushed_keys(store, base.schema, m, markers.get(m.shard_id, 0)) for m in members]
         except Exception as error:
-            # Damaged, or compacted and collected by others meanwhile: one after the other is always right.
+            # Damaged, or compacted and collected by others by now: one after the other is always right.
             logger.debug("keys were not read, so these shards are compacted in order: %s", error)
             groups.append(members)
         else:
@@ -313,7 +313,7 @@ def _sharing_keys(
 def _in_order(
     group: Sequence[ShardManifest], markers: Mapping[UUID, int]
 ) -> Iterator[tuple[UUID, int, list[SsTableEntry]]]:
-    """The SSTables of shards that share keys, oldest first: shard, generation before, and its next ones."""
+    """The SSTables of shards that share keys, oldest first: shard, generation before, and the next ones."""
     after = {manifest.shard_id: markers.get(manifest.shard_id, 0) for manifest in group}
     pending = [(m.shard_id, entry) for m in group for entry in pending_sstables(m, after[m.shard_id])]
     if len(group) > 1:
@@ -327,7 +327,7 @@ def _in_order(
 def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:
     """The SSTables above generation ``after``, ascending; refuses a list with holes.
 
-    Marking past a hole would say that the base holds rows that nobody has.
+    A marker past a hole would claim that the base holds rows that nobody has.
     """
     pending = sorted(
         (entry for entry in manifest.sstables if entry.generation > after), key=lambda e: e.generation
@@ -348,7 +348,7 @@ def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:
 def _num_bytes(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int:
     if entry.in_memory_bytes is not None:
         return entry.in_memory_bytes
-    # What is on storage is smaller than in memory, but of the same order.
+    # Rows are smaller on storage than in memory, but of the same order.
     return sum(info.size for info in store.list(layout.sstable_dir(shard_id, entry.path)))
 
 
@@ -367,7 +367,7 @@ def _grouped(sstables: Sequence[SsTableEntry], sizes: Sequence[int], limit: int)
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """Two shards, by their numbers, how many keys are in both, and one of them.
+    """Two shards, by number, with the count of keys in both, and an example.
 
     Nothing on storage says which version of such a key is newer.
     """
@@ -379,7 +379,7 @@ class SharedKeys:
 
 
 def flushed_keys(store: ObjectStore, schema: TableSchema, manifest: ShardManifest, after: int) -> KeySet:
-    """The keys of a shard's SSTables above generation ``after``, those of deletes included."""
+    """The keys of a shard's SSTables above generation ``after``, including deleted ones."""
     entries = [entry for entry in manifest.sstables if entry.generation > after]
 
     def read(number: int) -> KeySet:
@@ -390,7 +390,7 @@ def flushed_keys(store: ObjectStore, schema: TableSchema, manifest: ShardManifes
 
 
 def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
-    """The keys that neighbours among the shards with one key have in common.
+    """The pairs of shards that have keys in common.
 
     A key in three shards counts for the first and second, and for the second and third.
 
@@ -405,7 +405,7 @@ def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
     keys = pa.concat_arrays([array for _, array in filled])
     owners = np.concatenate([np.full(len(array), number) for number, array in filled])
     codes = keys.dictionary_encode().indices.to_numpy()
-    # Stable: the owners of one key are in ascending order.
+    # Stable: the shards of one key are in ascending order.
     order = np.argsort(codes, kind="stable")
     again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
     if not len(again):
@@ -419,7 +419,7 @@ def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
 
 
 def sharing_keys(shards: Sequence[KeySet]) -> list[list[int]]:
-    """The numbers of the shards in groups, such that no key is in two groups.
+    """The shards, by number, in groups such that no key is in two groups.
 
     >>> sets = [KeySet.of([pa.array([1, 2])]), KeySet.of([pa.array([3])]), KeySet.of([pa.array([2, 4])])]
     >>> sharing_keys(sets)

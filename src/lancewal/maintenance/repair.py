@@ -1,4 +1,4 @@
-"""Repair of what can be rebuilt from something else without a guess."""
+"""Repair of what can be rebuilt without guessing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lancewal.shard import (
 from lancewal.sstable import (
     EarlierTable,
     earlier_table,
-    is_entry_from_before,
+    is_entry_of_earlier_table,
     rebuild_sidecars,
     take_over,
     unknown_entries,
@@ -39,13 +39,13 @@ from lancewal.writer import drain_shard
 
 logger = logging.getLogger(__name__)
 
-#: A longer gap is no loss: somebody put a file of another name or shard there.
+#: A longer gap is not a loss: a file of another position or shard was put there.
 _MAX_LOST_ENTRIES = 10_000
 
 
 @dataclass
 class RepairReport:
-    """``failed`` gives what went wrong with each finding that could not be repaired."""
+    """What was repaired; ``failed`` has the reason for each finding that could not be."""
 
     repaired: list[Finding] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
@@ -66,25 +66,25 @@ def repair(
     accept_lost_entries: bool = False,
     earlier: str | None = None,
 ) -> RepairReport:
-    """Put right what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
+    """Repair what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
 
     Of several shards for one sharding value one is kept, and the others are retired: **taken over from
     their writers**, flushed, compacted into the base table and sealed. A key that is in two of them
-    stays as reads give it after a flush.
+    keeps the version that reads return after a flush.
 
     ``findings`` are those of a verification; without them the table is verified first. All other
     findings are left as they are: no row is changed, and nothing is deleted.
 
-    The generations of a copied table are numbered above the marker that came along; that takes the
-    shard over: **a writer that is open on it is fenced**.
+    The generations of a copied table are renumbered above the copied marker; that takes the shard
+    over: **a writer that is open on it is fenced**.
 
-    ``accept_lost_entries`` gives up the rows of WAL entries that are missing: an entry without
-    rows takes the place of each, so that the log can be read and written again. Try to get the
-    objects back first, from a backup or from the versions that a bucket keeps.
+    ``accept_lost_entries`` gives up the rows of missing WAL entries: an entry without rows replaces
+    each, so that the log can be read and written again. Try to get the objects back first, from a
+    backup or from the versions that a bucket keeps.
 
-    ``earlier`` decides what becomes of rows that shards have from before the table was made anew at its
-    place, where nothing says whether they are newer than those of the base table: "keep" has them
-    count as the newest, "drop" takes them out of their shards, which fences their writers.
+    ``earlier`` decides about rows in the shards from before the table was made anew at its place, if it is
+    unknown whether they are newer than those of the base table: "keep" counts them as the newest,
+    "drop" removes them from their shards, which fences their writers.
     """
     if earlier not in (None, *_EARLIER):
         raise InvalidInputError(f"earlier is {earlier!r}; pass 'keep' or 'drop'")
@@ -100,7 +100,7 @@ def repair(
         if action is None:
             report.left.append(finding)
             continue
-        # Several sidecars of one SSTable are rebuilt at once.
+        # All sidecars of one SSTable are rebuilt together.
         key = (finding.kind, finding.shard_id, finding.generation)
         if key not in done:
             done[key] = _try(partial(action, store, finding))
@@ -139,7 +139,7 @@ def _rebuild_sidecars(store: ObjectStore, finding: Finding) -> None:
 
 
 def _without_notes(path: str, manifest: ShardManifest) -> ShardManifest:
-    """Without the copy of notes that are out of date; readers go to the SSTable's own."""
+    """The manifest without an outdated copy of notes; readers then use the SSTable's own."""
     entries = (replace(entry, notes="") if entry.path == path else entry for entry in manifest.sstables)
     return replace(manifest, sstables=tuple(entries))
 
@@ -150,17 +150,17 @@ def _finish_append(store: ObjectStore, finding: Finding) -> None:
 
 
 def _retire(store: ObjectStore, finding: Finding) -> None:
-    """Bring all rows of a shard into the base table, and let it take no more."""
+    """Bring all rows of a shard into the base table, and seal it."""
     assert finding.shard_id is not None
     epoch = drain_shard(open_base(store), store, finding.shard_id).epoch
-    # With all shards that share its keys, in their order.
+    # Together with all shards that share its keys, in their order.
     compact(store, [finding.shard_id])
-    # Refused when somebody has taken the shard over since it was drained.
+    # Refused if another writer has claimed the shard since it was drained.
     ShardManifestStore(store, finding.shard_id).seal(epoch)
 
 
 def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
-    """Sentinels, which every reader passes over, in the places of entries that were lost."""
+    """Write sentinels, which every reader skips, in the places of lost entries."""
     shard_id = finding.shard_id
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
@@ -171,7 +171,7 @@ def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
                 f"the {len(gap)} entries before {layout.wal_entry(shard_id, gap.stop)} are missing: "
                 "that file does not belong there; move it away"
             )
-        # Epochs rise along the log, so the one behind the gap serves.
+        # Epochs rise along the log, so the one behind the gap is valid.
         following = tailer.read_header(gap.stop)
         epoch = manifest.writer_epoch if following is None else following.writer_epoch
         for position in gap:
@@ -180,7 +180,7 @@ def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
 
 
 def _lift(store: ObjectStore, finding: Finding) -> None:
-    """By a writer that flushes what is in the log and numbers all generations anew."""
+    """Open a writer, which flushes the log and renumbers all generations."""
     assert finding.shard_id is not None
     drain_shard(open_base(store), store, finding.shard_id)
 
@@ -190,10 +190,10 @@ def _keep_earlier(store: ObjectStore, finding: Finding) -> None:
 
 
 def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
-    """Have the earlier table's SSTables and WAL entries behind the shard.
+    """Put the marker and the replay cursor behind the earlier table's SSTables and WAL entries.
 
-    The marker comes first: with it the SSTables count for nobody any more, listed or not. Who is
-    killed in between can do it again.
+    The marker comes first: with it the SSTables count for nobody any more, listed or not. After a
+    kill in between this can be repeated.
     """
     assert finding.shard_id is not None
     newest = open_base(store)
@@ -208,7 +208,7 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
     tailer = WalTailer(store, finding.shard_id)
     for entry in tailer.entries(first_unsettled(claimed), end):
-        if not entry.sentinel and not is_entry_from_before(newest, store, entry, earlier):
+        if not entry.sentinel and not is_entry_of_earlier_table(newest, store, entry, earlier):
             break
         covered = entry.position
     logger.warning(
@@ -232,7 +232,7 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
 
 
 def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:
-    # Any version that is older than the index is a proof of the table before.
+    # Any version that is older than the index proves that there was an earlier table.
     found = earlier_table(base, store, layout.FIRST_MANIFEST_VERSION)
     if found is None:
         raise LookupError("the versions of the table do not tell when it was made anew")
@@ -241,7 +241,7 @@ def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:
 
 _Action: TypeAlias = Callable[[ObjectStore, Finding], None]
 
-#: What the caller may decide for rows of an earlier table.
+#: The caller's choices for the rows of an earlier table.
 _EARLIER: dict[str, _Action] = {
     "keep": _keep_earlier,
     "drop": _drop_earlier,

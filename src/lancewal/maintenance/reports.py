@@ -1,4 +1,4 @@
-"""What maintenance did and found, as data: reports of compaction, garbage collection and verification."""
+"""Reports of compaction, garbage collection and verification, as data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lancewal.storage import in_forked_child
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a compaction. ``rows`` are those that the base has taken of this shard so far."""
+    """One step of a compaction. ``rows`` is the number of rows of this shard in the base so far."""
 
     shard_id: UUID
     step: str
@@ -29,11 +29,11 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 @dataclass
 class ShardReport:
-    """One shard. ``skipped`` are generations that somebody else had compacted meanwhile.
+    """One shard. ``skipped`` are generations that another compactor compacted in the meantime.
 
     ``rows_in`` counts every row of the generations, ``rows_inserted`` and ``rows_updated`` those
-    that reached the base, ``rows_deleted`` those that left it. ``rows_replaced`` were older
-    versions of keys that later generations had again, or tombstones.
+    that reached the base, ``rows_deleted`` those that left it. ``rows_replaced`` are tombstones, and
+    rows whose key has a newer version in a later generation.
     """
 
     shard_id: UUID
@@ -50,7 +50,7 @@ class ShardReport:
 
     @property
     def through(self) -> int:
-        """The newest generation that the base holds of the plan's."""
+        """The newest generation of the plan that the base holds."""
         return max([*self.generations, *self.skipped], default=0)
 
     @property
@@ -62,7 +62,7 @@ class ShardReport:
         return self.rows_in - self.rows_upserted
 
     def add(self, later: ShardReport) -> None:
-        """Take up a further part of the same shard."""
+        """Add a further part of the same shard."""
         for each in fields(self):
             if each.name != "shard_id":
                 setattr(self, each.name, getattr(self, each.name) + getattr(later, each.name))
@@ -76,7 +76,7 @@ _SUMS = ("generations", "rows_in", "rows_upserted", "rows_deleted", "num_bytes",
 
 @dataclass
 class CompactionReport:
-    """All shards, and what followed on the base table itself."""
+    """All shards, and the work on the base table itself."""
 
     uri: str
     shards: list[ShardReport] = field(default_factory=list)
@@ -137,7 +137,7 @@ class CompactionReport:
 
 
 class Resource(enum.StrEnum):
-    """What can be collected, in the order in which it is."""
+    """What garbage collection deletes, in this order."""
 
     MANIFEST_ENTRIES = "manifest_entries"
     WAL_ENTRIES = "wal_entries"
@@ -208,8 +208,8 @@ class GcReport:
             "seconds": self.seconds,
             "num_bytes": self.num_bytes,
             "counts": self.counts(),
-            "collected": [_plain(each) for each in self.collected],
-            "kept": [_plain(each) for each in self.kept],
+            "collected": [_as_dict(each) for each in self.collected],
+            "kept": [_as_dict(each) for each in self.kept],
         }
 
     def to_json(self) -> str:
@@ -223,14 +223,14 @@ class GcReport:
         return "\n".join(lines)
 
 
-def _plain(each: Collected | Kept) -> dict[str, Any]:
+def _as_dict(each: Collected | Kept) -> dict[str, Any]:
     shard_id = str(each.shard_id) if each.shard_id else None
     return {**asdict(each), "resource": str(each.resource), "shard_id": shard_id}
 
 
 class Severity(enum.StrEnum):
-    """ERROR: rows are lost, doubled or unreadable, or will be. WARNING: something that should not be,
-    but harms no row. INFO: leftovers that garbage collection or the next compaction removes."""
+    """ERROR: rows are lost, doubled or unreadable, or will be. WARNING: a fault that harms no row.
+    INFO: leftovers that garbage collection or the next compaction removes."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -269,7 +269,7 @@ class Kind(enum.StrEnum):
     WAL_STRAY = "wal_stray"
 
 
-#: What :func:`~lancewal.maintenance.repair.repair` can put right.
+#: What :func:`~lancewal.maintenance.repair.repair` can repair.
 REPAIRABLE = frozenset(
     {
         Kind.HINT_WRONG,
@@ -314,7 +314,7 @@ class Finding:
 
 @dataclass
 class VerifyReport:
-    """All findings, and how much was looked at."""
+    """All findings, and how much was checked."""
 
     uri: str
     base_version: int = 0
@@ -377,7 +377,7 @@ class Totals:
         in_forked_child(self._start_empty)
 
     def _start_empty(self) -> None:
-        """Also in a forked child: it has done nothing, and another thread may have held the lock."""
+        """Also called in a forked child: it has done nothing, and another thread may have held the lock."""
         self._lock = threading.Lock()
         self._by_table: dict[str, Counter[str]] = {}
 
@@ -400,5 +400,5 @@ class Totals:
             return {table: dict(counter) for table, counter in self._by_table.items()}
 
 
-#: Of the calls of :class:`lancewal.Table`; kept whether anybody looks or not.
+#: The totals of all calls of :class:`lancewal.Table`.
 process_totals = Totals()

@@ -1,4 +1,4 @@
-"""Verification: walk a table and report every invariant that is broken."""
+"""Verification: walk a table and report every broken invariant."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from lancewal.base import BaseTable, is_fence, lance_errors
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
-from lancewal.format import KeySet, ShardManifest, byte_spans, key_values, numbers, siphash13_spans
+from lancewal.format import KeySet, ShardManifest, key_values, key_words
 from lancewal.maintenance.append_only import unmarked_tags
 from lancewal.maintenance.checks import (
     ShardCheck,
@@ -32,7 +31,7 @@ from lancewal.storage import ObjectStore, layout
 
 logger = logging.getLogger(__name__)
 
-#: Looks at a shard that changes while it is looked at; what is still wrong then is reported.
+#: How often a shard that changes during its check is checked again; then its findings are reported.
 _ATTEMPTS = 3
 
 
@@ -46,7 +45,7 @@ def verify(
     """Check a table, or some of its shards; changes nothing, and may run beside everything else.
 
     ``deep`` reads all rows of SSTables, the whole retained WAL and the keys of the base table;
-    without it only what describes them, and the WAL that is not flushed yet.
+    otherwise only metadata and the unflushed WAL are read.
     """
     started = time.perf_counter()
     report = VerifyReport(store.uri)
@@ -111,7 +110,7 @@ def _manifest(store: ObjectStore, shard_id: UUID) -> ShardManifest | Finding:
         return Finding(Kind.MANIFEST_UNREADABLE, Severity.ERROR, where, str(error), shard_id)
     if manifest is not None:
         return manifest
-    # A writer makes the first manifest before anything else.
+    # A writer creates the first manifest before anything else.
     has_rows = bool(store.list(layout.shard_dir(shard_id)))
     severity = Severity.ERROR if has_rows else Severity.INFO
     text = f"shard {shard_id} has no manifest" + (" but files" if has_rows else "")
@@ -124,7 +123,7 @@ def _verify_base(
     absent = {s: g for s, g in base.details.compacted.items() if s not in present and not is_fence(s)}
     copy = copy_of(store) if absent else None
     for shard_id, generation in sorted(absent.items()):
-        # A copy has the markers of its source, and shards from their first writer on.
+        # A copy has the markers of its source; its shards exist once they have a writer.
         if copy is None or copy.markers.get(shard_id, 0) < generation:
             text = f"the base table holds generation {generation} of shard {shard_id}, which does not exist"
             kind = Kind.MARKER_WITHOUT_SHARD
@@ -141,13 +140,13 @@ def _verify_base(
 
 
 def _check_split_shards(base: BaseTable, store: ObjectStore, deep: bool, report: VerifyReport) -> None:
-    """Shards that are for one value; with ``deep``, keys that are in two shards, whatever these say."""
+    """Shards with the same sharding value; with ``deep``, keys that are in two shards of any value."""
     try:
         _check_shards(base, store, report)
         if deep and base.schema.primary_key:
             _check_keys(store, report)
     except LanceWalError as error:
-        # What cannot be read is a finding of its own already.
+        # An unreadable shard is a finding already.
         logger.debug("shards were not compared: %s", error)
 
 
@@ -181,22 +180,16 @@ def _check_keys(store: ObjectStore, report: VerifyReport) -> None:
 
 
 def _doubled_keys(base: BaseTable) -> tuple[int, int]:
-    """How many rows there are, and how many of them share a key with an earlier one.
+    """How many rows there are, and how many share a key with an earlier one.
 
-    Keeps eight bytes a row. Text and composite keys are compared by a 64-bit hash, which takes two
-    of them for one about once in ten thousand tables of a billion rows.
+    Takes eight bytes per row. Text and composite keys are compared by a 64-bit hash, which confuses
+    two of them about once in ten thousand tables of a billion rows.
     """
     words: list[npt.NDArray[np.uint64]] = []
     with lance_errors("read the keys of the base table"):
         for batch in base.dataset.scanner(columns=list(base.schema.primary_key)).to_batches():
-            words.append(_words(key_values(batch.columns)))
+            words.append(key_words(key_values(batch.columns)))
     if not words:
         return 0, 0
     every = np.sort(np.concatenate(words))
     return len(every), int(np.count_nonzero(every[1:] == every[:-1]))
-
-
-def _words(values: pa.Array) -> npt.NDArray[np.uint64]:
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        return numbers(values).astype(np.int64 if values.type != pa.uint64() else np.uint64).view(np.uint64)
-    return siphash13_spans(byte_spans(values))

@@ -1,4 +1,4 @@
-"""Simple conditions on columns that Arrow evaluates by itself, in SQL's three-valued logic."""
+"""Simple conditions on columns, evaluated by Arrow in SQL's three-valued logic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 #: A column, or a field of a struct column.
 Path = tuple[str, ...]
-#: With so many chunks one copy of a column costs less than a kernel call for each.
+#: From this many chunks on, copying a column costs less than a kernel call for each chunk.
 _MANY_CHUNKS = 32
 
 _KERNELS = {
@@ -26,7 +26,7 @@ _KERNELS = {
 
 
 class Condition(Protocol):
-    """True, false or null for each row."""
+    """Is true, false or null for each row."""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -37,7 +37,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True)
 class Compare:
-    """A column against a value of its type; null when either is."""
+    """Compares a column with a value of its type; null when either is null."""
 
     path: Path
     operator: str
@@ -53,9 +53,10 @@ class Compare:
 
 @dataclass(frozen=True)
 class Among:
-    """Whether a column has one of some values, which are not null and each there once.
+    """Whether a column's value is in ``values``, which are distinct and not null.
 
-    ``with_null`` says that null was among them too: then no row is known to have none.
+    ``with_null`` says that the list contained null as well: for a value that is not in the list
+    the result is then null instead of false.
     """
 
     path: Path
@@ -95,28 +96,23 @@ class IsNull:
 
 
 @dataclass(frozen=True)
-class Every:
-    """All of some conditions."""
-
+class _Several:
     parts: Sequence[Condition]
 
     @property
     def columns(self) -> frozenset[str]:
-        return _columns(self.parts)
+        return frozenset().union(*(part.columns for part in self.parts))
+
+
+class Every(_Several):
+    """Whether all of several conditions are true."""
 
     def evaluate(self, rows: pa.Table) -> pa.Array | pa.ChunkedArray:
         return reduce(pc.and_kleene, (part.evaluate(rows) for part in self.parts))
 
 
-@dataclass(frozen=True)
-class Some:
-    """At least one of some conditions."""
-
-    parts: Sequence[Condition]
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return _columns(self.parts)
+class Some(_Several):
+    """Whether at least one of several conditions is true."""
 
     def evaluate(self, rows: pa.Table) -> pa.Array | pa.ChunkedArray:
         return reduce(pc.or_kleene, (part.evaluate(rows) for part in self.parts))
@@ -132,10 +128,6 @@ class Negation:
 
     def evaluate(self, rows: pa.Table) -> pa.Array | pa.ChunkedArray:
         return pc.invert(self.part.evaluate(rows))
-
-
-def _columns(parts: Sequence[Condition]) -> frozenset[str]:
-    return frozenset().union(*(part.columns for part in parts))
 
 
 def _column(rows: pa.Table, path: Path) -> pa.Array | pa.ChunkedArray:

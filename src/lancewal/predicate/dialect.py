@@ -1,8 +1,8 @@
-"""Lance's SQL dialect, as text: values and names into it, filters out of it.
+"""Lance's SQL dialect: writes values and names in it, and translates filters to DataFusion's.
 
 It is DataFusion's SQL with four differences: text in double quotes is a value, names
-are quoted with backticks, a bare column name matches whatever its case when only one
-column can be meant, and ``regexp_match`` counts as true where it matches.
+are quoted with backticks, a bare column name matches in any case when only one column
+can be meant, and ``regexp_match`` counts as true where it matches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEAST_INT64_LITERAL = f"({_LEAST_INT64 + 1} - 1)"
 
 
 def for_datafusion(sql: str, columns: Sequence[str]) -> str:
-    """``sql`` in Lance's dialect as DataFusion reads it (without folding the case of names).
+    """Translates ``sql`` from Lance's dialect to DataFusion's (which must not fold the case of names).
 
     >>> for_datafusion('NAME = "x" AND Lower(City) = `y`', ["name", "city"])
     "name = 'x' AND lower(city) = `y`"
@@ -48,7 +48,7 @@ def for_datafusion(sql: str, columns: Sequence[str]) -> str:
             out.append(_quoted_text(text))
         elif kind == "word":
             following = tokens[place + 1 :]
-            # A field of a struct keeps its case, and so does the letter before a literal as in X'00'.
+            # The fields of a struct keep their case, and so does the letter before a literal, as in X'00'.
             is_field = place > 0 and tokens[place - 1][1] == "."
             is_prefix = bool(following) and following[0][0] in ("text", "double")
             out.append(token if is_field or is_prefix else _resolved(token, columns, folded, following))
@@ -105,7 +105,7 @@ def column_name(name: str) -> str:
 
 
 def among(column: str, values: pa.Array) -> str:
-    """The predicate that ``column`` has one of ``values``, which are not null.
+    """A filter for rows whose ``column`` has one of ``values``, which are not null.
 
     >>> among("id", pa.array([1])), among("id", pa.array([1, 2]))
     ('`id` = 1', '`id` IN (1, 2)')
@@ -116,7 +116,7 @@ def among(column: str, values: pa.Array) -> str:
 
 
 def _literals(values: pa.Array) -> Iterable[str]:
-    # Integers are the usual keys, and thousands of them come at a time.
+    # Integers are the usual keys, thousands at a time.
     if pa.types.is_integer(values.type):
         plain = values.to_pylist()
         if pa.types.is_int64(values.type) and _LEAST_INT64 in plain:
@@ -132,7 +132,7 @@ def _quoted_text(text: str) -> str:
 def _resolved(
     word: str, columns: Sequence[str], folded: dict[str, list[str]], following: list[tuple[str, str]]
 ) -> str:
-    """A bare word with the case of the function or column it names; keywords do not mind theirs."""
+    """A bare word in the case of the function or column that it names; for keywords case is no matter."""
     if word in columns:
         return word
     after = next((token for kind, token in following if kind != "space"), "")
@@ -143,7 +143,7 @@ def _resolved(
 
 
 def _with_boolean_matches(tokens: list[str]) -> str:
-    """Every ``regexp_match(…)`` that stands where a boolean does, with ``IS NOT NULL`` after it."""
+    """Adds ``IS NOT NULL`` to every ``regexp_match(…)`` that is used as a boolean."""
     out: list[str] = []
     open_calls: list[bool] = []
     for place, token in enumerate(tokens):
@@ -163,11 +163,11 @@ def _last_word(tokens: list[str]) -> str:
 
 
 def _last_place(tokens: list[str]) -> int | None:
-    """Where the last token stands that is no space."""
+    """The place of the last token that is not a space."""
     return next((place for place in reversed(range(len(tokens))) if tokens[place].strip()), None)
 
 
 def _is_sign(before: list[str]) -> bool:
-    """Whether a minus after these tokens belongs to the number behind it, and subtracts nothing."""
+    """Whether a minus after these tokens is the sign of a number, not a subtraction."""
     word = _last_word(before)
     return not word or word in "(,=<>+-*/%" or word.lower() in ("and", "or", "not", "between", "in", "then")

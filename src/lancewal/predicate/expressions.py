@@ -1,6 +1,6 @@
-"""DataFusion's expressions, taken apart: conditions that Arrow evaluates, and the rest.
+"""Splits DataFusion's expressions into conditions that Arrow evaluates, and the rest.
 
-Literals get the type of the column that they are compared with, where Lance does so.
+A literal gets the type of the column that it is compared with, as in Lance.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LITERAL_GETTERS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A boolean expression, with the condition that it is when Arrow can evaluate it."""
+    """A boolean expression, and the same as a condition if Arrow can evaluate it."""
 
     expression: Expr
     condition: Condition | None = None
 
 
 class ConditionBuilder:
-    """Turns DataFusion's expression into conditions, giving literals the type of their column."""
+    """Turns DataFusion's expressions into conditions, and gives literals the type of their column."""
 
     def __init__(self, schema: pa.Schema, sql: str) -> None:
         self._schema = schema
@@ -52,7 +52,7 @@ class ConditionBuilder:
             yield self._part(expression)
 
     def _part(self, expression: Expr) -> Part:
-        """Only ``AND`` and ``OR`` pass the typing of literals on to what they join, as in Lance."""
+        """As in Lance, literals are typed below ``AND`` and ``OR`` only."""
         operator = _operator(expression)
         if operator in ("AND", "OR"):
             left, right = (self._part(side) for side in expression.rex_call_operands())
@@ -109,7 +109,7 @@ class ConditionBuilder:
         return Part(expression, Compare(path, operator, value))
 
     def _distinction(self, expression: Expr, strict: bool) -> Part:
-        """Left to DataFusion, but for the type of a literal."""
+        """DataFusion evaluates it, with a typed literal."""
         subject, literal = expression.rex_call_operands()
         path = _path(subject)
         if path is None or literal.variant_name() != "Literal" or _is_plain(self._type(path)):
@@ -127,7 +127,7 @@ class ConditionBuilder:
         if path is None or any(choice.variant_name() != "Literal" for choice in choices):
             return Part(expression)
         type_ = self._type(path)
-        # Lance types the list of a plain column only, not of a struct's field.
+        # Lance types the list for a plain column only, not for a struct's field.
         values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
@@ -171,7 +171,7 @@ class ConditionBuilder:
     def _typed(self, expression: Expr, type_: pa.DataType | None, strict: bool) -> pa.Scalar | None:
         """A literal as a value of the column's type; ``None`` where DataFusion decides.
 
-        Refuses, when ``strict``, what Lance refuses: a value that the type cannot hold.
+        When ``strict`` it refuses, as Lance does, a value that the type cannot hold.
         """
         if type_ is None or not (_is_plain(type_) or pa.types.is_floating(type_)):
             return None
@@ -182,7 +182,7 @@ class ConditionBuilder:
             return pa.scalar(None, type_) if kind == "Null" else None
         if _takes(type_, value):
             try:
-                # Through numpy where a 16-bit float is wanted: Arrow takes no other for it.
+                # Arrow makes 16-bit floats from numpy's only.
                 return pa.scalar(np.float16(value) if type_ == pa.float16() else value, type_)
             except (pa.ArrowInvalid, OverflowError):
                 if not strict:
@@ -226,7 +226,7 @@ def _literal_value(expression: Expr) -> tuple[str, Any]:
 
 
 def _path(expression: Expr) -> tuple[str, ...] | None:
-    """The column, or field of a struct column, that an expression names; ``None`` for others."""
+    """The column, or field of a struct column, that an expression names; ``None`` if it is something else."""
     variant = expression.variant_name()
     if variant == "Column":
         return (str(expression.to_variant().name()),)

@@ -1,8 +1,8 @@
 """SQL predicates in Lance's dialect over Arrow rows that are not in a Lance dataset.
 
-Comparisons of integers, booleans, text and binary with literals, and what ``AND``, ``OR``
-and ``NOT`` make of them, are evaluated by Arrow; everything else by DataFusion, which is
-the engine that Lance uses. Literals take the column's type as in Lance: ``f = 0.1`` finds
+Arrow evaluates comparisons of integers, booleans, text and binary with literals, and their
+combinations by ``AND``, ``OR`` and ``NOT``. DataFusion, the engine that Lance uses, evaluates
+everything else. Literals take the column's type as in Lance: ``f = 0.1`` finds
 a 32-bit 0.1, and ``id = 1.5`` is refused where ``id`` is an integer.
 """
 
@@ -28,7 +28,7 @@ from lancewal.storage import Shelf
 
 Mask = npt.NDArray[np.bool_]
 
-#: Below this share of the rows it pays to copy them out before DataFusion sees them.
+#: If fewer than this share of the rows remain, it pays to copy them before DataFusion sees them.
 _FEW = 0.5
 
 _EQUALITY = re.compile(
@@ -50,7 +50,7 @@ class Predicate:
 
     @classmethod
     def parse(cls, sql: str, schema: pa.Schema) -> Predicate:
-        """Parse ``sql`` over the columns of ``schema``; refuses what is no predicate over them.
+        """Parse ``sql`` over the columns of ``schema``; refuses anything that is not a predicate over them.
 
         >>> rows = pa.table({"id": [1, 2, 3], "name": ["a", None, "b"]})
         >>> Predicate.parse("id > 1 AND name IS NOT NULL", rows.schema).mask(rows).tolist()
@@ -78,7 +78,7 @@ class Predicate:
 
     @property
     def is_simple(self) -> bool:
-        """Whether every part of it is known as a condition."""
+        """Whether Arrow can evaluate all of it."""
         return self._rest is None
 
     @property
@@ -87,7 +87,7 @@ class Predicate:
         return self._rest_columns.union(*(condition.columns for condition in self.conditions))
 
     def values_of(self, column: str) -> pa.Array | None:
-        """All values that ``column`` can have in a matching row, each once; ``None``: any.
+        """All distinct values that ``column`` can have in a matching row; ``None`` for any.
 
         >>> schema = pa.schema({"id": pa.int64()})
         >>> Predicate.parse("id IN (1, 1, 2) AND id != 9", schema).values_of("id").to_pylist()
@@ -101,14 +101,14 @@ class Predicate:
         return found
 
     def only_names_values_of(self, columns: Sequence[str]) -> bool:
-        """Whether nothing is asked but that some of ``columns`` have one of the values named."""
+        """Whether it only requires that some of ``columns`` have listed values."""
         return self._rest is None and all(
             isinstance(each, Among) and not each.negated and len(each.path) == 1 and each.path[0] in columns
             for each in self.conditions
         )
 
     def mask(self, rows: pa.Table | pa.RecordBatch) -> Mask:
-        """Which rows it is true for; where it is null it is not true."""
+        """The rows for which it is true; null does not count as true."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         mask = np.ones(table.num_rows, np.bool_)
         for condition in self.conditions:
@@ -130,7 +130,7 @@ class Predicate:
 
 
 def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
-    """``column = number`` and ``column = 'text'``, the commonest filters, read without a parser."""
+    """Reads ``column = number`` and ``column = 'text'``, the commonest filters, without a parser."""
     match = _EQUALITY.fullmatch(sql)
     if match is None or (place := schema.get_field_index(match["column"])) < 0:
         return None
@@ -144,7 +144,7 @@ def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
     try:
         return Among((match["column"],), pa.array([value], type_))
     except (pa.ArrowInvalid, OverflowError):
-        # Too large a number: refused in words on the usual way.
+        # The number is too large: the parser refuses it with a message.
         return None
 
 
@@ -152,13 +152,13 @@ def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
 def _context() -> SessionContext:
     """One for the process; DataFusion's contexts may be used from any thread."""
     config = SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"})
-    # Rows come in pieces that one core handles at once; more partitions only add their overhead.
+    # Rows come in small pieces; more partitions only add overhead.
     return SessionContext(config.with_target_partitions(1))
 
 
-#: A table without rows for each schema, against which filters are parsed.
+#: For each schema a table without rows, against which filters are parsed.
 _frames: Shelf[pa.Schema, DataFrame] = Shelf()
-#: What DataFusion keeps for a column, roughly.
+#: Memory that DataFusion needs for a column, roughly.
 _COLUMN_BYTES = 1024
 
 
@@ -172,7 +172,7 @@ def _new_frame(schema: pa.Schema) -> DataFrame:
 
 
 def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
-    # Most filters mean the same in both dialects; translating is the slower way.
+    # Most filters mean the same in both dialects; translating is slower.
     if '"' not in sql:
         with suppress(Exception):
             return frame.parse_sql_expr(sql)

@@ -4,9 +4,9 @@ A place in the feed is, for each shard, the WAL position that is read next. Posi
 gaps and never change, so what lies between two places is the same whenever it is read.
 Rows of different shards have no order among each other.
 
-Rows that came in as published SSTables are part of the feed where their pointer stands in
-the log. While it is open whether a pointer's SSTables are published, the feed ends before it;
-nothing can follow it until that is settled.
+The rows of published SSTables are in the feed at the place of their pointer in the log. While
+it is open whether a pointer's SSTables are published, the feed ends before it; nothing can
+follow it in the log until that is settled.
 
 The feed reaches back as far as the WAL is retained. Asking for less recent positions raises
 :class:`~lancewal.errors.WalTruncatedError`: nothing is ever left out silently.
@@ -50,21 +50,21 @@ FEED_COLUMNS = (CHANGE_TYPE, SHARD_ID, WAL_POSITION, WRITER_EPOCH)
 
 UPSERT = "upsert"
 DELETE = "delete"
-#: What every row is in a table without a primary key.
+#: The change type of every row in a table without a primary key.
 INSERT = "insert"
 
-#: Per shard the position that is read next.
+#: For each shard the position that is read next.
 Positions = dict[UUID, int]
 
 _REMOTE_READERS = 16
-#: Entries up to this size may be pointers, whose rows lie elsewhere.
+#: Entries up to this size may be pointers, whose rows are elsewhere.
 _MAY_BE_POINTER_BYTES = 64 * 1024
-#: Beyond so many entries one listing is cheaper than asking for each one's size.
+#: Above this many entries one listing is cheaper than a request for each size.
 _FEW_ENTRIES = 64
 
 
 class ChangeFeed:
-    """Reads the changes of one table, as the columns that it has when the feed is opened.
+    """Reads the changes of one table, with the columns that it had when the feed was opened.
 
     >>> import tempfile, lance, lancewal
     >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -92,7 +92,7 @@ class ChangeFeed:
         return cls(store, BaseTable.open(store.uri, store.storage_options, store=store).schema)
 
     def earliest(self) -> Positions:
-        """The place from which on everything is retained."""
+        """The first place from which everything is retained."""
 
         def first(shard_id: UUID) -> int:
             manifest = ShardManifestStore(self._store, shard_id).read_latest()
@@ -101,11 +101,11 @@ class ChangeFeed:
         return self._for_all_shards(first)
 
     def latest(self) -> Positions:
-        """The place behind everything that can be read now."""
+        """The place after everything that can be read now."""
         return self._for_all_shards(self.end)
 
     def end(self, shard_id: UUID) -> int:
-        """Behind the last entry of a shard that can be read: the tip, or a pointer that is open."""
+        """The position after the last readable entry of a shard: the tip, or a pointer that is still open."""
         manifest = ShardManifestStore(self._store, shard_id).read_latest()
         tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
         if tip == layout.FIRST_WAL_POSITION or is_flushed(manifest, tip - 1):
@@ -174,8 +174,8 @@ class ChangeFeed:
     ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
         """Changes as they come, until ``stop()`` is true, each with the place to go on from.
 
-        Starts at the end unless told otherwise. The place that comes with a batch is behind the
-        batches of one shard and one look: after a restart from it a batch may come once more.
+        Starts at the end by default. The place that comes with a batch lies before all batches of the
+        same shard and look: after a restart from it, batches may come once more.
         """
         pause = wait or threading.Event().wait
         place = self.latest() if start is None else {**start}
@@ -236,7 +236,7 @@ class ChangeFeed:
     def _within_bytes(
         self, start: Mapping[UUID, int], backlog: Mapping[UUID, range], max_bytes: int
     ) -> Positions:
-        """As far as ``max_bytes`` allow, always taking from the shard that got the least so far."""
+        """As far as ``max_bytes`` allow; each step advances the shard that got the least so far."""
         sizes = {shard: self._sizes(shard, positions) for shard, positions in backlog.items()}
         place = {**start}
         taken = 0
@@ -255,7 +255,7 @@ class ChangeFeed:
         return place
 
     def _sizes(self, shard_id: UUID, positions: range) -> Iterator[int]:
-        """The bytes of each entry's rows; a missing entry counts as nothing, reading will tell."""
+        """The bytes of each entry's rows; a missing entry counts as nothing, and fails when it is read."""
         listed: dict[str, int] = {}
         if len(positions) > _FEW_ENTRIES:
             listed = {info.path: info.size for info in self._store.list(layout.wal_dir(shard_id))}
@@ -277,8 +277,8 @@ class ChangeFeed:
 
 
 def feed_schema(schema: TableSchema) -> pa.Schema:
-    """The table's columns and what the feed adds. Only key columns can be relied on to be set:
-    a delete has no other values, and rows of a snapshot have no position."""
+    """The table's columns and those that the feed adds. Only key columns and the change type are never
+    null: a delete has no other values, and rows of a snapshot have no position."""
     columns = [
         field if field.name in schema.primary_key else field.with_nullable(True) for field in schema.plain
     ]
@@ -295,7 +295,7 @@ def feed_schema(schema: TableSchema) -> pa.Schema:
 
 
 def _shared(backlog: Mapping[UUID, range], max_entries: int) -> dict[UUID, range]:
-    """The beginnings of all ranges, ``max_entries`` together, as even as their lengths allow."""
+    """The beginnings of all ranges, ``max_entries`` in total, as even as their lengths allow."""
     shared: dict[UUID, range] = {}
     left = max_entries
     by_length = sorted(backlog, key=lambda shard: (len(backlog[shard]), shard))
@@ -307,9 +307,9 @@ def _shared(backlog: Mapping[UUID, range], max_entries: int) -> dict[UUID, range
 
 
 def ending_before_pointers(store: ObjectStore, state: TableState) -> TableState:
-    """A state that a change feed can go on from: each shard's log ends before its first pointer.
+    """A state that a change feed can continue: each shard's log ends before its first pointer.
 
-    Rows that a pointer stands for are in SSTables which the state may not list yet.
+    The rows of a pointer are in SSTables that the state may not list yet.
     """
     return replace(state, shards=tuple(_before_pointer(store, place) for place in state.shards))
 

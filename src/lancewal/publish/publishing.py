@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 #: Shards that are published at a time. ``DrainBudget`` bounds what they hold of their logs.
 _CONCURRENT_SHARDS = 4
-#: Claims in a row that may be lost to others before the caller hears of it.
+#: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -125,7 +125,7 @@ def publish(
         try:
             return _publish_shard(base, store, shard, [each.entry for each in found], log, run, budget)
         except Exception as error:
-            # Whatever it is, the other shards are finished before the caller hears of it.
+            # Finish the other shards before the caller gets the error.
             failed[shard.shard_id] = error
             return None
 
@@ -183,7 +183,7 @@ def append_transaction(
     rows = sum(batch.num_rows for batch in batches)
     log = TransactionLog(store, transaction)
     if _is_over(log.read(), transaction):
-        # Asked before the claim too: one that comes late fences nobody.
+        # Asked before the claim too, so that a late attempt fences nobody.
         return ShardWrite(shard.shard_id, rows, True)
     shard.create(store)
 
@@ -198,11 +198,11 @@ def append_transaction(
         result = appender.append(list(batches), tags=transaction.tags, base_version=base_version)
         return ShardWrite(shard.shard_id, rows, False, result.position)
 
-    return _claiming(once)
+    return _retrying_lost_claims(once)
 
 
 def finish_append(store: ObjectStore, transaction: Transaction, written: Sequence[ShardWrite]) -> None:
-    """Say that every shard has the transaction. ``written`` are all results of its appends."""
+    """Record that every shard has the transaction. ``written`` are all results of its appends."""
     log = TransactionLog(store, transaction)
     floors: dict[UUID, int] = {}
     for run in log.read().runs_of(transaction.version):
@@ -217,7 +217,7 @@ def finish_append(store: ObjectStore, transaction: Transaction, written: Sequenc
 
 @contextmanager
 def _rows_are_written() -> Iterator[None]:
-    """The rows of a transaction are there, but what says so may not be: no failure may deny the rows."""
+    """The rows are written, but the record that says so may be missing: no error may deny the rows."""
     try:
         yield
     except StorageError as error:
@@ -307,13 +307,13 @@ def _publish_shard(
             appender.append_pointer(confirmation_tags(run.run_id))
         return ShardWrite(shard.shard_id, rows, False, position)
 
-    return _claiming(once)
+    return _retrying_lost_claims(once)
 
 
 def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position: int) -> ShardManifest:
     """``manifest`` with the SSTables as its newest generations; the pointer's ``position`` is covered."""
     if is_flushed(manifest, position):
-        # Under one epoch only this commit moves the cursor there: it got through before.
+        # Under one epoch only this commit moves the cursor there: it has happened before.
         return manifest
     first = manifest.current_generation
     listed = tuple(replace(entry, generation=first + place) for place, entry in enumerate(entries))
@@ -326,7 +326,7 @@ def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position:
     )
 
 
-def _claiming(attempt: Callable[[], T]) -> T:
+def _retrying_lost_claims(attempt: Callable[[], T]) -> T:
     """Try until no other claim gets in between.
 
     A loser may be the live one of two, or a zombie: either finds out what is written after
@@ -349,7 +349,7 @@ def _claiming(attempt: Callable[[], T]) -> T:
 
 
 def _refuse_old(staged: Sequence[Staged]) -> None:
-    """SSTables that garbage collection might take for abandoned while they are being published."""
+    """Refuse SSTables that garbage collection might take for abandoned before they are published."""
     limit = STAGED_DELETION_AGE.total_seconds() / 2
     oldest = min((each.staged_at for each in staged), default=time.time())
     if time.time() - oldest > limit:

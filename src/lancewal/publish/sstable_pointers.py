@@ -1,8 +1,8 @@
 """Pointers: WAL entries that stand for SSTables which did not come through the WAL.
 
 A pointer is a sentinel (Lance skips it) whose tags name SSTables that are about to be listed
-in the shard's manifest. When they are, a second sentinel right behind it confirms that.
-Who reads the log as a change feed reads the SSTables in the pointer's place.
+in the shard's manifest. When they are listed, a second sentinel right behind it confirms that.
+The change feed reads the SSTables in the pointer's place.
 
 What became of a pointer at position *p* of epoch *e* can always be told:
 
@@ -73,7 +73,7 @@ class SsTablePointer:
 
     @classmethod
     def of(cls, entry: WalEntry) -> SsTablePointer | None:
-        """The pointer that ``entry`` is, if it is one."""
+        """The pointer in ``entry``, if it is one."""
         text = entry.tags.get(_POINTER_TAG) if entry.sentinel else None
         if text is None:
             return None
@@ -121,10 +121,10 @@ def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, point
 def _sentinels(tailer: WalTailer, start: int, end: int) -> Iterator[WalEntry]:
     for position, header in zip(range(start, end), tailer.headers(start, end), strict=True):
         if header is None or header.sentinel:
-            # One that is missing is refused as everywhere.
+            # A missing entry is refused, as everywhere.
             yield from tailer.entries(position, position + 1)
 
 
 def _lists(names: Sequence[str], listed: Sequence[str]) -> bool:
-    # They are published together, but pruned as far as each was compacted.
+    # They are published together, but pruned one by one as they are compacted.
     return any(name in listed for name in names)

@@ -1,12 +1,12 @@
 """SSTables that no manifest lists yet, written by tasks that claim nothing.
 
-A task writes rows of any shards into directories of its own and tells whoever commits about
-them. What is not committed is garbage by construction: no reader ever looks at it.
+A task writes rows of any shards into directories of its own and reports them to the process that
+commits. What is not committed is garbage: no reader ever looks at it.
 
-A staged directory carries a number above every generation in its name, random, so that two
-tasks never meet; the generation is given when it is published. Garbage collection must leave
-staged directories alone for ``STAGED_DELETION_AGE``, because the job that wrote them may
-still be running. Whoever publishes refuses those that are older than half of it.
+The name of a staged directory has a random number above every generation, so that two tasks never
+collide; publishing gives it its generation. Garbage collection must leave staged directories
+alone for ``STAGED_DELETION_AGE``, because the job that wrote them may still be running.
+Publishing refuses those that are older than half of it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STAGED_DELETION_AGE = timedelta(hours=24)
 #: The least number in the name of a staged directory; no shard is ever flushed so often.
 FIRST_STAGED_NUMBER = 1 << 62
 
-#: Rows are written out when a task holds this much of them.
+#: A task writes its rows out when it holds this many bytes.
 DEFAULT_STAGING_BYTES = 256 << 20
-#: What one SSTable may hold: whoever compacts it reads it whole.
+#: The most that one SSTable may hold: a compaction reads it whole.
 MAX_SSTABLE_BYTES = 256 << 20
 
 
@@ -77,7 +77,7 @@ class Stager:
         order: Sequence[int] = (),
         max_bytes: int = DEFAULT_STAGING_BYTES,
     ) -> None:
-        """``order`` comes before this task's own count in the order of its SSTables."""
+        """``order`` is the prefix, before this task's own count, of the order of its SSTables."""
         self._base = base
         self._store = store
         self._router = router
@@ -107,7 +107,7 @@ class Stager:
             self._write(max(self._buffers.values(), key=lambda each: each.num_bytes))
 
     def finish(self) -> list[Staged]:
-        """Write what is left; all SSTables of this task in the order of their rows."""
+        """Write the remaining rows; returns all SSTables of this task in the order of their rows."""
         while self._buffers:
             self._write(next(iter(self._buffers.values())))
         return self._staged

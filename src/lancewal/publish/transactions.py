@@ -1,8 +1,8 @@
-"""Which writes of an application are in the table already, remembered across crashes.
+"""The record, kept across crashes, of an application's writes that are in the table already.
 
 A job that writes several shards, and may be run again after a crash, names its writes: an
 application id, and a version that grows with every write (a stream's query id and batch id).
-Beside the shards lies, for each application::
+There is, for each application::
 
     _mem_wal/_lancewal/transactions/{digest of the application id}/
         {version}.started.{run}     a run of this version is about to write; what it will leave
@@ -11,11 +11,11 @@ Beside the shards lies, for each application::
 
 A run writes its ``started`` record before anything else, and ``done`` after all shards. The
 proof that one shard has a version is part of the shard itself: the tagged WAL entry, or
-the SSTables in its manifest. Whoever removes such a proof calls :meth:`Unsettled.preserve`
-first, which leaves a ``shard`` record where the version is not done yet. So between
+the SSTables in its manifest. Code that removes such a proof calls :meth:`Unsettled.preserve`
+first, which leaves a ``shard`` record if the version is not done yet. So between
 ``started`` and ``done`` the proof is always found, however long the application was away.
 
-Only the newest version is kept: what an application has done is bounded by its shards.
+Only the newest version is kept, so the records of an application are bounded by its shards.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Transaction:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What its WAL entries carry."""
+        """The tags of its WAL entries."""
         return {TRANSACTION_TAG: f"{self.digest}:{self.version}"}
 
     def wrote(self, entry: WalEntry) -> bool:
@@ -132,7 +132,7 @@ class TransactionLog:
         return self.read().done >= self.transaction.version
 
     def start(self, run: Run) -> None:
-        """Say what is about to be written. Must return before the first shard is touched."""
+        """Record what is about to be written. Must return before the first shard is touched."""
         record = {
             "app": self.transaction.app_id,
             "floors": None if run.floors is None else {str(s): p for s, p in run.floors.items()},
@@ -141,14 +141,14 @@ class TransactionLog:
         self._put(f"{run.version:020d}.started.{run.run_id}", record)
 
     def finish(self, floors: Mapping[UUID, int] | None = None) -> None:
-        """Say that all shards have this version; ``floors`` are lower bounds for the next one's entries."""
+        """Record that all shards have this version; ``floors`` bound the next one's entries from below."""
         version = self.transaction.version
         record = {
             "app": self.transaction.app_id,
             "floors": {str(shard): position for shard, position in (floors or {}).items()},
         }
         self._put(f"{version:020d}.done", record)
-        # Not this version's own: a listing that runs beside might else see neither those nor the new one.
+        # Not this version's own: a concurrent listing might see neither those nor the new record.
         self._forget(below=version)
 
     def forget(self) -> None:
@@ -156,7 +156,7 @@ class TransactionLog:
         self._forget(below=_MAX_VERSION + 1)
 
     def floors(self) -> dict[UUID, int] | None:
-        """What the newest ``done`` record says of WAL positions; ``None`` without one."""
+        """The floors in the newest ``done`` record; ``None`` if there is none."""
         while True:
             done = self.read().done
             if done < 0:
@@ -180,7 +180,7 @@ class TransactionLog:
                 if parsed and int(parsed[1]) < below:
                     self._store.delete(info.path)
         except LanceWalError as error:
-            # What is left says nothing any more; the next version tries again.
+            # The remaining records mean nothing any more; the next version removes them.
             logger.warning("old transaction records not removed: %s", error)
 
 
@@ -206,7 +206,7 @@ class Unsettled:
             try:
                 runs += [(directory, run) for run in _history(store, directory, present).runs]
             except FileNotFoundError:
-                # Some of it was done meanwhile; what was not is still listed.
+                # Some transactions were finished in the meantime; the others are still listed.
                 return cls.read(store)
         return cls(store, runs)
 
@@ -216,10 +216,10 @@ class Unsettled:
     def preserve(
         self, shard_id: UUID, *, sstables: Collection[str] = (), positions: range = range(0)
     ) -> list[str]:
-        """Record what would be forgotten with these SSTables of a manifest and these WAL entries.
+        """Record the proofs that would go with these SSTables of a manifest and these WAL entries.
 
         Call it before they are removed. Returns the paths of the records that were written;
-        mostly none, without any request to the storage.
+        usually none, without any request to the storage.
         """
         written = []
         for directory, run in self._runs:
@@ -247,7 +247,7 @@ def find_entry(
 ) -> WalEntry | None:
     """The entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
 
-    Positions that were collected are passed over: what was a proof was preserved before.
+    Collected positions are skipped: a proof was preserved before its entry was deleted.
     """
     tailer = WalTailer(store, shard_id)
     try:
@@ -295,7 +295,7 @@ def _get(store: ObjectStore, path: str) -> dict[str, Any]:
 
 
 def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
-    """Whether a mark says that this run wrote the transaction of a tag to the shard."""
+    """Whether there is a mark that this run wrote the tag's transaction to the shard."""
     digest, _, version = tag.partition(":")
     path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
     try:

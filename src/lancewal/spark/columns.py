@@ -1,8 +1,8 @@
-"""Rows between Spark and a table: schemas, columns, and what becomes of each row.
+"""Rows between Spark and a table: schemas, types, and the change type of each row.
 
 Spark has fewer types than Arrow: unsigned integers become the next wider signed ones,
-vectors become arrays, all texts are one type. Rows from Spark are brought to the table's own
-types where no value changes; anything else is refused with the column, and the key of the row.
+vectors become arrays, all texts are one type. Rows from Spark are converted to the table's types
+if no value changes; otherwise they are refused, with the column and the key of the row.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SCALARS: dict[pa.DataType, st.DataType] = {
 _MAX_PRECISION = 38
 _MICROSECONDS = 6
 
-#: Spark's hash starts from 42. Hashed from there, this number gives 0, and ``hash`` goes on
-#: from one argument to the next: so the second argument is hashed from 0, as Lance does.
+#: Spark's ``hash`` starts with seed 42 and hashes each argument with the result of the one before. This
+#: number hashes to 0, so the argument after it is hashed with seed 0, as in Lance.
 _SEED_ZERO = -1693959553
 
 _AS_INT = frozenset(
@@ -56,10 +56,10 @@ _AS_INT = frozenset(
 )
 _AS_IS = frozenset([pa.int64(), pa.large_string(), pa.string_view(), pa.float32(), pa.float64()]) | _AS_INT
 
-#: What a row's change is called: by our own feed, by Delta's, by Debezium's.
+#: Names of changes: in our own feed, in Delta's, in Debezium's.
 _UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
 _DELETES = ("delete", "d")
-#: The old version of a row that another row of the feed replaces.
+#: The old version of a row, which another row of the feed replaces.
 _NOTHING = ("update_preimage",)
 
 _Mask = npt.NDArray[np.bool_]
@@ -84,9 +84,9 @@ def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def for_table(
     batch: pa.RecordBatch, wanted: pa.Schema, key: Sequence[str], *, round_floats: bool = False
 ) -> pa.RecordBatch:
-    """Rows from Spark with their columns in the types of ``wanted``, whatever columns there are.
+    """Rows from Spark with their columns in the types of ``wanted``.
 
-    Columns that ``wanted`` does not have are passed on, for whoever checks names. With
+    Columns that ``wanted`` does not have stay as they are; names are checked elsewhere. With
     ``round_floats`` floats may lose digits, but do not become infinite.
     """
     columns = []
@@ -116,7 +116,7 @@ def _hashed_value(value: Column, field: pa.Field) -> Column:
     if type_ in _AS_IS:
         return value
     if type_ == pa.uint32():
-        # The table hashes the bits; beyond the greatest signed number they are those of a negative one.
+        # The table hashes the bits; above the greatest signed number they are those of a negative one.
         return F.when(value >= 1 << 31, value - (1 << 32)).otherwise(value).cast("int")
     if type_ == pa.uint64():
         wrapped = value - F.lit(str(1 << 64)).cast("decimal(20,0)")
@@ -138,10 +138,10 @@ def quoted(name: str) -> Column:
 
 
 class SparkRows:
-    """Checks rows against the table; refusals name the column, and the key where it helps.
+    """Checks and converts rows for the table; refusals name the column, and the key where it helps.
 
-    The column that ``changeTypeColumn`` names says what is to be done with each row; null is an
-    upsert. With it the columns that our change feed adds may be among the rows and are left out.
+    The column that ``changeTypeColumn`` names has the change type of each row; null is an upsert.
+    With it, rows may have the columns that our change feed adds; they are left out.
     """
 
     def __init__(self, base: BaseTable, options: Options) -> None:
@@ -156,7 +156,7 @@ class SparkRows:
             )
 
     def check(self, given: pa.Schema) -> None:
-        """Refuse rows of a schema that does not fit, whatever their values are."""
+        """Refuse a schema that does not fit the table."""
         empty = pa.RecordBatch.from_arrays([pa.nulls(0, type_) for type_ in given.types], schema=given)
         if self._change_column is not None:
             _, empty = self._take_changes(empty)
@@ -175,7 +175,7 @@ class SparkRows:
         self._for_table(empty)
 
     def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The rows in ``schema.stored``, in their order; ``None`` when nothing is left to do."""
+        """The rows in ``schema.stored``, in their order; ``None`` if there is nothing to write."""
         if batch.num_rows == 0:
             return None
         if self._change_column is None:
@@ -195,7 +195,7 @@ class SparkRows:
             return None
         if len(parts) == 1:
             return parts[0]
-        # Each kind was converted by itself; a key's last change must stay the last.
+        # Upserts and deletes were converted separately; a key's last change must stay the last.
         order = np.argsort(np.concatenate(places), kind="stable")
         return pa.concat_batches(parts).take(pa.array(order))
 
@@ -293,7 +293,7 @@ _Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 def _reshape(array: pa.Array, wanted: pa.DataType, leaf: _Leaf) -> pa.Array:
-    """``array`` as ``wanted``, going down into lists, structs and maps; leaves are for ``leaf``."""
+    """``array`` as ``wanted``, through lists, structs and maps; ``leaf`` converts the values below."""
     types = pa.types
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -357,17 +357,17 @@ def _to_fixed_size(array: pa.Array, wanted: pa.DataType, leaf: _Leaf) -> pa.Arra
         row = pc.index(wrong, True).as_py()
         raise _RefusedError(f"it has {lengths[row].as_py()} values, the vector has {size}", row)
     if array.null_count:
-        # A null list has no items, and a null vector has room for them.
+        # A null list has no items, but a null vector has room for them.
         array = pc.if_else(array.is_valid(), array, pa.scalar([None] * size, array.type))
     items = _reshape(array.flatten(), wanted.value_type, leaf)
     return pa.FixedSizeListArray.from_arrays(items, type=wanted, mask=_nulls(lengths))
 
 
 def _exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """From the table to Spark, whose type holds every value, or it is an error."""
+    """Converts from the table to Spark, whose type holds every value; else it is an error."""
     types = pa.types
     if types.is_time(array.type) and types.is_time(wanted):
-        # Arrow knows no cast from 32 bits to 64 between all units.
+        # Arrow cannot cast from 32 to 64 bits between all units.
         array = array.cast(pa.time64("us")) if array.type != pa.time64("ns") else array
     try:
         return array.cast(wanted)
@@ -391,7 +391,7 @@ def _losslessly(array: pa.Array, wanted: pa.DataType, *, rounding: bool) -> pa.A
 
 
 def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types hold the same kind of value; casts between others would invent one."""
+    """Whether two types hold the same kind of value; other casts would invent values."""
     types = pa.types
     if types.is_timestamp(given) and types.is_timestamp(wanted):
         return (given.tz is None) == (wanted.tz is None)
@@ -409,7 +409,7 @@ def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _row_named(batch: pa.RecordBatch, key: Sequence[str], column: pa.Array, refusal: _RefusedError) -> str:
-    """Which row was refused, by its key; a row below a list is not told apart."""
+    """The key of the refused row; empty for a value inside a list, whose row is not known."""
     names = [name for name in key if name in batch.schema.names]
     if refusal.row is None or refusal.row >= len(column) or not names:
         return ""

@@ -1,4 +1,4 @@
-"""The change feed by format: as a stream, and as a batch between two places."""
+"""The change feed as a Spark source: a stream, or a batch between two places."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FeedPartition(InputPartition):
 
 @dataclass
 class SnapshotPartition(InputPartition):
-    """A part of the state that the feed goes on from."""
+    """A part of the snapshot that precedes the feed."""
 
     merged: MergedState
     part: InputPartition
@@ -143,7 +143,7 @@ class FeedReader(DataSourceReader):
         feed = self._rows.feed()
         start = _resolved(feed, self._options.position("startingPosition", EARLIEST), "startingPosition")
         end = _resolved(feed, self._options.position("endingPosition", LATEST), "endingPosition")
-        # An empty list would come back as one partition that is none of ours.
+        # For an empty list Spark makes up a partition that is not ours.
         return self._rows.ranges(start, end) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -154,11 +154,11 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("lancewal").option("readChangeFeed", "true").load(uri)``.
 
     An offset is a map from shard to the WAL position that is read next. A stream that starts
-    with a snapshot has another one before the first: the state that the snapshot is of.
+    with a snapshot has another offset before the first: the state of that snapshot.
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
-        # Nothing is refused here: what a constructor raises is lost on the way through Spark.
+        # Nothing is refused here: Spark loses the errors of a constructor.
         self._options = options
         self._schema = schema
         self._target: dict[UUID, int] | None = None
@@ -220,7 +220,7 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._rows.rows(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: what a stream has read is retained for others."""
+        """Nothing to do: the log is retained for other readers."""
 
     def stop(self) -> None:
         """Nothing to release."""
@@ -235,7 +235,7 @@ def _resolved(feed: ChangeFeed, place: str | dict[UUID, int], option: str) -> di
 
 
 def _existing(feed: ChangeFeed, place: dict[UUID, int], option: str) -> dict[UUID, int]:
-    """``place``, if it can be one of this table: from one beyond the end rows would be left out."""
+    """``place``, unless it lies beyond the end of a log: a feed from there would miss rows."""
     latest = feed.latest()
     for shard, position in place.items():
         if shard not in latest:
@@ -248,7 +248,7 @@ def _existing(feed: ChangeFeed, place: dict[UUID, int], option: str) -> dict[UUI
 
 
 def _as_changes(batch: pa.RecordBatch, kind: pa.Scalar) -> pa.RecordBatch:
-    """Rows of a snapshot in the feed's form; they have no place in the log."""
+    """Rows of a snapshot in the feed's form; they have no position in the log."""
     count = batch.num_rows
     rows = batch.append_column(CHANGE_TYPE, pa.repeat(kind, count))
     rows = rows.append_column(SHARD_ID, pa.nulls(count, pa.string()))

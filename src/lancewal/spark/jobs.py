@@ -2,8 +2,8 @@
 
 A job is a data source: every partition is one shard's work, every row its report. That needs
 neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
-placed, retried and shown like those of any query. Work on a shard may be repeated, or done
-twice at a time, without harm.
+scheduled, retried and shown like those of any query. Repeated or concurrent work on a shard
+does no harm.
 
 Also a program for ``spark-submit`` and the command line::
 
@@ -60,9 +60,9 @@ REPORT_SCHEMA = st.StructType(
 
 @dataclass
 class Unit(InputPartition):
-    """The work of one task: parts that are done one after the other, each with a report of its own.
+    """The work of one task: parts that run one after the other, each with a report of its own.
 
-    ``in_order``: none may be done after one that failed.
+    ``in_order``: no part may run after one that failed.
     """
 
     parts: tuple[Mapping[str, Any], ...]
@@ -125,7 +125,7 @@ def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
         return tuple({"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in shards)
 
     if not plan.has_key:
-        # Without a key shards would only refuse each other's commits: one task for all.
+        # Without a key the shards' commits exclude each other: one task for all.
         return [Unit(parts(plan.shards))] if plan else []
     return [Unit(parts(unit), in_order=True) for unit in plan.units]
 
@@ -135,7 +135,7 @@ def _compact(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plan_gc(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
-    # What belongs to no shard is one more task.
+    # One more task for what belongs to no shard.
     return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
 
 
@@ -172,7 +172,7 @@ class ShardOutcome:
 
 
 class JobFailedError(PartialWriteError):
-    """Some shards failed; ``outcomes`` has what the job did in every shard, in those too."""
+    """Some shards failed; ``outcomes`` says what the job did in every shard, also in those."""
 
     def __init__(self, job: str, outcomes: Sequence[ShardOutcome]) -> None:
         self.outcomes = tuple(outcomes)
@@ -209,7 +209,7 @@ def compact(
     max_commit_bytes: int | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Bring all SSTables into the base table, one atomic commit or more per shard, in parallel.
+    """Bring all SSTables into the base table, in parallel, with one or more atomic commits per shard.
 
     A table without a primary key is compacted by one task: its commits exclude each other.
     """
@@ -227,7 +227,7 @@ def gc(
     dry_run: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Remove what no writer, reader or retained version needs; ``dry_run`` only says what that is."""
+    """Remove what no writer, reader or retained version needs; ``dry_run`` only reports it."""
     age = None if min_age is None else min_age.total_seconds()
     outcomes = _run(spark, "gc", uri, storage_options, min_age_seconds=age, dry_run=dry_run)
     return _finished("gc", outcomes)

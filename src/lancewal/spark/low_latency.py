@@ -1,8 +1,8 @@
-"""The low-latency way: rows routed to their shards, one WAL entry per shard and micro-batch.
+"""The low-latency sink: rows are routed to their shards, one WAL entry per shard and micro-batch.
 
-Each entry is durable, readable at once and atomic. Every task claims the shard that it owns,
-which fences whatever attempt came before, looks whether that attempt's entry is there, and
-appends only if it is not. So retries, speculation and restarts write nothing twice.
+Each entry is durable, readable at once and atomic. Every task claims its shard, which fences
+any earlier attempt, looks for that attempt's entry, and appends only if there is none. So
+retries, speculation and restarts write nothing twice.
 
 A micro-batch goes through :func:`write_transaction` on the driver, :meth:`WalSink.append` in each
 task, and :meth:`WalSink.commit` on the driver again.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FORMAT = "lancewal"
-#: One entry is written, replayed and held in memory whole.
+#: An entry is written, replayed and held in memory as a whole.
 MAX_ENTRY_BYTES = 1 << 30
 
 
@@ -59,8 +59,8 @@ def write(
 
     With ``txn_app_id`` and ``txn_version`` a write that was done before, in full or in part, is
     completed and not repeated. ``change_type_column`` holds "upsert" or "delete" for each row.
-    ``order_by``: of several rows with one key the one that is greatest in these columns wins; those
-    that the table does not have are left out. ``options`` are those of the format, such as
+    ``order_by``: of several rows with one key the greatest in these columns wins; columns that the
+    table does not have are not written. ``options`` are those of the format, such as
     ``createIfMissing``.
 
     .. code-block:: python
@@ -101,8 +101,8 @@ def stream(
     """Start a streaming query that appends each micro-batch exactly once.
 
     ``trigger`` takes the arguments of Spark's own, such as ``{"availableNow": True}``. The
-    stream's identity is its query id, which lives in ``checkpoint``; ``txn_app_id`` replaces it,
-    for a stream that goes on from another checkpoint with the same batch ids. With ``output_mode``
+    stream's identity is its query id, which is in ``checkpoint``; ``txn_app_id`` replaces it, for
+    a stream that continues from another checkpoint with the same batch ids. With ``output_mode``
     "update" the changed rows of an aggregation replace their older versions.
 
     .. code-block:: python
@@ -151,7 +151,7 @@ def write_transaction(
 ) -> None:
     """Route and append, unless the transaction is written already."""
     table = OpenTable.open(options)
-    unstored = _unstored(df, table.base, options, order_by)
+    unstored = _ordering_columns(df, table.base, options, order_by)
     rows = _routed(df, table, order_by).drop(*unstored)
     if not begin_append(table.store, transaction):
         return
@@ -159,7 +159,7 @@ def write_transaction(
     writer = writer.option("walTransaction", json.dumps(asdict(transaction)))
     for name, value in options.values.items():
         writer = writer.option(name, value)
-    # The path is among the options; Spark refuses to be told twice.
+    # The path is among the options; Spark refuses a second one.
     writer.save()
 
 
@@ -189,7 +189,7 @@ class WalSink(DataSourceArrowWriter):
         return self.append(iterator, context.partitionId())
 
     def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
-        """The whole of a task. Nothing is written before all its rows were seen and checked."""
+        """The work of a task. Nothing is written before all its rows were checked."""
         table = OpenTable.open(self._options)
         router = ShardRouter.of_table(table.base, table.store)
         transaction = self._transaction
@@ -208,7 +208,7 @@ class WalSink(DataSourceArrowWriter):
                 )
             for shard, part in router.route(stored):
                 parts.setdefault(shard, []).append(part)
-        # Two tasks with rows of one shard would take the second one's for a repetition of the first's.
+        # If two tasks had rows of one shard, the second would count as a repetition of the first.
         if router.num_buckets and parts and set(parts) != {router.shard_of_bucket(partition)}:
             raise InvalidInputError(
                 "rows came to a task that does not own their shard; write with lancewal.spark.write, "
@@ -233,11 +233,11 @@ def route(
     storage_options: Mapping[str, str] | None = None,
     order_by: str | Sequence[str] = (),
 ) -> DataFrame:
-    """The rows of ``df`` with all of a shard in one partition, so that few SSTables are written.
+    """The rows of ``df`` with all rows of a shard in one partition, so that few SSTables are written.
 
     A table in n buckets gives n partitions, bucket i in partition i. ``order_by`` sorts the rows
-    of each partition by some columns (not in a stream), so that of several rows with one key
-    the greatest one is the last, and wins.
+    of each partition by columns (not in a stream), so that of several rows with one key the
+    greatest is the last, and wins.
 
     .. code-block:: python
 
@@ -255,7 +255,7 @@ def _routed(df: DataFrame, table: OpenTable, order_by: Sequence[str]) -> DataFra
         df = df.repartitionById(count, bucket_column(field, count))
     elif router.transform == IDENTITY:
         assert router.column is not None
-        # A fixed number: by default Spark joins small partitions, and shards with them.
+        # A fixed number: otherwise Spark joins small partitions, and so shards.
         count = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
         df = df.repartition(count, quoted(router.column))
     else:
@@ -264,18 +264,18 @@ def _routed(df: DataFrame, table: OpenTable, order_by: Sequence[str]) -> DataFra
 
 
 def _check(df: DataFrame, options: Options, order_by: Sequence[str]) -> BaseTable:
-    """Refuse what every task would refuse; make the table if that is asked for, with all columns."""
+    """Refuse what every task would refuse; create the table, with all columns, if that is asked for."""
     schema = df.schema
     try:
         base = OpenTable.open(options).base
     except (InvalidInputError, NotInitializedError):
         return check_write(options, schema)
-    unstored = _unstored(df, base, options, order_by)
+    unstored = _ordering_columns(df, base, options, order_by)
     return check_write(options, StructType([field for field in schema.fields if field.name not in unstored]))
 
 
-def _unstored(df: DataFrame, base: BaseTable, options: Options, order_by: Sequence[str]) -> list[str]:
-    """Columns that only say which row of a key is the last."""
+def _ordering_columns(df: DataFrame, base: BaseTable, options: Options, order_by: Sequence[str]) -> list[str]:
+    """Columns that serve only to order the rows of a key."""
     kept = {*base.schema.names, options.text("changeTypeColumn")}
     return [name for name in order_by if name in df.columns and name not in kept]
 
@@ -283,7 +283,7 @@ def _unstored(df: DataFrame, base: BaseTable, options: Options, order_by: Sequen
 def query_id(spark: SparkSession, checkpoint: str) -> str:
     """The id of the streaming query that a checkpoint belongs to.
 
-    Read through Spark, which reaches every place that a checkpoint can lie in.
+    Read by Spark, which can reach every place of a checkpoint.
     """
     line = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").first()
     if line is None:

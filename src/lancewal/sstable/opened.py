@@ -1,7 +1,7 @@
 """SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
 
-An SSTable never changes once a manifest names it, so what was opened stays valid. What no reader
-needs any more is closed: a file that garbage collection deletes takes its space until it is.
+An SSTable never changes once a manifest names it, so an open one stays valid. SSTables that no reader
+needs are closed: a file that garbage collection deletes takes up space as long as it is open.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ logger = logging.getLogger(__name__)
 ROW_ADDRESS = "_rowaddr"
 
 _INDEXES_DIR = "_indices"
-#: Where lancewal noted the version before: some versions of Lance panic over it in a lookup.
+#: The metadata key of earlier releases for the base version; it makes some versions of Lance panic.
 _FORMER_BASE_VERSION_KEY = b"lancewal:base_version"
-#: Their files are open: it is the number that is bounded. Lance's caches and key pages have their bytes.
+#: Bounds the number of open files; the bytes of Lance's caches and of key pages are bounded elsewhere.
 _MAX_OPEN = 256
-#: The part of Lance's bytes that describe files; the rest is of their indexes.
+#: The share of Lance's cache for file metadata; the rest is for indexes.
 _METADATA_SHARE = 0.2
 
 _Identity = tuple[str, frozenset[tuple[str, str]]]
 
 
 class OpenedSsTable:
-    """One SSTable's files; each is opened when it is first needed, from any thread."""
+    """One SSTable's files, each opened when it is first needed; safe from any thread."""
 
     def __init__(self, store: ObjectStore, directory: str, notes: str = "") -> None:
         self._store = store
@@ -70,7 +70,7 @@ class OpenedSsTable:
             return lance.dataset(self.uri, storage_options=self._storage_options, session=_handles.session())
 
     def close(self, *, only_dataset: bool = False) -> None:
-        """Close its files; who has it still, and asks for one, opens that again."""
+        """Close its files; a later use opens them again."""
         for name in ("dataset", "_fragments") if only_dataset else ("dataset", "_fragments", "key_index"):
             self.__dict__.pop(name, None)
 
@@ -85,7 +85,7 @@ class OpenedSsTable:
     @cached_property
     def written_for(self) -> int | None:
         """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
-        # The notes first: the manifest has a copy of them, so that nothing has to be opened.
+        # The notes first: the manifest has a copy of them, so nothing needs to be opened.
         if self.notes.base_version is not None:
             return self.notes.base_version
         stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
@@ -93,7 +93,7 @@ class OpenedSsTable:
 
     @cached_property
     def notes(self) -> SsTableNotes:
-        """What lancewal noted when it wrote the SSTable; nothing where Lance did."""
+        """What lancewal noted when it wrote the SSTable; empty if Lance wrote it."""
         return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
 
     def _stored_notes(self) -> SsTableNotes:
@@ -116,7 +116,7 @@ class OpenedSsTable:
             raise
 
     def _check_index_files(self) -> None:
-        """Compare the key index's files with their checksums, where they are local and have any."""
+        """Compare the key index's files with their checksums, if they are local and have some."""
         if not self._store.is_local:
             return
         files = self._stored_notes().files
@@ -130,14 +130,14 @@ class OpenedSsTable:
 
     @cached_property
     def bloom(self) -> BloomFilter | None:
-        """``None`` when there is none that can be used; a lookup is only slower without it."""
+        """The bloom filter; ``None`` if there is no usable one, which only makes lookups slower."""
         bloom, problem = self.checked_bloom()
         if problem is not None:
             logger.warning("the bloom filter of %s is not used: %s", self.uri, problem)
         return bloom
 
     def checked_bloom(self) -> tuple[BloomFilter | None, str | None]:
-        """The bloom filter, if it can be used, and what is wrong with it, if something is."""
+        """The bloom filter, if it is usable, and what is wrong with it, if something is."""
         try:
             raw = self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}")
             bloom = BloomFilter.from_bytes(raw)
@@ -151,29 +151,29 @@ class OpenedSsTable:
         return bloom, None
 
     def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:
-        """Of the rows at ``offsets`` those that Lance does not hold for deleted, and the key of each."""
+        """The rows at ``offsets`` that are not deleted in Lance, and their keys."""
         names = list(self.stored.primary_key)
         rows = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=[*names, ROW_ADDRESS])
         kept = numbers(one_array(rows.column(ROW_ADDRESS))).astype(np.int64)
         return kept, key_values([rows.column(name) for name in names])
 
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows by their offset, in the order asked; rows that Lance holds for deleted are left out."""
+        """Rows by offset, in the order asked, without those that are deleted in Lance."""
         rows = self._rows_at(offsets, columns)
         return without_null_words_in(rows) if self.has_dictionaries else rows
 
     @cached_property
     def has_dictionaries(self) -> bool:
-        """Whether rows come with dictionaries that may hold nulls, which Arrow does not join."""
+        """Whether rows may have dictionaries with nulls, which Arrow cannot concatenate."""
         return any(map(has_dictionary, self.dataset.schema.types))
 
     def _rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         with lance_errors(f"read rows of {self.uri}"):
             fragments = self._fragments
             if len(fragments) != 1 or fragments[0].num_deletions:
-                # The public ways count rows without the deleted ones.
+                # The public methods do not count deleted rows.
                 return self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=list(columns))
-            # The quickest way to a single row, but it wants its rows ascending.
+            # The fastest method for single rows, but it needs ascending offsets.
             ascending, places = np.unique(offsets, return_inverse=True)
             rows = fragments[0].take(ascending.tolist(), columns=list(columns))
             return rows if np.array_equal(ascending, offsets) else rows.take(pa.array(places))
@@ -188,7 +188,7 @@ class OpenedSsTable:
         return list(self.dataset.get_fragments())
 
     def _refuse_links(self) -> None:
-        # Lance follows them, out of the table too.
+        # Lance follows links, even out of the table.
         self._store.refuse_links(self._directory)
 
     @property
@@ -197,18 +197,18 @@ class OpenedSsTable:
 
 
 class _Handles:
-    """The SSTables that are open, least recently used first, and the Lance session that they share."""
+    """The open SSTables, least recently used first, and the Lance session that they share."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Start with nothing. Also with a new lock: when a process is forked, any thread may have it."""
+        """Start empty, with a new lock: another thread may have held it when the process was forked."""
         self._lock = threading.Lock()
         self._opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
-        # Also those that the limit pushed out of the opened ones, as long as a reader has them.
+        # Also those that the limit removed from the opened ones, while a reader has them.
         self._living: weakref.WeakSet[OpenedSsTable] = weakref.WeakSet()
-        # By shard, which of its SSTables are among the opened ones.
+        # The opened SSTables of each shard.
         self._of_shard: dict[_Identity, set[_Identity]] = {}
         self._session: lance.Session | None = None
 
@@ -226,7 +226,7 @@ class _Handles:
             return opened
 
     def session(self) -> lance.Session:
-        """One for all SSTables: it bounds their caches together and shares their connections."""
+        """One session for all SSTables: it bounds their caches together and shares connections."""
         session = self._session
         if session is None:
             metadata = int(lance_cache_bytes() * _METADATA_SHARE)
@@ -246,8 +246,8 @@ class _Handles:
     def _close(self, identities: Iterable[_Identity]) -> None:
         closing = [opened for identity in identities if (opened := self._forget(identity)) is not None]
         if any(opened.may_have_index_files for opened in closing):
-            # Lance cannot close those of one SSTable: it gets a new session, and loads the others again.
-            # Every dataset of the old session must go, or the session and its files stay.
+            # Lance cannot close the index files of one SSTable: take a new session, which loads the others
+            # again. All datasets of the old session must go, or the session and its files stay.
             self._session = None
             for opened in list(self._living):
                 opened.close(only_dataset=True)
@@ -269,20 +269,20 @@ in_forked_child(_handles.clear)
 
 
 def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedSsTable:
-    """The SSTable at ``directory``; the one that is open already, if it still is. No I/O.
+    """The SSTable at ``directory``, shared if it is open already. No I/O.
 
-    ``notes`` are those that the manifest has a copy of, which need not be read then.
+    ``notes`` is the manifest's copy of the notes, which saves reading them.
     """
     return _handles.open(store, directory, notes)
 
 
 def forget_sstable(store: ObjectStore, directory: str) -> None:
-    """Close it, and open it anew next time: its sidecars were rewritten, or it was deleted."""
+    """Close it, because its sidecars were rewritten or it was deleted; the next use opens it again."""
     _handles.close(store, directory)
 
 
 def keep_sstables(store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
-    """Close all SSTables of a shard but these; reads that are under way keep what they have."""
+    """Close all SSTables of a shard but these; current reads keep theirs."""
     _handles.close_others(store, shard_id, names)
 
 

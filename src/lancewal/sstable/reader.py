@@ -34,8 +34,7 @@ from lancewal.sstable.key_index import ABSENT, KeyOrder, KeyProbe, Mask, Rows
 from lancewal.sstable.opened import ROW_ADDRESS, OpenedSsTable, forget_sstable, open_sstable
 from lancewal.storage import ObjectStore, layout
 
-#: The name of the offset column in scans that ask for it.
-#: A name that Lance refuses for columns, so that no table has one of its own.
+#: The offset column of scans that ask for it. Lance refuses this name, so no table has such a column.
 ROW_OFFSET = "_rowoffset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _KEY_BATCH_ROWS = 1 << 16
@@ -85,7 +84,7 @@ class SsTable:
 
     @property
     def written_for(self) -> int | None:
-        """The version of the base table that had these columns; ``None`` where nothing says it."""
+        """The version of the base table that had these columns; ``None`` if it is unknown."""
         return self._opened.written_for
 
     def forget(self) -> None:
@@ -93,15 +92,15 @@ class SsTable:
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
 
     def bloom_problem(self) -> str | None:
-        """What is wrong with the bloom filter, as far as it can be told without the rows."""
+        """What is wrong with the bloom filter, as far as that shows without the rows."""
         return self._opened.checked_bloom()[1]
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
-        """For every column of ``schema``, its name in :attr:`dataset`; ``None`` when it is not there."""
+        """For every column of ``schema``, its name in :attr:`dataset`; ``None`` if it is missing."""
         return {name: source.stored_name for name, source in self._alignment(schema).sources.items()}
 
     def count_live(self) -> int:
-        """How many rows a reader sees: newest of their key, and no tombstone."""
+        """How many rows a reader sees: the newest of each key, without tombstones."""
         with lance_errors(f"count the rows of {self.uri}"):
             if not self._has_tombstones:
                 return int(self.dataset.count_rows())
@@ -119,9 +118,9 @@ class SsTable:
     ) -> Iterator[pa.RecordBatch]:
         """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
 
-        ``filter`` is over the columns of ``schema``. ``with_offsets`` adds ``_rowoffset``.
-        ``with_tombstone`` adds ``_tombstone``, and with it the deleted keys, which are left out otherwise;
-        a deleted key's other columns are null, and the filter sees them so.
+        ``filter`` is over the columns of ``schema``. ``with_offsets`` adds ``_rowoffset``. Deleted keys
+        are left out, unless ``with_tombstone`` adds them and the column ``_tombstone``; their other
+        columns are null, for the filter too.
         """
         alignment = self._alignment(schema)
         chosen = alignment.select(columns)
@@ -148,7 +147,7 @@ class SsTable:
         with_offsets: bool,
         with_tombstone: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """``later`` are the predicate's columns when Lance could not evaluate it itself, as ``sql``."""
+        """``later`` are the predicate's columns if Lance cannot evaluate it as ``sql``."""
         for stored in self._batches(scanner, sql):
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
@@ -180,9 +179,9 @@ class SsTable:
     def lookup(self, keys: Sequence[pa.Array] | KeyProbe) -> Rows:
         """The row offset of each key's newest version, -1 for keys that are not here.
 
-        A tombstone is found like any other row. ``keys`` are the key columns, in the
-        order of the primary key and of its exact types; whoever asks several SSTables
-        passes a :class:`~lancewal.sstable.KeyProbe`, so that keys are hashed once.
+        A tombstone is found like any other row. ``keys`` are the key columns, in the order of the
+        primary key and with its exact types; to ask several SSTables pass a
+        :class:`~lancewal.sstable.KeyProbe`, so that keys are hashed once.
         """
         probe = keys if isinstance(keys, KeyProbe) else KeyProbe(keys)
         found = np.full(len(probe), ABSENT, np.int64)
@@ -203,7 +202,7 @@ class SsTable:
     ) -> pa.RecordBatch:
         """Rows by offset, in the order asked, as ``columns`` of ``schema``.
 
-        Raises InvalidInputError for an offset that is no newest row of its key.
+        Raises InvalidInputError for an offset that is not the newest row of its key.
         """
         chosen = self._alignment(schema).select(columns)
         read = _sources(chosen)
@@ -268,7 +267,7 @@ class SsTable:
             raise InvalidInputError(f"{self.uri} has no primary key, so that no row can be looked up by it")
         own = TableSchema(pa.schema([f for f in stored.columns if f.name != TOMBSTONE]), stored.primary_key)
         columns, offsets, _ = self.keys(own)
-        # Lance wrote such SSTables newest row first: the order of replacement is the reverse.
+        # Lance wrote such SSTables newest row first; replacement goes the other way.
         order = KeyOrder.of([column[::-1] for column in columns])
         return order.values, offsets[::-1][order.rows]
 
@@ -282,7 +281,7 @@ class SsTable:
 
 @contextmanager
 def refusing(sql: str | None) -> Iterator[None]:
-    """Turns Lance's refusal of a filter, at planning or on some row's value, into ours."""
+    """Turns Lance's refusal of a filter, when planning or for a row's value, into our error."""
     try:
         yield
     except ValueError as error:
@@ -293,7 +292,7 @@ def refusing(sql: str | None) -> Iterator[None]:
 
 
 def _not_pushed(alignment: Alignment, predicate: Predicate | None) -> list[ColumnSource]:
-    """The columns of a predicate that Lance would not find here under their names; else none."""
+    """The columns of a predicate if Lance would not find them here under their names; else none."""
     if predicate is None or alignment.is_exact:
         return []
     used = alignment.select(sorted(predicate.columns))

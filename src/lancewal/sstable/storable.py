@@ -1,11 +1,11 @@
-"""What Lance's files can hold: refused on the way in, since a flush comes too late for the caller.
+"""What Lance's files cannot hold. A put refuses it, because a flush comes too late for the caller.
 
-- **Null structs.** File version 2.0 cannot say that a struct is null. A packed struct has no nulls in
-  it, in any version, nor has a struct without fields. Lance refuses such rows when it writes the
-  file. A tombstone has no values but its key, and nobody reads others: it gets some.
+- **Null structs.** File version 2.0 cannot store a null struct. In all versions a packed struct cannot
+  contain nulls, and a struct without fields cannot be null. Lance refuses such rows when it writes
+  the file. A tombstone has no values but its key: its structs get values that nobody reads.
 - **Other columns.** Lance creates an empty table with columns that its file version cannot store, or
-  cannot read back, and says so when the first rows come. Which columns those are depends on Lance and
-  on the file version, so it is asked, by writing some rows in memory.
+  cannot read back, and fails with the first rows. Which columns those are depends on Lance and
+  on the file version, so we ask Lance by writing some rows in memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_packed(field: pa.Field) -> bool:
 
 def needs_present_structs(storage_version: str, schema: pa.Schema) -> bool:
     """Whether rows of ``schema`` may have structs that the file version cannot hold."""
-    return any(_holds_such(field, storage_version) for field in schema)
+    return any(_has_never_null_structs(field, storage_version) for field in schema)
 
 
 def refuse_null_structs(batch: pa.RecordBatch, storage_version: str) -> None:
@@ -65,7 +65,7 @@ def refuse_null_structs(batch: pa.RecordBatch, storage_version: str) -> None:
 
 
 def present_values(field: pa.Field, storage_version: str, rows: int) -> pa.Array:
-    """Values for rows that have none: nulls, where the column can hold them."""
+    """Values for rows that have none: nulls, if the column can hold them."""
     if not cannot_be_null(field, storage_version):
         return pa.nulls(rows, field.type)
     packed = is_packed(field)
@@ -86,14 +86,14 @@ def with_present_dead_structs(batch: pa.RecordBatch, storage_version: str) -> pa
     columns = batch.columns
     for place, field in enumerate(batch.schema):
         if cannot_be_null(field, storage_version):
-            # The last row of the two together is the one without values.
+            # The last row of the concatenation is the placeholder.
             both = pa.concat_arrays([columns[place], present_values(field, storage_version, 1)])
             columns[place] = both.take(pa.array(np.where(dead, len(dead), np.arange(len(dead)))))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def without_dead_values(rows: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
-    """``rows`` with nulls in the tombstones' structs, whatever stands there in the file."""
+    """``rows`` with nulls in the tombstones' structs, whatever the file has there."""
     structs = [
         place for place, f in enumerate(rows.schema) if pa.types.is_struct(f.type) and f.name not in key
     ]
@@ -107,19 +107,19 @@ def without_dead_values(rows: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
-def _holds_such(field: pa.Field, storage_version: str) -> bool:
+def _has_never_null_structs(field: pa.Field, storage_version: str) -> bool:
     """Whether a column is a struct that cannot be null, or holds some below lists."""
     if pa.types.is_map(field.type):
-        # Its pairs are structs that are never null.
+        # A map's pairs are structs that are never null.
         return False
     return cannot_be_null(field, storage_version) or any(
-        _holds_such(child, storage_version) for child in _children(field)
+        _has_never_null_structs(child, storage_version) for child in _children(field)
     )
 
 
 def _null_in(array: pa.Array, field: pa.Field, storage_version: str) -> str | None:
-    """What a column holds that its file cannot; ``None`` for nothing."""
-    if not _holds_such(field, storage_version):
+    """What makes a column unfit for its file; ``None`` if nothing does."""
+    if not _has_never_null_structs(field, storage_version):
         return None
     if not pa.types.is_struct(field.type):
         return _null_in(array.flatten(), field.type.field(0), storage_version)
@@ -204,7 +204,7 @@ def _is_common(type_: pa.DataType) -> bool:
     )
 
 
-#: What Lance says of a schema of one column at a file version; in a tuple, for it may be ``None``.
+#: Lance's objection to a schema of one column at a file version; in a tuple, because it may be ``None``.
 _problems: Shelf[tuple[bytes, str], tuple[str | None]] = Shelf()
 
 
@@ -214,7 +214,7 @@ def _known_problem(serialized: bytes, storage_version: str) -> str | None:
 
 
 def _problem(serialized: bytes, storage_version: str) -> str | None:
-    """What Lance says against rows with this one column; ``None`` if it takes them."""
+    """Lance's objection to rows with this one column; ``None`` if it accepts them."""
     field = pa.ipc.read_schema(pa.py_buffer(serialized)).field(0)
     live = some_values(field.type, 2)
     values = pa.concat_arrays([live, present_values(field, storage_version, 1)])

@@ -72,13 +72,13 @@ def _sync(path: str) -> None:
 
 PAGE_ROWS = 8192
 
-# What Lance itself writes these two files in, whatever the table's own version.
+# The version in which Lance itself writes these two files, whatever the table's version.
 _FILE_VERSION = "2.0"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of an SSTable's rows: ``columns`` as they are, ``values`` ascending with the row of each."""
+    """The keys of an SSTable's rows: ``columns`` in row order, ``values`` ascending with their rows."""
 
     columns: Sequence[pa.Array]
     values: pa.Array
@@ -88,13 +88,13 @@ class Keys:
 def write_sidecars(
     store: ObjectStore, directory: str, keys: Keys | None, base_version: int | None
 ) -> SsTableNotes:
-    """Write the bloom filter and the key index, where there are keys, and the notes; gives the notes.
+    """Write the bloom filter and the key index, if there are keys, and the notes; returns the notes.
 
     ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least and greatest key
-    of each page. ``bloom_filter.bin`` rules most absent keys out. Both are as Lance writes them; their
+    of each page. ``bloom_filter.bin`` rules out most absent keys. Both have Lance's format; their
     checksums are in lancewal's own notes.
 
-    They are not synced one by one: see :func:`~lancewal.sstable.writer.sync_directory`.
+    Nothing is synced here: see :func:`sync_directory`.
     """
     notes = SsTableNotes(base_version)
     if keys is not None:
@@ -112,9 +112,9 @@ def write_sidecars(
 
 
 def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, schema: TableSchema) -> str:
-    """Write all of it anew from the rows of an SSTable, for one that lost or never had it.
+    """Rebuild the sidecars of an SSTable, which lost them or never had them, from its rows.
 
-    Gives the notes for the manifest.
+    Returns the notes for the manifest.
     """
     table = SsTable.open(store, shard_id, entry)
     keys = None
@@ -123,7 +123,7 @@ def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, sc
         order = KeyOrder.of(columns)
         keys = Keys(columns, order.values, offsets[order.rows])
     directory = layout.sstable_dir(shard_id, entry.path)
-    # Whoever opens it meanwhile must not compare new files with the checksums of old ones.
+    # A concurrent reader must not compare new files with the checksums of old ones.
     _write_notes(store, directory, SsTableNotes(table.written_for))
     notes = write_sidecars(store, directory, keys, table.written_for)
     sync_directory(store, directory)
@@ -138,7 +138,7 @@ def _write_notes(store: ObjectStore, directory: str, notes: SsTableNotes) -> Non
 def _write_key_index(
     store: ObjectStore, directory: str, values: pa.Array, offsets: Rows
 ) -> tuple[int, tuple[int, ...]]:
-    """Gives the checksums of the bounds and of each page."""
+    """Returns the checksums of the bounds and of each page."""
     starts = np.arange(0, len(values), PAGE_ROWS)
     ends = np.minimum(starts + PAGE_ROWS, len(values)) - 1
     pages = {
@@ -189,12 +189,12 @@ def coalesced(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches`` that ``newest`` marks, in order, as ``schema``.
 
-    ``schema`` differs from the batches' own in field metadata at most. Large batches
-    without a row to leave out are passed on uncopied. ``fill_dead_for`` names the file version
-    where it cannot hold some nulls that tombstones have.
+    ``schema`` differs from the batches' own in field metadata at most. Large batches of which all rows
+    are kept are not copied. ``fill_dead_for`` is the file version, if it cannot hold some nulls that
+    tombstones have.
     """
     for chunk in _chunks(batches, newest):
-        # Lance takes an empty batch for a page.
+        # Lance writes a page for an empty batch.
         if chunk.num_rows:
             rows = chunk if fill_dead_for is None else with_present_dead_structs(chunk, fill_dead_for)
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
@@ -239,8 +239,8 @@ _VECTOR_INDEX = "IVF_SQ"
 def build_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
     """Build every index of ``indexes`` in ``dataset`` as Lance's own, each in a commit of its own.
 
-    An index that cannot be built is left out with a warning. Rows are then found by
-    reading them all; a flush that failed for ever instead would make the shard unwritable.
+    An index that cannot be built is left out with a warning. Searches then read all rows; a flush
+    that failed for ever would make the shard unwritable instead.
     """
     for spec in indexes:
         try:
@@ -257,7 +257,7 @@ def build_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> 
 
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
     if isinstance(spec.params, VectorParams):
-        # A centroid that is given need not be trained: that works from the first row on,
+        # A given centroid needs no training: that works from the first row on,
         # and also when there is no vector at all.
         dataset.create_index(
             spec.column,
@@ -279,7 +279,7 @@ def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
         dataset.create_scalar_index(spec.column, "BTREE", name=spec.name)
 
 
-# Lance's memory is not the object store's: rows written there would be gone.
+# Lance's memory store is not obstore's: rows written there could not be read here.
 _PRIVATE_TO_EACH_LIBRARY = "memory://"
 
 
@@ -294,10 +294,10 @@ def write_sstable(
     indexes: Sequence[IndexSpec] = (),
     in_memory_bytes: int | None = None,
 ) -> SsTableEntry:
-    """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; its manifest entry.
+    """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; returns its manifest entry.
 
-    Only the newest row of each key is written, a tombstone too: what it replaces would
-    never be read. When this returns the SSTable is as durable as the store makes things.
+    Only the newest row of each key is written, tombstones included: replaced rows would never be
+    read. When this returns, the SSTable is as durable as the store makes it.
     A failure raises StorageError and leaves a directory that no manifest names, for
     garbage collection; a retry writes to another one.
     """

@@ -2,7 +2,7 @@
 
 from lancewal.storage import layout
 from lancewal.storage.backend import ObjectInfo
-from lancewal.storage.cache import CACHE_VARIABLE, Cache, Lease, Shelf, lance_cache_bytes, process_cache
+from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked
 from lancewal.storage.layout import is_plain_name
@@ -16,12 +16,10 @@ from lancewal.storage.parallel import (
     ordered_map,
     start_thread,
 )
-from lancewal.storage.retry import retried
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
-from lancewal.storage.store import ObjectStore, Observer, PutOutcome, observe_all
+from lancewal.storage.store import ObjectStore, PutOutcome, observe_all
 
 __all__ = [
-    "CACHE_VARIABLE",
     "LOOK_AGAIN_SECONDS",
     "MIN_DELETION_AGE",
     "RECHECK_AFTER",
@@ -33,7 +31,6 @@ __all__ = [
     "Lease",
     "ObjectInfo",
     "ObjectStore",
-    "Observer",
     "PutOutcome",
     "Room",
     "Shelf",
@@ -52,7 +49,6 @@ __all__ = [
     "ordered_map",
     "process_cache",
     "remember_password",
-    "retried",
     "scrub_error",
     "scrubbed",
     "start_thread",

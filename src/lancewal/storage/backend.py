@@ -1,14 +1,26 @@
-"""What a kind of storage has to offer; :class:`~lancewal.storage.ObjectStore` does the rest."""
+"""The operations that a kind of storage implements, and the retry of those that failed for a moment.
+
+:class:`~lancewal.storage.ObjectStore` does the rest.
+"""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lancewal.errors import StorageError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +33,7 @@ class ObjectInfo:
 
 
 class TransientError(StorageError):
-    """The storage failed in a way that may pass; a repetition of the same call is safe."""
+    """The storage failed in a way that may pass; repeating the call is safe."""
 
 
 class Backend(Protocol):
@@ -33,7 +45,7 @@ class Backend(Protocol):
     """
 
     def create(self, path: str, data: memoryview) -> bool:
-        """Store ``data`` whole or not at all; ``False`` when the storage says that one exists."""
+        """Store ``data`` whole or not at all; ``False`` when an object of this name exists."""
 
     def settle(self, path: str) -> None:
         """Make an object that is already visible as durable as one that ``create`` returned."""
@@ -41,7 +53,7 @@ class Backend(Protocol):
     def replace(self, path: str, data: memoryview, *, durable: bool) -> None: ...
 
     def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
-        """As ``replace``, durably, with data that is too large to be held at once."""
+        """Like ``replace``, durable, for data that is too large to be held in memory at once."""
 
     def read(self, path: str) -> bytes: ...
 
@@ -59,3 +71,29 @@ class Backend(Protocol):
     def delete(self, path: str) -> None: ...
 
     def delete_prefix(self, prefix: str) -> int: ...
+
+
+def retried(
+    call: Callable[[], T],
+    failure: type[Exception],
+    *,
+    attempts: int,
+    first_pause: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Call until it succeeds, pausing after each ``failure``; the last attempt's failure is raised.
+
+    Each pause is about twice as long as the one before, and random: callers that collided
+    must not collide again.
+
+    >>> answers = iter([1, 0])
+    >>> retried(lambda: 1 / (1 - next(answers)), ZeroDivisionError, attempts=2, first_pause=0)
+    1.0
+    """
+    for attempt in range(1, attempts):
+        try:
+            return call()
+        except failure as error:
+            logger.debug("attempt %d of %d: %s", attempt, attempts, error)
+        sleep(min(first_pause * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
+    return call()

@@ -1,13 +1,13 @@
-"""What this process keeps of tables in memory: one budget for all of it.
+"""The cache of this process: one memory budget for everything that it keeps of its tables.
 
-Everything that could be read or computed again and is kept because that is slow lies on a
-:class:`Shelf`. All shelves share :func:`cache_bytes`; what was not used for longest goes first,
-whichever shelf it lies on. What a reader cannot let go of at any moment (the rows of a log's
-tail, while a read is under way) takes a :class:`Lease` of the same budget instead: shelves make
-room for it, and it is refused where the leases alone would exceed the budget.
+Values that could be read or computed again lie on a :class:`Shelf`. All shelves share
+:func:`cache_bytes`; the least recently used value is dropped first, whichever shelf it lies on.
+Memory that cannot be dropped at any moment (the rows of a log's tail during a read) takes a
+:class:`Lease` of the same budget instead: shelves make room for it, and it is refused when
+the leases alone would exceed the budget.
 
 Lance has caches of its own for the files of SSTables. They get a fixed part of the budget
-(:func:`lance_cache_bytes`), because nothing tells how full they are.
+(:func:`lance_cache_bytes`), because Lance does not say how full they are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Generic, TypeVar
 from lancewal.errors import InvalidInputError
 from lancewal.storage.forks import in_forked_child
 
-#: What a process keeps of all its tables unless the environment says otherwise.
+#: The budget for all tables of a process, unless the environment sets another.
 CACHE_BYTES = 1 << 30
 CACHE_VARIABLE = "LANCEWAL_CACHE_BYTES"
 
 #: The part of the budget that Lance's own caches get.
 _LANCE_SHARE = 0.5
-#: What the cache itself needs for each thing it keeps.
+#: The cache's own overhead for each value.
 _ENTRY_BYTES = 256
 
 K = TypeVar("K", bound=Hashable)
@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 def cache_bytes() -> int:
-    """How many bytes this process keeps of its tables: ``LANCEWAL_CACHE_BYTES``, else 1 GiB."""
+    """The process's budget in bytes: ``LANCEWAL_CACHE_BYTES``, by default 1 GiB."""
     text = os.environ.get(CACHE_VARIABLE, str(CACHE_BYTES))
     if not text.isdecimal():
         raise InvalidInputError(f"{CACHE_VARIABLE} must be a number of bytes, not {text!r}")
@@ -43,22 +43,22 @@ def cache_bytes() -> int:
 
 
 def lance_cache_bytes() -> int:
-    """The part of :func:`cache_bytes` that Lance keeps of SSTables and their indexes."""
+    """The part of :func:`cache_bytes` for Lance's own caches of SSTables and their indexes."""
     return int(cache_bytes() * _LANCE_SHARE)
 
 
 class Cache:
-    """One budget, and what is kept within it. The process has one; tests make others."""
+    """One budget and the values kept within it. The process has one; tests make others."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        """``max_bytes`` is the environment's where it is ``None``, read when it is first needed."""
+        """Without ``max_bytes`` the environment sets the budget; it is read when first needed."""
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # All shelves' entries by last use. The value is the number of bytes.
+        # The entries of all shelves with their bytes, least recently used first.
         self._entries: OrderedDict[tuple[Shelf[Any, Any], Hashable], int] = OrderedDict()
         self._kept_bytes = 0
         self._leased_bytes = 0
-        # A lease ends whenever the garbage collector runs, perhaps while this thread has the lock.
+        # The garbage collector may end a lease at any time, also while this thread holds the lock.
         self._returned: deque[int] = deque()
 
     @property
@@ -69,20 +69,20 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """What lies on shelves and what is leased."""
+        """Bytes on shelves and in leases."""
         with self._lock:
             self._settle()
             return self._kept_bytes + self._leased_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What a lease could get now: all that is not leased."""
+        """The largest lease that could be granted now: everything that is not leased."""
         with self._lock:
             self._settle()
             return self.max_bytes - self._leased_bytes
 
     def lease(self, num_bytes: int) -> Lease | None:
-        """So much of the budget for as long as the lease lives; ``None`` when leases have taken it up."""
+        """Reserve part of the budget while the lease lives; ``None`` when other leases leave too little."""
         with self._lock:
             self._settle()
             if self._leased_bytes + num_bytes > self.max_bytes:
@@ -92,7 +92,7 @@ class Cache:
         return Lease(num_bytes, self._returned)
 
     def after_fork(self) -> None:
-        """Another thread may have held the lock when the process was forked."""
+        """Start empty, with a new lock: another thread may have held it when the process was forked."""
         self._lock = threading.Lock()
         for shelf, _ in self._entries:
             shelf._values.clear()
@@ -104,14 +104,14 @@ class Cache:
             self._leased_bytes -= self._returned.popleft()
 
     def _make_room(self) -> None:
-        """Requires the lock. Drop what was used least recently, until all fits."""
+        """Drop the least recently used values until the rest fits. Requires the lock."""
         while self._entries and self._kept_bytes + self._leased_bytes > self.max_bytes:
             shelf, key = next(iter(self._entries))
             shelf._drop(key)
 
 
 class Lease:
-    """A part of the budget; it goes back when the lease is no longer referenced."""
+    """A reserved part of the budget, returned when the lease is no longer referenced."""
 
     __slots__ = ("_num_bytes", "_returned")
 
@@ -129,7 +129,7 @@ in_forked_child(process_cache.after_fork)
 
 
 class Shelf(Generic[K, V]):
-    """One kind of thing that is kept, by key; every method may be called from any thread.
+    """Cached values of one kind, by key; every method may be called from any thread.
 
     >>> pages: Shelf[str, bytes] = Shelf()
     >>> pages.put("first", b"rows", num_bytes=4)
@@ -152,9 +152,9 @@ class Shelf(Generic[K, V]):
             return value
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Keep ``value``, which takes ``num_bytes``, instead of what was kept under the key.
+        """Keep ``value``, which takes ``num_bytes``, in place of the key's former value.
 
-        What would take up the whole budget is not kept: everything else would go for it.
+        A value larger than the whole budget is not kept: it would push everything else out.
         """
         with self._cache._lock:
             self._drop(key)
@@ -169,7 +169,7 @@ class Shelf(Generic[K, V]):
             self._cache._make_room()
 
     def get_or_make(self, key: K, make: Callable[[], V], size_of: Callable[[V], int]) -> V:
-        """What is kept, else what ``make`` returns. Two threads may both make it; one is kept."""
+        """The kept value, or else what ``make`` returns. Two threads may both make it; one is kept."""
         value = self.get(key)
         if value is None:
             value = make()
@@ -177,7 +177,7 @@ class Shelf(Generic[K, V]):
         return value
 
     def remove(self, key: K) -> V | None:
-        """Keep nothing under the key any more; returns what was kept."""
+        """Drop the key's value and return it."""
         with self._cache._lock:
             return self._drop(key)
 

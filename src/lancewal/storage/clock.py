@@ -1,12 +1,12 @@
-"""How long ago something was, for a process that may have been stopped meanwhile.
+"""Elapsed time, for processes that may have been suspended in between.
 
 Garbage collection empties slots (WAL positions, manifest versions) whose numbers a
-stalled writer may still believe free. No slot is emptied before what was in it has
-aged ``MIN_DELETION_AGE``. So whoever confirmed its claim less than that ago cannot
-have met an emptied slot, and whoever waited longer than half of it must look again.
+stalled writer may still believe to be free. No slot is emptied before its content is
+``MIN_DELETION_AGE`` old. So a writer that confirmed its claim less than that ago cannot
+have met an emptied slot, and one that waited longer than half of it must look again.
 
 Both sides measure with clocks that nobody sets: the writer with its machine's own, the
-collector by what earlier collections saw (``lancewal.maintenance.needs``).
+collector by the records of earlier collections (``lancewal.maintenance.needs``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uuid import uuid4
 MIN_DELETION_AGE = timedelta(minutes=10)
 RECHECK_AFTER = MIN_DELETION_AGE / 2
 
-# Without CLOCK_BOOTTIME this is macOS, whose CLOCK_MONOTONIC goes on while it sleeps.
+# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC counts the time asleep as well.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 #: Seconds on a clock that only grows; tests pass their own.
@@ -32,16 +32,16 @@ Clock = Callable[[], float]
 
 
 def boot_time() -> float:
-    """Seconds since boot, time in suspend included (``time.monotonic`` stands still then).
+    """Seconds since boot, including time in suspend (when ``time.monotonic`` stands still).
 
-    A virtual machine that is paused from outside cannot tell: resume none after hours.
+    A virtual machine cannot tell that it was paused from outside: do not resume one after hours.
     """
     return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True)
 class HostClock:
-    """A clock with a name: readings that different processes took can be compared if it is the same."""
+    """A named clock: readings of different processes can be compared if the names are equal."""
 
     name: str
     read: Clock
@@ -56,7 +56,7 @@ def host_clock() -> HostClock:
 def _boot_name() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # A container may have a namespace of its own in which the clock is shifted.
+        # A container may have its own time namespace, in which the clock is shifted.
         return f"{boot}/{os.readlink('/proc/self/ns/time')}"
     except OSError:
         return _boot_name_without_proc()
@@ -68,5 +68,5 @@ def _boot_name_without_proc() -> str:
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         return found.stdout.strip() or str(uuid4())
     except (OSError, subprocess.SubprocessError):
-        # Nobody else has this name: what other processes measured does not count here.
+        # A unique name: readings of other processes do not count here.
         return str(uuid4())

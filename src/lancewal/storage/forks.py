@@ -1,11 +1,11 @@
-"""What a forked child may do: nothing, once its parent has used lancewal.
+"""Forked children: they may not use lancewal once their parent has used it.
 
-Lance and the object stores run threads of their own, of which a child has none. It was measured
-what becomes of calls to Lance in such a child: some work, some crash it, some never return. And a
-writer that the child inherits is the parent's: both would write under one epoch, and rows that
-the child was told are durable would be lost. So everything refuses there.
+Lance and the object stores run threads of their own, which a child does not inherit. Calls to Lance
+in such a child were tried: some work, some crash, some never return. And a writer that the
+child inherits is the parent's: both would write under one epoch, and rows that were acknowledged
+to the child would be lost. So everything is refused there.
 
-A child that was forked before lancewal was used is like any other process.
+A child that was forked before its parent used lancewal is like any other process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def is_forked() -> bool:
 
 
 def note_use() -> None:
-    """From here on a fork makes a child that cannot use lancewal."""
+    """Remember that lancewal was used: children forked from now on cannot use it."""
     global _used
     _used = True
 
 
 def in_forked_child(reset: Callable[[], None]) -> None:
-    """Have ``reset`` called in every forked child: for what it must not inherit."""
+    """Call ``reset`` in every forked child, for state that it must not inherit."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 

@@ -15,11 +15,11 @@ from lancewal.errors import InvalidInputError
 MEM_WAL_DIR = "_mem_wal"
 #: Our own records beside the shards (Lance ignores the directory).
 OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
-#: What garbage collection notes there: the storage's time, and what it has seen. About one table at one
-#: place, so copies leave it out.
+#: What garbage collection records there: readings of the storage's clock, and what it saw. It describes
+#: one table at one place, so backups leave it out.
 CLOCK_DIR = f"{OWN_DIR}/clock"
 LOOKS_DIR = f"{OWN_DIR}/looks"
-#: Since when the table's columns are there; overwritten by whoever knows more.
+#: In which version each column was added; a process that knows more overwrites it.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
 FIRST_WAL_POSITION = 1
@@ -31,7 +31,7 @@ MANIFEST_SUFFIX = ".binpb"
 VERSION_HINT_NAME = "version_hint.json"
 
 BLOOM_FILTER_NAME = "bloom_filter.bin"
-#: Ours: Lance looks at no such file.
+#: Ours: Lance ignores this file.
 SSTABLE_NOTES_NAME = "_lancewal.json"
 PK_INDEX_DIR = "_pk_index"
 PK_PAGE_DATA_NAME = f"{PK_INDEX_DIR}/page_data.lance"
@@ -57,7 +57,7 @@ def reversed_bits(number: int) -> str:
 
 
 def parse_reversed_bits(text: str) -> int | None:
-    """The inverse of :func:`reversed_bits`; ``None`` when ``text`` is something else."""
+    """The inverse of :func:`reversed_bits`; ``None`` for any other text."""
     return int(text[::-1], 2) if _BITS.fullmatch(text) else None
 
 
@@ -75,7 +75,7 @@ def parse_shard_dir(name: str) -> UUID | None:
 
 
 def parse_shard_id(value: UUID | str) -> UUID:
-    """A shard id from what a caller passed; refuses what is no UUID."""
+    """A shard id from what a caller passed; refuses anything that is not a UUID."""
     if isinstance(value, UUID):
         return value
     try:
@@ -130,7 +130,7 @@ def parse_sstable_name(name: str) -> int | None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether ``name`` is one of a directory's own entries, and leads nowhere else.
+    """Whether ``name`` names an entry of a directory and cannot lead out of it.
 
     >>> is_plain_name("0a1b2c3d_gen_1"), is_plain_name("../0a1b2c3d_gen_1"), is_plain_name("")
     (True, False, False)
@@ -139,7 +139,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def sstable_dir(shard_id: UUID, name: str) -> str:
-    """The directory of an SSTable; refuses a name that leads out of the shard, whoever wrote it down."""
+    """The directory of an SSTable; refuses a name that leads out of the shard, whoever wrote the manifest."""
     if not is_plain_name(name):
         raise InvalidInputError(
             f"{name!r} cannot be an SSTable of shard {shard_id}: it must be the name of a directory in it"

@@ -2,12 +2,12 @@
 
 An object is written to a file without a name, synced, and then linked to its name: the link
 either succeeds or finds the name taken, so a race has exactly one winner, readers see whole
-objects only, and a writer that is killed leaves nothing behind. Where the file system has no
-nameless files, a hidden staging file takes their place; a kill may leave that one, unlisted,
-for garbage collection.
+objects only, and a killed writer leaves nothing behind. Where the file system has no nameless
+files, a hidden staging file is used instead; a killed writer may leave it, unlisted, for
+garbage collection.
 
-Symbolic links below the root are never followed: they lead to what is not the table's. Reading or
-writing through one is refused; a link is listed and deleted as what it is. The root itself may be one.
+Symbolic links below the root are never followed: they may lead out of the table. Reading or writing
+through one is refused; listing and deleting treat the link itself. The root may be a link.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _ADVICE = {
 }
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _MODE = 0o666
-# To go through a directory takes no permission to read it.
+# Passing through a directory needs no permission to read it.
 _WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
-_MAX_PLAIN = 1 << 16
-# A directory may be removed by somebody else between its making and its use; not for ever, though.
+_MAX_LINK_FREE = 1 << 16
+# Another process may remove a directory between its creation and its use, but not for ever.
 _DIRECTORY_ATTEMPTS = 8
 
 
@@ -56,11 +56,11 @@ class LocalBackend:
         self._root = root
         self.fsync = fsync
         self._nameless_files = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
-        # Directories whose own entries up to the root are synced, by inode: a directory that was
-        # deleted and made again is another one. Racing threads at worst sync twice.
+        # Directories whose names, up to the root, are synced; with their inode, because a directory
+        # that was deleted and made again is a new one. Racing threads at worst sync twice.
         self._anchored: dict[str, int] = {}
-        # Directories that were reached without a link; looked at once, reads and writes are too many.
-        self._plain: set[str] = set()
+        # Directories whose path has no link. Checked once: there are too many reads and writes.
+        self._link_free: set[str] = set()
 
     def full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -100,14 +100,7 @@ class LocalBackend:
         try:
             for _ in range(_DIRECTORY_ATTEMPTS):
                 try:
-                    staging = _stage(target, [data], sync=sync)
-                    try:
-                        os.rename(staging, target)
-                    except BaseException:
-                        _discard(staging)
-                        raise
-                    if sync:
-                        self._sync_name("write", directory, target)
+                    self._put(target, [data], sync=sync)
                     return
                 except FileNotFoundError:
                     self._make_directory(directory)
@@ -117,17 +110,9 @@ class LocalBackend:
 
     def replace_from(self, path: str, chunks: Iterator[bytes]) -> None:
         target = self.full_path(path)
-        directory = os.path.dirname(target)
         try:
-            self._make_directory(directory)
-            staging = _stage(target, chunks, sync=self.fsync)
-            try:
-                os.rename(staging, target)
-            except BaseException:
-                _discard(staging)
-                raise
-            if self.fsync:
-                self._sync_name("write", directory, target)
+            self._make_directory(os.path.dirname(target))
+            self._put(target, chunks, sync=self.fsync)
         except OSError as error:
             raise _failure("write", target, error) from error
 
@@ -162,7 +147,7 @@ class LocalBackend:
                 return [
                     entry.name
                     for entry in _entries(directory)
-                    # A link too, so that nobody takes what it stands for as missing.
+                    # Links too, so that nobody takes their targets for missing.
                     if entry.is_dir(follow_symlinks=False) or entry.is_symlink()
                 ]
         except _NOT_THERE:
@@ -191,7 +176,7 @@ class LocalBackend:
             raise _failure("delete", self.full_path(prefix), error) from error
 
     def link(self, path: str) -> ObjectInfo | None:
-        """The link that stands at ``path`` itself, if one does."""
+        """The symbolic link at ``path``, if there is one."""
         above, _, name = path.rpartition("/")
         try:
             with self._directory(above) as directory:
@@ -203,7 +188,7 @@ class LocalBackend:
         return _info(path, status) if stat.S_ISLNK(status.st_mode) else None
 
     def refuse_links(self, path: str) -> None:
-        """Raise if there is a link on the way to the directory ``path``, or anywhere below it."""
+        """Raise if there is a link in the path of the directory, or anywhere below it."""
         try:
             with self._directory(path) as directory:
                 _refuse_links_below(directory)
@@ -211,6 +196,16 @@ class LocalBackend:
             return
         except OSError as error:
             raise _failure("open", self.full_path(path), error) from error
+
+    def _put(self, target: str, chunks: Iterable[bytes | memoryview], *, sync: bool) -> None:
+        staging = _stage(target, chunks, sync=sync)
+        try:
+            os.rename(staging, target)
+        except BaseException:
+            _discard(staging)
+            raise
+        if sync:
+            self._sync_name("write", os.path.dirname(target), target)
 
     def _create(self, directory: str, target: str, data: memoryview) -> bool:
         if self._nameless_files:
@@ -253,7 +248,7 @@ class LocalBackend:
         return True
 
     def _sync_name(self, action: str, directory: str, target: str) -> None:
-        """Sync the name of an object that is visible by now; without that a power cut may take it."""
+        """Sync the name of an object that is already visible; until then a power cut may remove it."""
         try:
             self._sync_directory(directory)
         except FileNotFoundError:
@@ -269,8 +264,8 @@ class LocalBackend:
         inode = _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
         if self._anchored.get(directory) == inode:
             return
-        # Whoever made this directory may not have synced its entry yet (another thread or process,
-        # or Lance, which never does), so the first writer here does it for every level.
+        # The creator of this directory (another thread or process, or Lance, which never syncs) may not
+        # have synced its name yet, so the first writer here does it for every level.
         parent = directory
         while len(parent) > len(self._root):
             parent = os.path.dirname(parent)
@@ -326,9 +321,9 @@ class LocalBackend:
 
     @contextmanager
     def _directory(self, path: str) -> Iterator[int]:
-        """A descriptor of a directory that was reached without following a link below the root.
+        """A descriptor of a directory, reached without following a link below the root.
 
-        It is one of ``_NOT_THERE`` when there is none, and ``ELOOP`` for a link on the way.
+        Raises one of ``_NOT_THERE`` when it does not exist, and ``ELOOP`` for a link in its path.
         """
         current = os.open(self._root, _WALK)
         try:
@@ -342,7 +337,7 @@ class LocalBackend:
 
     def _refuse_link_above(self, path: str, action: str) -> None:
         above = path[: max(path.rfind("/"), 0)]
-        if above in self._plain:
+        if above in self._link_free:
             return
         try:
             with self._directory(above):
@@ -351,9 +346,9 @@ class LocalBackend:
             return
         except OSError as error:
             raise _failure(action, self.full_path(path), error) from error
-        if len(self._plain) >= _MAX_PLAIN:
-            self._plain.clear()
-        self._plain.add(above)
+        if len(self._link_free) >= _MAX_LINK_FREE:
+            self._link_free.clear()
+        self._link_free.add(above)
 
 
 def _open_directory(name: str, parent: int) -> int:
@@ -376,7 +371,7 @@ def _entries(directory: int) -> Iterator[os.DirEntry[str]]:
 
 def _list_below(directory: int, path: str, staging: bool, found: list[ObjectInfo]) -> None:
     for entry in _entries(directory):
-        # What vanishes meanwhile was not there.
+        # A file that vanishes during the listing is left out.
         with suppress(*_NOT_THERE):
             below = f"{path}/{entry.name}" if path else entry.name
             if entry.is_dir(follow_symlinks=False):
@@ -387,7 +382,7 @@ def _list_below(directory: int, path: str, staging: bool, found: list[ObjectInfo
 
 
 def _delete_tree(parent: int, name: str) -> int:
-    """Delete a directory with all below it; how many objects. Of a link only the link goes."""
+    """Delete a directory tree; returns how many objects it held. Of a link only the link is deleted."""
     deleted = 0
     try:
         with _opened(name, parent) as directory:
@@ -405,7 +400,7 @@ def _delete_tree(parent: int, name: str) -> int:
         if error.errno == errno.ELOOP:
             os.unlink(name, dir_fd=parent)
             return deleted + 1
-        # Somebody wrote into it meanwhile: what is new stays.
+        # Somebody wrote into it in the meantime: the new file stays.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     return deleted
@@ -434,7 +429,7 @@ def _is_a_link(name: str) -> OSError:
 
 
 def _stage(target: str, chunks: Iterable[bytes | memoryview], *, sync: bool) -> str:
-    """Write a hidden file beside ``target``; its path."""
+    """Write a hidden file beside ``target``; returns its path."""
     directory, name = os.path.split(target)
     staging = f"{directory}/.{name}.{secrets.token_hex(6)}.tmp"
     file = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE)
@@ -458,7 +453,7 @@ def _fill(file: int, chunks: Iterable[bytes | memoryview], *, sync: bool) -> Non
 
 
 def _sync(path: str, flags: int) -> int:
-    """Sync one file or directory; its inode number."""
+    """Sync one file or directory; returns its inode number."""
     file = os.open(path, flags)
     try:
         os.fsync(file)
@@ -468,7 +463,7 @@ def _sync(path: str, flags: int) -> int:
 
 
 def _discard(staging: str) -> None:
-    # Should it stay, garbage collection finds it; the caller's own outcome matters more.
+    # If it stays, garbage collection finds it; the caller's own outcome matters more.
     with suppress(OSError):
         os.unlink(staging)
 

@@ -106,7 +106,7 @@ def check_path(path: str, what: str = "path") -> None:
     """Refuse what is not a plain relative path: a wrong one must never leave the table's directory."""
     if not isinstance(path, str) or not path:
         raise InvalidInputError(f"{what} {path!r} must be text and not empty")
-    # The common case in one pass; only what looks suspicious is looked at by segment.
+    # The common case in one pass; only suspicious paths are checked by segment.
     if path[0] == "." or "//" in path or "/." in path or path[0] == "/" or path[-1] == "/":
         for segment in path.split("/"):
             if segment in ("", ".", ".."):
@@ -127,13 +127,13 @@ def check_prefix(prefix: str) -> str:
 
 
 def is_staging_name(name: str) -> bool:
-    """Whether a file name belongs to a write that has not happened (yet, or any more).
+    """Whether a file name is the temporary one of a write that is not finished.
 
     >>> is_staging_name(".entry.arrow.1f2e.tmp"), is_staging_name("entry.arrow")
     (True, False)
     """
-    # Ours and Lance's hidden ones, Lance's creates, and the numbered ones of object_store. A
-    # table's own files never have such names.
+    # Our and Lance's hidden files, Lance's creates, and the numbered files of object_store. No
+    # finished file of a table has such a name.
     return (
         (name.startswith(".") and (name.endswith(".tmp") or name.startswith(".tmp")))
         or ".tmp." in name

@@ -1,8 +1,8 @@
 """Storage options in pylance's spelling, turned into what obstore's constructors take.
 
 One dictionary serves both libraries. As in pylance, keys are case-insensitive, have several
-spellings (``aws_region``, ``region``), unknown ones are ignored (pylance has knobs of its own),
-and what is missing comes from the environment: ``AWS_…``, ``AZURE_…``, ``GOOGLE_…``, and HTTP
+spellings (``aws_region``, ``region``), unknown ones are ignored (pylance has more settings),
+and missing ones come from the environment: ``AWS_…``, ``AZURE_…``, ``GOOGLE_…``, and HTTP
 settings such as ``TIMEOUT`` and ``ALLOW_HTTP`` without a prefix.
 """
 
@@ -31,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Spelling:
-    """A provider's keys: ``prefixes`` are dropped, then ``synonyms`` applied, then ``keys`` known."""
+    """How a provider spells its keys: drop ``prefixes``, apply ``synonyms``, then look in ``keys``."""
 
     prefixes: tuple[str, ...]
     keys: frozenset[str]
@@ -117,7 +117,7 @@ class ClientSettings:
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of the caller's options; refuses what pylance would not take either."""
+    """A copy of the caller's options; refuses those that pylance would not take either."""
     checked = dict(options or {})
     for key, value in checked.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -129,7 +129,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _remember(options: Mapping[str, str]) -> None:
-    """Have no error text show what is secret here."""
+    """Keep the secrets among these options out of all error texts."""
     for key, value in options.items():
         names = {spelling.canonical(key) for spelling in _SPELLINGS.values()}
         if not _SECRETS.isdisjoint(names) or key.lower().startswith(_HEADERS):
@@ -149,7 +149,7 @@ def client_settings(
         merged["account_name"] = location.account
     if location.kind == "s3":
         _complete_s3(location.container, merged, env)
-    # An empty value only serves to mask the environment's.
+    # An empty value only masks the environment's.
     merged = {key: value for key, value in merged.items() if value}
     _remember(merged)
     headers = {
@@ -241,13 +241,13 @@ def _aws_profile(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def bucket_region(bucket: str) -> str | None:
-    """Ask S3 in which region a bucket lies; ``None`` when it does not answer."""
+    """Ask S3 for a bucket's region; ``None`` when it does not answer."""
     request = urllib.request.Request(f"https://{bucket}.s3.amazonaws.com", method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_REGION_LOOKUP_SECONDS) as reply:
             region = reply.headers.get("x-amz-bucket-region")
     except urllib.error.HTTPError as error:
-        # S3 names the region also when it refuses the anonymous request.
+        # S3 names the region even when it refuses the anonymous request.
         region = error.headers.get("x-amz-bucket-region")
     except OSError as error:
         logger.warning("could not find out the region of bucket %s: %s; set aws_region", bucket, error)

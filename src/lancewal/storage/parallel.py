@@ -1,13 +1,13 @@
-"""Threads that wait for storage and for each other, and that no interrupt leaves hanging.
+"""Threads that wait for storage and for each other, without hanging after an interrupt.
 
 Threads, because every call spends its time in the object store with the GIL released.
 
-Ctrl-C raises KeyboardInterrupt in the main thread, between any two steps of Python code, and
-``threading.Condition`` and ``Event``, ``Thread.start`` and ``concurrent.futures`` are Python
-code: an interrupt inside of them leaves a lock locked, or a thread that never runs, and
-whoever comes next waits for ever. What is here is made of bare locks, which are taken and
-released in C, and of assignments. Where an interrupt takes somebody away who should have
-woken others, they look again by themselves after a while.
+Ctrl-C raises KeyboardInterrupt in the main thread, between any two steps of Python code.
+``threading.Condition``, ``Event``, ``Thread.start`` and ``concurrent.futures`` are Python code:
+an interrupt inside them leaves a lock locked, or a thread that never runs, and the next
+caller waits for ever. This module uses only bare locks, which are taken and released in C,
+and assignments. If an interrupt removes the thread that should have woken others, they wake by
+themselves after :data:`LOOK_AGAIN_SECONDS`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from lancewal.storage.forks import is_forked
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Who waits looks again after so long, although nobody said that anything has changed.
+#: A waiting thread looks again after this time, even if nothing woke it.
 LOOK_AGAIN_SECONDS = 1.0
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start ``thread``; raises ``RuntimeError`` where there is none to be had.
+    """Start ``thread``; raises ``RuntimeError`` when the system has no more threads.
 
-    From the main thread it is started by another one, which no interrupt reaches. So it may
-    not run yet when this returns.
+    The main thread lets another thread start it, which no interrupt reaches. So it may not run
+    yet when this returns.
     """
     if threading.current_thread() is threading.main_thread():
         _thread.start_new_thread(_start, (thread,))
@@ -48,11 +48,11 @@ def _start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError:
-        thread.run()  # there is no second thread to be had, so this one is it
+        thread.run()  # no second thread available: run in this one
 
 
 class Bell:
-    """Is rung when something has changed; all who wait look again. For what a Condition is used for.
+    """Wakes all waiting threads, as a Condition does; they check their condition again.
 
     It guards nothing, and may be rung from anywhere, also by the garbage collector.
     """
@@ -65,19 +65,19 @@ class Bell:
             return
         for gate in list(self._waiting):
             if gate.locked():
-                with suppress(RuntimeError):  # another has opened it meanwhile
+                with suppress(RuntimeError):  # another thread has opened it
                     gate.release()
             self._waiting.pop(gate, None)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Return once ``condition()`` is true; ``False`` when ``timeout`` seconds were not enough."""
+        """Wait until ``condition()`` is true; returns ``False`` after ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not condition():
             gate = threading.Lock()
             gate.acquire()
             self._waiting[gate] = None
             try:
-                # What has changed before the gate was there did not open it.
+                # A change from before the gate was there did not open it.
                 if condition():
                     return True
                 left = LOOK_AGAIN_SECONDS if deadline is None else deadline - time.monotonic()
@@ -90,10 +90,10 @@ class Bell:
 
 
 class Room:
-    """Calls that are under way, with what they have in hand: together no more than ``size``.
+    """Bounds what concurrent calls hold together to ``size``.
 
-    A call holds a lock of its own for as long as it is under way, by ``with``, which no
-    interrupt can skip: so a call that is gone never takes up room.
+    Each call holds a lock of its own while it runs, by ``with``, which no interrupt can skip: so a
+    call that has ended never takes up room.
 
     >>> room, call = Room(100), threading.Lock()
     >>> with call:
@@ -116,12 +116,12 @@ class Room:
         return sum([needed for call, needed in list(self._calls.items()) if call.locked()])
 
     def enter(self, call: threading.Lock, needed: int = 0) -> None:
-        """Wait until there is room; a call that needs more than there is waits to be the only one."""
+        """Wait until there is room; a call that needs more than ``size`` waits until it is the only one."""
         if not self._fits(call, needed):
             self._left.wait_for(lambda: self._fits(call, needed))
 
     def leave(self, call: threading.Lock) -> None:
-        """The call is over, or has nothing in hand any more."""
+        """The call is over, or holds nothing any more."""
         self._calls.pop(call, None)
         self._left.ring()
 
@@ -140,7 +140,7 @@ class Room:
 
 
 class Task(Generic[R]):
-    """A call for another thread, and what became of it; one thread waits for it."""
+    """A call for another thread, and its result; one thread waits for it."""
 
     def __init__(self, call: Callable[[], R]) -> None:
         self._call = call
@@ -162,7 +162,7 @@ class Task(Generic[R]):
             self._gate.release()
 
     def drop(self) -> bool:
-        """Have it not begin any more; ``False`` when it has begun already."""
+        """Prevent the call; ``False`` when it has begun already."""
         self._dropped = True
         return not self._begun
 
@@ -171,18 +171,18 @@ class Task(Generic[R]):
             self._gate.acquire(timeout=LOOK_AGAIN_SECONDS)
 
     def result(self) -> R:
-        """What the call returned; raises what it raised. Waits for it."""
+        """Wait for the call; returns what it returned, or raises what it raised."""
         self.wait()
         try:
             if self._error is not None:
                 raise self._error
             return self._value
         finally:
-            del self  # or this frame and the error would keep each other alive
+            del self  # else this frame and the error would keep each other alive
 
 
 def in_thread(call: Callable[[], R], name: str) -> Task[R]:
-    """``call``, made in a thread of its own; in this one where there is none to be had."""
+    """Run ``call`` in a thread of its own, or in this one when no thread is available."""
     task = Task(call)
     try:
         start_thread(threading.Thread(target=task.run, name=name, daemon=True))
@@ -192,7 +192,7 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
 
 
 class Crew:
-    """Up to ``size`` threads, started as they are needed, which take tasks in the order given."""
+    """A pool of up to ``size`` threads, started as needed, which run tasks in the order given."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -200,11 +200,11 @@ class Crew:
         self._tasks: SimpleQueue[Task[object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._unfinished = 0
-        # Those that were started; an interrupt may leave one out, which does no harm.
+        # The threads that were started; an interrupt may leave one out, which does no harm.
         self._hired: list[tuple[threading.Thread, Task[None]]] = []
 
     def take(self, task: Task[R]) -> None:
-        """Have a thread run the task; this one does where there is none to be had."""
+        """Run the task in a thread of the pool, or in this one when no thread is available."""
         with self._lock:
             self._unfinished += 1
             hire = len(self._hired) < min(self._unfinished, self._size)
@@ -223,7 +223,7 @@ class Crew:
         if wait and not is_forked():
             for thread, work in self._hired:
                 work.wait()
-                with suppress(RuntimeError):  # another ran in its place
+                with suppress(RuntimeError):  # its work ran in another thread
                     thread.join()
 
     def _hire(self) -> None:
@@ -238,15 +238,15 @@ class Crew:
             del task
             with self._lock:
                 self._unfinished -= 1
-        self._tasks.put(None)  # for the next one, however many there are
+        self._tasks.put(None)  # ends the next thread, however many there are
 
 
 def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """Yield ``call(item)`` in order, with up to ``workers`` calls ahead of the consumer.
 
-    Results that nobody took yet are bounded by ``workers``; an error surfaces at its
-    item's turn. When the iterator is exhausted or closed, calls that have not begun are
-    dropped, and the threads end with the calls that are under way.
+    At most ``workers`` results wait for the consumer; an error is raised at its item's turn.
+    When the iterator is exhausted or closed, calls that have not begun are dropped, and the
+    threads end with their current calls.
     """
     if workers <= 1:
         yield from map(call, items)
@@ -271,8 +271,8 @@ def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Ite
         # All calls have returned: the threads are idle and end at once.
         crew.dismiss(wait=True)
     finally:
-        # Without waiting: an iterator that was left half-way may be closed by the garbage
-        # collector, in any thread and inside of any lock.
+        # Without waiting: the garbage collector may close an abandoned iterator, in any thread and
+        # while any lock is held.
         for task in ahead:
             task.drop()
         crew.dismiss()

@@ -48,7 +48,7 @@ _memory_lock = threading.Lock()
 
 
 def open_remote(location: Location, options: Mapping[str, str]) -> RemoteBackend:
-    """The backend at a remote location; nothing is contacted but, perhaps, for the bucket's region."""
+    """The backend at a remote location; contacts nothing, except perhaps S3 for the bucket's region."""
     if location.kind == "memory":
         with _memory_lock:
             store = _memory_stores.setdefault(location.container, MemoryStore())
@@ -110,7 +110,7 @@ class RemoteBackend:
             try:
                 return bytes(obstore.get_range(self._store, self._key(path), start=start, length=length))
             except GenericError:
-                # Stores answer a range behind the end with an error of no class of its own.
+                # A range behind the end is an error, but not one with a class of its own.
                 if obstore.head(self._store, self._key(path))["size"] <= start:
                     return b""
                 raise
@@ -148,7 +148,7 @@ class RemoteBackend:
             try:
                 self._call("delete", prefix, lambda: obstore.delete(self._store, keys))
             except FileNotFoundError as error:
-                # Somebody else deletes here too, and this store minds; the rest is still to be done.
+                # Somebody else deletes here too, and this store reports it; the rest is still to be deleted.
                 raise TransientError(f"objects below {prefix!r} vanished while being deleted") from error
         return len(keys)
 
@@ -164,7 +164,7 @@ class RemoteBackend:
         def attempt() -> Iterable[ObjectMeta]:
             return obstore.list(self._store, key or None, chunk_size=_LIST_CHUNK).collect()
 
-        # Whether a prefix means a directory or any name that starts with it differs by store.
+        # Some stores take a prefix for a directory, others for any name that starts with it.
         return [item for item in self._call("list", prefix, attempt) if item["path"].startswith(below)]
 
     def _info(self, item: ObjectMeta) -> ObjectInfo:

@@ -1,8 +1,8 @@
 """Credentials kept out of error texts, logs and reprs.
 
 Other libraries quote what they were given: a URL with its password, a signed query, a header.
-What storage options hold is remembered here, and taken out of every text of theirs that
-becomes one of ours.
+The secrets of storage options are remembered here, and removed from every text of those
+libraries that we show.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from urllib.parse import quote, unquote, urlsplit
 E = TypeVar("E", bound=BaseException)
 
 _HIDDEN = "***"
-# A shorter one would be found in ordinary words.
+# A shorter secret would be found in ordinary words.
 _SHORTEST = 4
-#: Credentials that are renewed every hour do not add up for ever.
+#: Bounds what a process remembers whose credentials are renewed every hour.
 _MOST = 4_096
 
-# What signs a request may stand in a URL that an error quotes.
+# An error may quote a signed URL.
 _SIGNED = re.compile(r"(?i)\b(sig|[a-z_-]*(?:signature|credential|token|password|secret))=[^&\s\"'<>)]+")
 # An Azure container stands where others have a user: abfss://container@account.
 _URL_USER = re.compile(r"(?i)(?<!abfss)(://)[^/\s?#\"'<>]*@")
 
-#: No cache: what it has lost would be shown. The last to be remembered is the last one.
+#: Not a cache: a forgotten secret would be shown. The newest is last.
 _known: dict[str, None] = {}
 _lock = threading.Lock()
 
 
 def remember_secrets(values: Iterable[str]) -> None:
-    """Have every later :func:`scrubbed` take out ``values``, also as they are written in a URL."""
+    """Have every later :func:`scrubbed` remove ``values``, also in the form they have in a URL."""
     spelled = {each for value in values for each in (value, quote(value), quote(value, ""), unquote(value))}
     with _lock:
         for secret in spelled:
@@ -44,7 +44,7 @@ def remember_secrets(values: Iterable[str]) -> None:
 
 
 def remember_password(url: str) -> None:
-    """As :func:`remember_secrets`, for the password in a URL, if there is one."""
+    """Like :func:`remember_secrets`, for the password in a URL, if there is one."""
     try:
         password = urlsplit(url).password if "@" in url else None
     except ValueError:
@@ -67,7 +67,7 @@ def scrubbed(text: str) -> str:
 
 
 def scrub_error(error: E) -> E:
-    """``error`` itself, with credentials taken out of its text and of all that led to it."""
+    """``error`` itself, with credentials removed from its text and from its causes."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -90,5 +90,5 @@ def scrub_error(error: E) -> E:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether native code panicked: a ``BaseException`` of a class that cannot be imported."""
+    """Whether native code panicked: a ``BaseException`` whose class cannot be imported."""
     return type(error).__name__ == "PanicException"

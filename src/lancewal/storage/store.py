@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
-from lancewal.storage.backend import Backend, ObjectInfo, TransientError
+from lancewal.storage.backend import Backend, ObjectInfo, TransientError, retried
 from lancewal.storage.forks import check_process, note_use
 from lancewal.storage.local import LocalBackend
 from lancewal.storage.location import check_path, check_prefix, is_staging_name, parse_location
 from lancewal.storage.options import check_options
 from lancewal.storage.remote import open_remote
-from lancewal.storage.retry import retried
 
 if TYPE_CHECKING:
     import pyarrow as pa
