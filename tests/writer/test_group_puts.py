@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.group_commit import CommitLog, Put, Waiter
 from lancewal.writer.shard_writer import Backpressure
-from lancewal.writer.state import without_frames
+from lancewal.writer.state import WriterState, without_frames
 from tests.faults import FaultyStore, Pause
 from tests.tables import APPEND_ONLY, abandon, ids, open_writer, rows
 
@@ -392,6 +393,32 @@ def test_a_put_was_refused_for_a_failure_that_came_after_its_rows_were_queued(
         assert ids(again.scan()) == [1, 2]
 
 
+@pytest.mark.parametrize("memtable", [True, False], ids=["memtable", "wal only"])
+def test_a_put_that_stands_in_line_when_the_writer_ends_is_not_taken_in(
+    append_only: BaseTable, memtable: bool
+) -> None:
+    """An insert that was cut short may have left half a put in memory: nothing comes on top of it."""
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store, enable_memtable=memtable)
+    told: list[str] = []
+
+    def put() -> None:
+        try:
+            writer.put(rows(1, 1, schema=APPEND_ONLY))
+        except StorageError as error:
+            told.append(str(error))
+
+    second = threading.Thread(target=put, daemon=True)
+    with stalled(writer, store):
+        second.start()
+        wait_until(lambda: bool(writer._log._arrived), "put in line")
+        writer._state.fail(StorageError("cut short"), memory_ahead_of_log=True, ends_log=False)
+    second.join(PATIENCE)
+    assert told == ["cut short"]
+    assert writer._log.pending_batches == 0
+    abandon(writer)
+
+
 def test_a_put_waited_for_the_room_of_one_that_was_refused(append_only: BaseTable) -> None:
     """Nobody said that it had gone: the other one slept until it was time to log that it waits."""
     writer = open_writer(
@@ -414,3 +441,11 @@ def test_a_put_waited_for_the_room_of_one_that_was_refused(append_only: BaseTabl
     waits.join(PATIENCE)
     assert not waits.is_alive()
     abandon(writer)
+
+
+def test_the_first_error_of_a_writer_stays() -> None:
+    state = WriterState(uuid.uuid4(), 1)
+    state.fail(StorageError("first"), memory_ahead_of_log=False, ends_log=True)
+    state.fail(OutcomeUnknownError("second"), memory_ahead_of_log=True, ends_log=True)
+    assert str(state.ended.failure) == str(state.ended.log_failure) == "first"
+    assert state.ended.poisoned
