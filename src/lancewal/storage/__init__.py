@@ -1,7 +1,7 @@
 """Object storage, and the names of what lies there: the only door to bytes."""
 
 from lancewal.storage import layout
-from lancewal.storage.backend import ObjectInfo
+from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo
 from lancewal.storage.cache import CACHE_VARIABLE, Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked
@@ -22,6 +22,7 @@ from lancewal.storage.store import ObjectStore, Observer, PutOutcome, observe_al
 
 __all__ = [
     "CACHE_VARIABLE",
+    "DELETED_AT_ONCE",
     "LOOK_AGAIN_SECONDS",
     "MIN_DELETION_AGE",
     "RECHECK_AFTER",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -22,6 +22,10 @@ class ObjectInfo:
 
 class TransientError(StorageError):
     """The storage failed in a way that may pass; a repetition of the same call is safe."""
+
+
+#: What S3 deletes with one request.
+DELETED_AT_ONCE = 1000
 
 
 class Backend(Protocol):
@@ -57,5 +61,8 @@ class Backend(Protocol):
     def list_staging(self, prefix: str) -> builtins.list[ObjectInfo]: ...
 
     def delete(self, path: str) -> None: ...
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete up to ``DELETED_AT_ONCE`` objects, in any order; after a failure some may be gone."""
 
     def delete_prefix(self, prefix: str) -> int: ...
