@@ -1,6 +1,12 @@
 """One shard on storage: its manifest, its log, and which rows belong to it."""
 
-from lancewal.shard.discovery import discover_manifests, discover_shards, is_retired, read_manifests
+from lancewal.shard.discovery import (
+    discover_manifests,
+    discover_shards,
+    is_retired,
+    listed_shards,
+    read_manifests,
+)
 from lancewal.shard.log import (
     AppendResult,
     WalAppender,
@@ -55,6 +61,7 @@ __all__ = [
     "identity_result_type",
     "is_flushed",
     "is_retired",
+    "listed_shards",
     "missing_positions",
     "read_manifests",
     "retained_positions",
