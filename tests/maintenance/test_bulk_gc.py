@@ -14,7 +14,7 @@ import pytest
 from bench.distant import DistantBackend, distant_store, measured_depth
 from lancewal.errors import StorageError, WalTruncatedError
 from lancewal.maintenance import GcReport, Resource, collect_garbage, verify
-from lancewal.maintenance.garbage import _pointers
+from lancewal.maintenance.directories import _pointers
 from lancewal.publish.publishing import publish
 from lancewal.shard import WalAppender, WalTailer, established_tip
 from lancewal.shard.manifest import ShardManifestStore

@@ -18,7 +18,16 @@ from uuid import UUID
 
 from lancewal.errors import InvalidInputError, LanceWalError, StorageError
 from lancewal.maintenance.commits import crash_point, open_base
-from lancewal.maintenance.garbage import Once, ShardGarbage, ShardState, beside, collect_shard
+from lancewal.maintenance.directories import collect_sstables, dead_directories
+from lancewal.maintenance.garbage import (
+    Once,
+    ShardGarbage,
+    ShardState,
+    beside,
+    collect_manifest_versions,
+    collect_wal_entries,
+    prune_manifest_entries,
+)
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks, content, waits
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
@@ -30,6 +39,7 @@ logger = logging.getLogger(__name__)
 #: Requests under way at a time where each is a network round trip: of many shards, or of one.
 _AT_ONCE = 64
 _USUAL_RETENTION = Retention()
+_IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
 
 
 def collect_garbage(
@@ -84,7 +94,7 @@ def collect_garbage(
         part = GcReport(base.uri, dry_run)
         try:
             shard = ShardGarbage(store, state, needs, unsettled, retention, time_now, clock, part, each_has)
-            collect_shard(shard, wanted)
+            _collect_shard(shard, wanted)
         except Exception as error:
             return part, error
         return part, None
@@ -166,6 +176,22 @@ def _storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
     # By a listing, like all other times: those of single objects may be rounded differently.
     stamps = [info.modified for info in store.list(layout.CLOCK_DIR)]
     return max(stamps, default=datetime.now(UTC))
+
+
+def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
+    """Delete what of these resources is garbage."""
+    if not shard.dry_run:
+        # First, so that a collection which is always killed half way still comes forward.
+        shard.looks.record(shard.store, dead_directories(shard) if wanted & _IN_DIRECTORIES else None)
+    if Resource.MANIFEST_ENTRIES in wanted:
+        prune_manifest_entries(shard)
+    # Before the SSTables: an entry that goes keeps none.
+    if Resource.WAL_ENTRIES in wanted:
+        collect_wal_entries(shard)
+    if wanted & _IN_DIRECTORIES:
+        collect_sstables(shard, wanted)
+    if Resource.MANIFEST_VERSIONS in wanted:
+        collect_manifest_versions(shard)
 
 
 def _collect_staging_files(
