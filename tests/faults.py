@@ -215,6 +215,9 @@ class FaultyStore(ObjectStore):
     def delete(self, path: str) -> None:
         self.faults.run("delete", path, lambda: self.inner.delete(path))
 
+    def delete_many(self, paths: Sequence[str]) -> None:
+        self.faults.run("delete_many", "\n".join(paths), lambda: self.inner.delete_many(paths))
+
     def delete_prefix(self, prefix: str) -> int:
         return self.faults.run("delete_prefix", prefix, lambda: self.inner.delete_prefix(prefix))
 
@@ -229,7 +232,8 @@ class FaultyBackend:
     def __getattr__(self, kind: str) -> Callable[..., Any]:
         method = getattr(self._inner, kind)
 
-        def call(path: str, *args: Any, **kwargs: Any) -> Any:
-            return self.faults.run(kind, path, lambda: method(path, *args, **kwargs))
+        def call(path: str | Sequence[str], *args: Any, **kwargs: Any) -> Any:
+            named = path if isinstance(path, str) else "\n".join(path)
+            return self.faults.run(kind, named, lambda: method(path, *args, **kwargs))
 
         return call

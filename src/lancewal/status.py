@@ -22,7 +22,9 @@ R = TypeVar("R")
 #: Longer tails are not measured entry by entry where each look is a network round trip.
 _MEASURED_ENTRIES = 256
 _SAMPLED_ENTRIES = 64
-_REMOTE_LOOKS = 16
+#: Shards that are looked at at a time where each look is a network round trip, and entries of them all.
+_REMOTE_LOOKS = 64
+_ENTRY_LOOKS = 256
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class IndexState:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A look at a table. Shards are looked at one after the other, so it is no snapshot."""
+    """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot."""
 
     uri: str
     taken_at: datetime
@@ -199,9 +201,11 @@ def _held(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> int:
         return base.compacted_generation(manifest.shard_id)
 
 
-def _for_each(store: ObjectStore, look: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def _for_each(
+    store: ObjectStore, look: Callable[[T], R], items: Iterable[T], at_once: int = _REMOTE_LOOKS
+) -> Iterator[R]:
     """Look at all items, many at a time where each look is a network round trip."""
-    return ordered_map(look, items, 1 if store.is_local else _REMOTE_LOOKS)
+    return ordered_map(look, items, 1 if store.is_local else at_once)
 
 
 def table_status(
@@ -212,7 +216,9 @@ def table_status(
     Ages come from the storage's own time stamps; ``now`` is for tests.
     """
     manifests = discover_manifests(store)
-    tails = list(_for_each(store, partial(_tail, store), manifests))
+    # Each shard looks at entries side by side too.
+    looks = min(_REMOTE_LOOKS, max(1, _ENTRY_LOOKS // max(1, len(manifests))))
+    tails = list(_for_each(store, partial(_tail, store, looks), manifests))
     # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
     base = read_base()
     infos = _infos(store, base, manifests, [tail.tip for tail in tails])
@@ -260,23 +266,23 @@ class _Tail:
     lag: Lag
 
 
-def _tail(store: ObjectStore, manifest: ShardManifest) -> _Tail:
+def _tail(store: ObjectStore, looks: int, manifest: ShardManifest) -> _Tail:
     shard_id = manifest.shard_id
     tip = find_tip(store, shard_id, manifest)
     last = store.head(layout.wal_entry(shard_id, tip - 1)) if tip > layout.FIRST_WAL_POSITION else None
     # Sentinels before the first rows wait for nothing.
     start = first_unflushed(store, manifest, tip)
-    lag = Lag() if start is None else _measured(store, shard_id, range(start, tip))
+    lag = Lag() if start is None else _measured(store, shard_id, range(start, tip), looks)
     return _Tail(tip, last.modified if last else None, lag)
 
 
-def _measured(store: ObjectStore, shard_id: UUID, positions: range) -> Lag:
+def _measured(store: ObjectStore, shard_id: UUID, positions: range, looks: int) -> Lag:
     wanted: range | list[int] = positions
     estimated = not store.is_local and len(positions) > _MEASURED_ENTRIES
     if estimated:
         step = len(positions) / _SAMPLED_ENTRIES
         wanted = [positions[int(place * step)] for place in range(_SAMPLED_ENTRIES)]
-    heads = _for_each(store, lambda position: store.head(layout.wal_entry(shard_id, position)), wanted)
+    heads = _for_each(store, lambda position: store.head(layout.wal_entry(shard_id, position)), wanted, looks)
     # What was collected meanwhile was flushed before.
     found = [info for info in heads if info is not None]
     size = sum(info.size for info in found)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import lancewal.maintenance.gc as context_module
 from lancewal.errors import FencedError
 from lancewal.maintenance import Resource, collect_garbage
-from lancewal.maintenance.needs import Extent, Looks
+from lancewal.maintenance.needs import Extent, Looks, StoredLooks
 from lancewal.publish.publishing import publish
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import MIN_DELETION_AGE, HostClock, boot_time, host_clock
@@ -60,7 +60,7 @@ class World:
 
 
 def looks_of(store: ObjectStore, world: World, host: int, extent: Extent) -> Looks:
-    return Looks.read(store, SHARD, extent, world.clock(host))
+    return Looks(StoredLooks.read(store, SHARD), extent, world.clock(host))
 
 
 hosts = st.integers(0, 10)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import obstore
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -97,6 +98,58 @@ class TestObjects:
         any_store.delete("a/b")
         assert any_store.head("a/b") is None
         assert any_store.put_if_absent("a/b", b"y") is CREATED
+
+    def test_many_are_deleted_and_missing_ones_are_fine(self, any_store: ObjectStore) -> None:
+        for path in ("a/1", "a/2", "b/3", "b/33"):
+            any_store.put(path, b"x")
+        any_store.delete_many(["b/3", "a/2", "a/missing", "no/such"])
+        assert paths(any_store) == ["a/1", "b/33"]
+        any_store.delete_many(["b/3", "a/2"])
+        any_store.delete_many([])
+        with pytest.raises(InvalidInputError):
+            any_store.delete_many(["a/1", "../a"])
+        assert paths(any_store) == ["a/1", "b/33"]
+
+    def test_the_thousands_of_a_long_list_follow_each_other(self, s3_store: ObjectStore) -> None:
+        store, backend, _ = faulty(s3_store._backend)
+        names = [f"w/{number:04}" for number in range(2100)]
+        for name in names:
+            store.put(name, b"")
+        backend.faults.fail("delete_many", nth=3, error=StorageError("refused"))
+        with pytest.raises(StorageError):
+            store.delete_many(names)
+        assert paths(store) == names[2000:]
+        assert [len(call.path.split()) for call in backend.faults.calls if call.kind == "delete_many"] == [
+            1000,
+            1000,
+            100,
+        ]
+
+    def test_a_request_that_was_carried_out_partly_is_made_again(self, memory_store: ObjectStore) -> None:
+        store, backend, _ = faulty(memory_store._backend)
+        names = [f"w/{number}" for number in range(5)]
+        for name in names:
+            store.put(name, b"")
+        backend.faults.before("delete_many", lambda: memory_store.delete_many(names[1:4:2]))
+        backend.faults.fail("delete_many", error=TransientError("some were not deleted"))
+        store.delete_many(names)
+        assert paths(store) == []
+
+    def test_a_store_that_minds_missing_objects_deletes_the_others(
+        self, memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Azure and Google Cloud say that one is missing, and leave those that come after it."""
+        whole = obstore.delete
+
+        def minds(store: object, keys: str | list[str]) -> None:
+            if not isinstance(keys, str):
+                raise FileNotFoundError(keys[0])
+            whole(store, keys)  # type: ignore[arg-type]
+
+        memory_store.put("a/1", b"x")
+        monkeypatch.setattr(obstore, "delete", minds)
+        memory_store.delete_many(["a/0", "a/1"])
+        assert paths(memory_store) == []
 
     def test_delete_prefix_takes_a_directory_and_nothing_beside_it(self, any_store: ObjectStore) -> None:
         for path in ("a/b/1", "a/b/c/d/2", "a/bc", "a/b2/3", "b/4"):
@@ -325,6 +378,7 @@ class TestRetries:
             "list_directories": lambda: store.list_directories(),
             "list_staging": lambda: store.list_staging(),
             "delete": lambda: store.delete("d/y"),
+            "delete_many": lambda: store.delete_many(["d/y", "d/z"]),
             "delete_prefix": lambda: store.delete_prefix("d"),
         }
         for kind, call in calls.items():
@@ -363,6 +417,7 @@ class TestRetries:
             "replace": lambda: store.put("d/x", b"x"),
             "replace_from": lambda: store.put_from("d/x", lambda: iter([b"x"])),
             "delete": lambda: store.delete("d/x"),
+            "delete_many": lambda: store.delete_many(["d/x"]),
             "delete_prefix": lambda: store.delete_prefix("d"),
         }
         for kind, write in writes.items():

@@ -53,7 +53,6 @@ from lancewal.storage import ObjectStore, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
-_REMOTE_READERS = 16
 _SIDECARS = (layout.PK_PAGE_DATA_NAME, layout.PK_PAGE_LOOKUP_NAME, layout.BLOOM_FILTER_NAME)
 _SHARD_DIRECTORIES = ("manifest", "wal")
 
@@ -68,7 +67,9 @@ class ShardCheck:
     manifest: ShardManifest
     marker: int
     deep: bool
-    #: SSTables in the retained manifest versions that were read.
+    #: WAL entries that are read at a time.
+    readers: int
+    #: SSTables that retained versions of the manifest name, as far as they were read.
     once_listed: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -323,9 +324,8 @@ def check_wal(shard: ShardCheck) -> None:
         except WalCorruptError as error:
             return error
 
-    workers = 1 if shard.store.is_local else _REMOTE_READERS
     before: WalEntry | None = None
-    for position, entry in zip(wanted, ordered_map(read, wanted, workers), strict=True):
+    for position, entry in zip(wanted, ordered_map(read, wanted, shard.readers), strict=True):
         _check_wal_entry(shard, position, entry, covered)
         if isinstance(entry, WalEntry) and position > covered:
             if before is not None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -134,7 +135,7 @@ class _Tagged:
 
 @dataclass
 class Needs:
-    """The needs of one table at one moment, ``now`` by the storage's clock."""
+    """The needs of one table at one moment, ``now`` by the storage's clock. Thread-safe."""
 
     base: BaseTable
     store: ObjectStore
@@ -142,6 +143,8 @@ class Needs:
     for_all_versions: bool = False
     _floors: dict[timedelta, Mapping[UUID, int]] = field(default_factory=dict)
     _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
+    #: Held while something is read: all shards need the same, and one of them reads it.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stored_marker(self, shard_id: UUID) -> int:
         """The newest generation that the base table holds and says so; tags do not count here."""
@@ -154,6 +157,12 @@ class Needs:
 
         ``created`` tells when it was written; asked only where a tag makes it matter.
         """
+        with self._lock:
+            return self._reason(shard_id, generation, min_age, created)
+
+    def _reason(
+        self, shard_id: UUID, generation: int, min_age: timedelta, created: Callable[[], datetime | None]
+    ) -> str | None:
         if generation > self._floor(min_age).get(shard_id, 0):
             # Whole days read better without their zero hours.
             age = str(min_age).removesuffix(", 0:00:00")
@@ -297,30 +306,40 @@ class _Look:
             del self.made_by[next(iter(self.made_by))]
 
 
-class Looks:
-    """The looks at one shard, or at the files of none, oldest first. Not thread-safe."""
+@dataclass(frozen=True)
+class StoredLooks:
+    """The record of earlier looks at a shard, as it was stored."""
 
-    def __init__(self, path: str, extent: Extent, clock: HostClock, looks: list[_Look]) -> None:
-        self._path = path
-        self._extent = extent
-        self._clock = clock
-        # A look that saw more than there is now saw another life of the shard, before a restore.
-        self._looks = [look for look in looks if extent.reaches(look.extent)]
-        self._measure()
+    path: str
+    looks: Sequence[_Look] = ()
 
     @classmethod
-    def read(cls, store: ObjectStore, shard_id: UUID | None, extent: Extent, clock: HostClock) -> Looks:
-        """The earlier looks at a shard which has come to ``extent``; ``None``: at what is no shard's."""
+    def read(cls, store: ObjectStore, shard_id: UUID | None) -> StoredLooks:
+        """Those at a shard; ``None``: at what is no shard's."""
         path = f"{layout.LOOKS_DIR}/{'table' if shard_id is None else shard_id}.json"
-        looks: list[_Look] = []
         try:
-            looks = [_parsed(each) for each in json.loads(store.get(path))["looks"]]
+            return cls(path, [_parsed(each) for each in json.loads(store.get(path))["looks"]])
         except FileNotFoundError:
             logger.debug("nobody has looked at %s before", path)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # Nothing goes too early without it.
             logger.warning("%s is damaged and begins anew: %s", path, error)
-        return cls(path, extent, clock, looks)
+        return cls(path)
+
+
+class Looks:
+    """The looks at one shard which has come to ``extent``, or at the files of none, oldest first.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, stored: StoredLooks, extent: Extent, clock: HostClock) -> None:
+        self._path = stored.path
+        self._extent = extent
+        self._clock = clock
+        # A look that saw more than there is now saw another life of the shard, before a restore.
+        self._looks = [look for look in stored.looks if extent.reaches(look.extent)]
+        self._measure()
 
     def record(self, store: ObjectStore, names: Mapping[str, str] | None) -> None:
         """Add a look to the record: what is there now, and has been seen before this call.

@@ -27,12 +27,18 @@ from lancewal.maintenance.reports import Finding, Kind, Severity, VerifyReport
 from lancewal.reader import TableReader
 from lancewal.shard import ShardManifestStore, ShardRouter, discover_manifests, is_retired
 from lancewal.sstable import copy_of
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectStore, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
 #: How often a shard that changes during its check is checked again; then its findings are reported.
 _ATTEMPTS = 3
+#: Shards that are checked side by side where each request is a network round trip. A deep check holds the
+#: keys of its shard in memory.
+_SHARDS_AT_ONCE = 32
+_DEEP_SHARDS_AT_ONCE = 4
+#: WAL entries that all of them together read at a time.
+_READERS = 64
 
 
 def verify(
@@ -53,8 +59,18 @@ def verify(
     present = _shard_directories(store, report, wanted)
     if wanted is not None and (absent := wanted - set(present)):
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(absent)))} in {store.uri}")
-    for shard_id in present:
-        _verify_shard(store, shard_id, deep, report)
+    at_once = _DEEP_SHARDS_AT_ONCE if deep else _SHARDS_AT_ONCE
+    workers = 1 if store.is_local else max(1, min(len(present), at_once))
+    readers = 1 if store.is_local else min(16, _READERS // workers)
+
+    def check(shard_id: UUID) -> VerifyReport:
+        part = VerifyReport(store.uri)
+        _verify_shard(store, shard_id, deep, readers, part)
+        return part
+
+    for shard_id, part in zip(present, ordered_map(check, present, workers), strict=True):
+        report.checked.update(part.checked)
+        report.findings += part.findings
         if progress is not None:
             progress(shard_id)
     if wanted is None:
@@ -80,14 +96,14 @@ def _shard_directories(store: ObjectStore, report: VerifyReport, wanted: set[UUI
     return found
 
 
-def _verify_shard(store: ObjectStore, shard_id: UUID, deep: bool, report: VerifyReport) -> None:
+def _verify_shard(store: ObjectStore, shard_id: UUID, deep: bool, readers: int, report: VerifyReport) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         before = _manifest(store, shard_id)
         if isinstance(before, Finding):
             report.findings.append(before)
             return
         # After the manifest, as readers do.
-        shard = ShardCheck(store, open_base(store), shard_id, before, 0, deep)
+        shard = ShardCheck(store, open_base(store), shard_id, before, 0, deep, readers)
         check_lineage(shard)
         check_manifests(shard)
         check_wal(shard)
@@ -169,7 +185,10 @@ def _check_shards(base: BaseTable, store: ObjectStore, report: VerifyReport) -> 
 
 def _check_keys(store: ObjectStore, report: VerifyReport) -> None:
     shards = TableReader(store, live_writers=False).snapshot().shards
-    keys = [KeySet.union(source.keys() for source in shard.sources) for shard in shards]
+    workers = 1 if store.is_local else _SHARDS_AT_ONCE
+    keys = list(
+        ordered_map(lambda shard: KeySet.union(source.keys() for source in shard.sources), shards, workers)
+    )
     for pair in shared_keys(keys):
         one, other = shards[pair.first].shard_id, shards[pair.second].shard_id
         text = (

@@ -16,7 +16,7 @@ from lancewal.storage import ObjectStore, layout, ordered_map
 logger = logging.getLogger(__name__)
 
 #: Manifests read at a time where each read is a network round trip.
-_REMOTE_READERS = 16
+_REMOTE_READERS = 64
 
 
 def discover_shards(store: ObjectStore) -> list[UUID]:

@@ -1,7 +1,7 @@
 """Object storage, and the names of what lies there: the only door to bytes."""
 
 from lancewal.storage import layout
-from lancewal.storage.backend import ObjectInfo
+from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo
 from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked
@@ -20,6 +20,7 @@ from lancewal.storage.secrets import is_panic, remember_password, scrub_error, s
 from lancewal.storage.store import ObjectStore, PutOutcome, observe_all
 
 __all__ = [
+    "DELETED_AT_ONCE",
     "LOOK_AGAIN_SECONDS",
     "MIN_DELETION_AGE",
     "RECHECK_AFTER",

@@ -9,7 +9,7 @@ import builtins
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -34,6 +34,10 @@ class ObjectInfo:
 
 class TransientError(StorageError):
     """The storage failed in a way that may pass; repeating the call is safe."""
+
+
+#: What S3 deletes with one request.
+DELETED_AT_ONCE = 1000
 
 
 class Backend(Protocol):
@@ -69,6 +73,9 @@ class Backend(Protocol):
     def list_staging(self, prefix: str) -> builtins.list[ObjectInfo]: ...
 
     def delete(self, path: str) -> None: ...
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete up to ``DELETED_AT_ONCE`` objects, in any order; after a failure some may be gone."""
 
     def delete_prefix(self, prefix: str) -> int: ...
 

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
@@ -164,6 +164,10 @@ class LocalBackend:
             return
         except OSError as error:
             raise _failure("delete", self.full_path(path), error) from error
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def delete_prefix(self, prefix: str) -> int:
         above, _, name = prefix.rpartition("/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -141,6 +141,15 @@ class RemoteBackend:
             self._call("delete", path, lambda: obstore.delete(self._store, self._key(path)))
         except FileNotFoundError:
             return
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        keys = [self._key(path) for path in paths]
+        try:
+            self._call("delete", paths[0], lambda: obstore.delete(self._store, keys))
+        except FileNotFoundError:
+            # This store minds that some are missing, and has left others that are not.
+            for path in paths:
+                self.delete(path)
 
     def delete_prefix(self, prefix: str) -> int:
         keys = [item["path"] for item in self._items(prefix)]

@@ -1,0 +1,383 @@
+"""The garbage of one shard: what it has, what of it goes, and in which order.
+
+Every step leaves a state that is whole, also where a store carries out a part of it only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property, partial
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from lancewal.errors import DifferentHistoryError
+from lancewal.format import ShardManifest, SsTableEntry
+from lancewal.maintenance.commits import crash_point
+from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks
+from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
+from lancewal.publish import Unsettled
+from lancewal.shard import ShardManifestStore
+from lancewal.sstable import copy_of, held_generation
+from lancewal.storage import (
+    DELETED_AT_ONCE,
+    HostClock,
+    ObjectInfo,
+    ObjectStore,
+    Shelf,
+    Task,
+    in_thread,
+    layout,
+    ordered_map,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Versions of a manifest that are read before it is known that they are needed.
+_VERSIONS_AHEAD = 8
+#: Versions of a manifest that go with one request; more would not be safe.
+_VERSIONS_AT_ONCE = 2
+
+#: By store and version of a manifest: the SSTables that it names, with their generations.
+_named: Shelf[Hashable, Mapping[str, int]] = Shelf()
+
+
+def beside(store: ObjectStore, call: Callable[[], T]) -> Task[T]:
+    """A call that goes on while this thread does something else; made at once where nothing is far away."""
+    if not store.is_local:
+        return in_thread(call, "lancewal-io")
+    task = Task(call)
+    task.run()
+    return task
+
+
+class Once(Generic[T]):
+    """What several shards need and the first of them that does reads; the others wait for it."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._value: T | None = None
+
+    def get(self) -> T:
+        with self._lock:
+            if self._value is None:
+                self._value = self._read()
+            return self._value
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """A shard as one listing and the newest manifest in it tell; ``manifest`` is ``None`` without one.
+
+    The listing comes first. What is written between the two is in neither, or may be named by the
+    manifest only: nobody takes it for garbage.
+    """
+
+    shard_id: UUID
+    infos: Sequence[ObjectInfo]
+    manifest: ShardManifest | None
+    looks: StoredLooks
+
+    @classmethod
+    def read(cls, store: ObjectStore, shard_id: UUID) -> ShardState:
+        looks = beside(store, partial(StoredLooks.read, store, shard_id))
+        infos = store.list(layout.shard_dir(shard_id))
+        if any(info.path == layout.wal_dir(shard_id) for info in infos):
+            # A symbolic link in its place, which nobody follows: this says so.
+            store.list(layout.wal_dir(shard_id))
+        versions = _numbered(_below(infos, layout.manifest_dir(shard_id)), layout.parse_manifest_name)
+        manifests = ShardManifestStore(store, shard_id)
+        try:
+            manifest = manifests.read_version(max(versions)) if versions else manifests.read_latest()
+        except FileNotFoundError:
+            # Superseded and collected since.
+            manifest = manifests.read_latest()
+        return cls(shard_id, infos, manifest, looks.result())
+
+
+def _below(infos: Sequence[ObjectInfo], directory: str) -> list[ObjectInfo]:
+    """What lies in ``directory``, or stands in its place: a symbolic link."""
+    return [info for info in infos if info.path == directory or info.path.startswith(f"{directory}/")]
+
+
+@dataclass
+class ShardGarbage:
+    """One shard during one collection: what all its collectors look at."""
+
+    store: ObjectStore
+    state: ShardState
+    needs: Needs
+    unsettled: Once[Unsettled]
+    retention: Retention
+    now: datetime
+    clock: HostClock
+    report: GcReport
+    #: Requests that this shard may have under way at a time.
+    workers: int
+    #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
+    pruned: dict[str, int] = field(default_factory=dict)
+    #: WAL positions that this collection deleted, or would delete.
+    deleted_positions: set[int] = field(default_factory=set)
+    _once_listed: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.state.manifest is not None
+        self.manifest: ShardManifest = self.state.manifest
+        self.shard_id = self.manifest.shard_id
+        self.dry_run = self.report.dry_run
+        self.manifests = ShardManifestStore(self.store, self.shard_id)
+        covered = self.manifest.replay_after_wal_entry_position
+        extent = Extent(covered, self.manifest.version, self.needs.stored_marker(self.shard_id))
+        self.looks = Looks(self.state.looks, extent, self.clock)
+
+    @cached_property
+    def marker(self) -> int:
+        """The newest generation of this shard that the base table holds; 0 while that is in doubt.
+
+        Never above the stored marker: what only a tag says is taken for waiting. A copy's markers are
+        not about the copy's generations: those stay.
+        """
+        marker = self.needs.stored_marker(self.shard_id)
+        try:
+            return min(marker, held_generation(self.needs.base, self.store, self.manifest)) if marker else 0
+        except DifferentHistoryError as error:
+            logger.warning("nothing of the shard counts as compacted: %s", error)
+            return 0
+
+    @cached_property
+    def wal_infos(self) -> dict[int, ObjectInfo]:
+        """The WAL's entries by position, ascending."""
+        return _numbered(_below(self.state.infos, layout.wal_dir(self.shard_id)), layout.parse_wal_name)
+
+    @cached_property
+    def manifest_infos(self) -> dict[int, ObjectInfo]:
+        """The versions of the manifest, ascending; that of this collection's own pruning is not in it."""
+        infos = _below(self.state.infos, layout.manifest_dir(self.shard_id))
+        return _numbered(infos, layout.parse_manifest_name)
+
+    @cached_property
+    def _by_directory(self) -> dict[str, list[ObjectInfo]]:
+        """The shard's files by the directory that they are in; a symbolic link is its own directory."""
+        shard = layout.shard_dir(self.shard_id)
+        # On local disks empty ones too; remote stores have none.
+        present = self.store.list_directories(shard) if self.store.is_local else []
+        found: dict[str, list[ObjectInfo]] = {name: [] for name in present}
+        for info in self.state.infos:
+            name, below, _ = info.path[len(shard) + 1 :].partition("/")
+            if below or name in found:
+                found.setdefault(name, []).append(info)
+        return dict(sorted(found.items()))
+
+    def files(self, directory_name: str) -> Sequence[ObjectInfo]:
+        """What one of the shard's directories holds; of a link, the link."""
+        return self._by_directory.get(directory_name, [])
+
+    def first_written(self, directory_name: str) -> datetime | None:
+        """When the first file of an SSTable was written; ``None`` when there is none."""
+        return min((info.modified for info in self.files(directory_name)), default=None)
+
+    def unlisted(self) -> list[str]:
+        """The directories of SSTables that the manifest does not name."""
+        listed = {entry.path for entry in self.manifest.sstables} - self.pruned.keys()
+        return [
+            name
+            for name in self._by_directory
+            if name not in listed and layout.parse_sstable_name(name) is not None
+        ]
+
+    def once_generation(self, name: str) -> int | None:
+        """The generation under which the manifest once named an SSTable, as far as its versions tell.
+
+        Newest version first, and only as many as it takes. A version never changes: what it names is kept.
+        """
+        known = self._once_listed
+        known.update(self.pruned)
+        while name not in known and self._unread_versions:
+            ahead = min(self.workers, _VERSIONS_AHEAD)
+            some = [self._unread_versions.pop() for _ in range(min(ahead, len(self._unread_versions)))]
+            for named in ordered_map(self._named_by, some, ahead):
+                # The newest version that names it counts.
+                known |= {path: generation for path, generation in named.items() if path not in known}
+        return known.get(name)
+
+    def _named_by(self, version: int) -> Mapping[str, int]:
+        info = self.manifest_infos[version]
+
+        def read() -> Mapping[str, int]:
+            try:
+                manifest = self.manifests.read_version(version)
+            except FileNotFoundError:
+                return {}
+            return {entry.path: entry.generation for entry in manifest.sstables}
+
+        return _named.get_or_make((self.store.identity, info), read, lambda named: 200 * len(named))
+
+    @cached_property
+    def _unread_versions(self) -> list[int]:
+        return list(self.manifest_infos)
+
+    def is_old(self, modified: datetime, age: timedelta) -> bool:
+        """By its stamp; that alone is not enough for anything to go (see ``looks``)."""
+        return self.now - modified >= age
+
+    def needed(self, generation: int, age: timedelta, path: str) -> str | None:
+        """Why the SSTable of a compacted generation has to stay; ``None`` when it need not."""
+        created = partial(self.first_written, path)
+        reason = self.needs.reason(self.shard_id, generation, age, created)
+        return reason or self.looks.unseen("compacted", generation, age)
+
+    def collected(self, resource: Resource, name: str, num_bytes: int = 0) -> None:
+        self.report.collected.append(Collected(resource, self.shard_id, name, num_bytes))
+
+    def kept(self, resource: Resource, name: str, reason: str) -> None:
+        self.report.kept.append(Kept(resource, self.shard_id, name, reason))
+
+
+def _numbered(infos: Sequence[ObjectInfo], parse: Callable[[str], int | None]) -> dict[int, ObjectInfo]:
+    """Objects by the number in their names, ascending; others are left out."""
+    numbers = ((parse(info.path.rsplit("/", 1)[-1]), info) for info in infos)
+    found = {number: info for number, info in numbers if number is not None}
+    return dict(sorted(found.items()))
+
+
+def prune_manifest_entries(shard: ShardGarbage) -> None:
+    """Prune what the base table holds; at the writer's own epoch, which stays as it is."""
+    prunable = [
+        entry
+        for entry in shard.manifest.sstables
+        if entry.generation <= shard.marker and not _entry_stays(shard, entry)
+    ]
+    if not prunable:
+        return
+    shard.pruned = {entry.path: entry.generation for entry in prunable}
+    if not shard.dry_run:
+        # A job that is run again finds its earlier run by these entries.
+        shard.unsettled.get().preserve(shard.shard_id, sstables=shard.pruned.keys())
+        gone = {(entry.generation, entry.path) for entry in prunable}
+
+        def without(manifest: ShardManifest) -> ShardManifest:
+            rest = tuple(e for e in manifest.sstables if (e.generation, e.path) not in gone)
+            return manifest if len(rest) == len(manifest.sstables) else replace(manifest, sstables=rest)
+
+        shard.manifest = shard.manifests.commit_update(None, without)
+        crash_point("collect: manifest entries are pruned")
+    for path in shard.pruned:
+        shard.report.collected.append(Collected(Resource.MANIFEST_ENTRIES, shard.shard_id, path))
+
+
+def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
+    copy = copy_of(shard.store)
+    if copy is not None and entry.generation <= copy.markers.get(shard.shard_id, 0):
+        reason: str | None = "the table is a copy, and the marker that came along is not about it"
+    else:
+        reason = shard.needed(entry.generation, shard.retention.manifest_entries, entry.path)
+    if reason is not None:
+        shard.kept(Resource.MANIFEST_ENTRIES, entry.path, reason)
+    return reason is not None
+
+
+def collect_manifest_versions(shard: ShardGarbage) -> None:
+    """Old versions of the shard's manifest, two at a time, in ascending order.
+
+    Whoever knows an older version and probes for the next one takes a version whose successor is
+    missing for the newest, and would claim the shard again from there. A bulk request may be carried
+    out partly, in any order. Of two versions it can leave the lower one alone: that one is not
+    built upon, because the version below it is gone (``lancewal.shard.manifest``). Of three it could
+    leave two with a gap above them. Lance's own writers go by the hint without looking below it, so
+    the hint has to lie above all that goes.
+    """
+    infos = shard.manifest_infos
+    # Pruning writes a version of its own; a dry run tells of what that would leave.
+    superseded = list(infos) if shard.pruned else list(infos)[:-1]
+    age = shard.retention.manifest_versions
+    doomed = []
+    for version in superseded:
+        if not shard.is_old(infos[version].modified, age):
+            break
+        if reason := shard.looks.unseen("version", version, age):
+            shard.kept(Resource.MANIFEST_VERSIONS, f"manifest/{version}", reason)
+            break
+        doomed.append(version)
+    if doomed and not shard.dry_run and (shard.manifests.read_hint() or 0) <= doomed[-1]:
+        shard.manifests.repair_hint()
+    for start in range(0, len(doomed), _VERSIONS_AT_ONCE):
+        some = doomed[start : start + _VERSIONS_AT_ONCE]
+        if not shard.dry_run:
+            shard.store.delete_many([infos[version].path for version in some])
+            crash_point("collect: an old manifest is deleted")
+        for version in some:
+            shard.collected(Resource.MANIFEST_VERSIONS, f"manifest/{version}", infos[version].size)
+
+
+def collect_wal_entries(shard: ShardGarbage) -> None:
+    """WAL entries whose rows are in SSTables, in ascending steps of many entries.
+
+    The last entry always stays, covered or not: Lance's own writers look there for the end of the
+    WAL, and would begin again at position 1, with their fence where no other writer meets it.
+
+    A step may be carried out partly, in any order, so it may leave a hole with entries below it.
+    Nobody takes that hole for the end of the WAL:
+
+    - ours look for the end above the replay cursor, and every entry that goes lies at or below it;
+    - Lance's writers begin at the position that the newest manifest saw last, go up to the first one
+      that is missing, and list where their first one is missing already. A flush, ours or Lance's,
+      sets that position to the cursor or above. Where somebody set the cursor alone, it may lie among
+      what goes: then a step ends there, and the next one begins when it is gone;
+    - a follower that is so far behind reads up to the hole and hears ``WalTruncatedError``, as it
+      would with all of them gone;
+    - the next collection takes what is left below the hole, as it does with a stalled writer's entry.
+    """
+    doomed = _doomed_positions(shard)
+    if not doomed:
+        return
+    if not shard.dry_run:
+        # A job that is run again finds its earlier run by these entries. Read after the listing.
+        shard.unsettled.get().preserve(shard.shard_id, positions=range(doomed[0], doomed[-1] + 1))
+    for some in _steps(doomed, shard.manifest.wal_entry_position_last_seen):
+        if not shard.dry_run:
+            shard.store.delete_many([shard.wal_infos[position].path for position in some])
+            crash_point("collect: a WAL entry is deleted")
+        for position in some:
+            shard.deleted_positions.add(position)
+            shard.collected(Resource.WAL_ENTRIES, f"wal/{position}", shard.wal_infos[position].size)
+
+
+def _steps(positions: Sequence[int], last_seen: int) -> Iterator[Sequence[int]]:
+    """``positions``, which ascend, as many at a time as one request deletes; ``last_seen`` ends a step.
+
+    >>> list(_steps([1, 2, 3, 5], last_seen=2))
+    [[1, 2], [3, 5]]
+    """
+    end = bisect_right(positions, last_seen)
+    for part in (positions[:end], positions[end:]):
+        for start in range(0, len(part), DELETED_AT_ONCE):
+            yield part[start : start + DELETED_AT_ONCE]
+
+
+def _doomed_positions(shard: ShardGarbage) -> list[int]:
+    """Covered positions that are old enough, ascending, without the last entry of the WAL."""
+    infos = shard.wal_infos
+    last_run = max(infos, default=0)
+    while last_run - 1 in infos:
+        last_run -= 1
+    doomed = []
+    age = shard.retention.wal_entries
+    for position in list(infos)[:-1]:
+        if position > shard.manifest.replay_after_wal_entry_position:
+            break
+        if shard.is_old(infos[position].modified, age):
+            if reason := shard.looks.unseen("covered", position, age):
+                shard.kept(Resource.WAL_ENTRIES, f"wal/{position}", reason)
+                break
+            doomed.append(position)
+        elif position >= last_run:
+            break
+        # Below the last run lies what a stalled writer dropped into an emptied slot.
+    return doomed
