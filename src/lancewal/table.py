@@ -109,6 +109,7 @@ class Table:
 
     @property
     def uri(self) -> str:
+        """Where the table lies."""
         return self._store.uri
 
     @property

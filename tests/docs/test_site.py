@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import lancewal
 import lancewal.spark
@@ -84,3 +86,14 @@ def test_docstrings_become_markdown() -> None:
         module.markdown("One.\n\n.. code-block:: python\n\n    flush()\n")
         == "One.\n\n```python\nflush()\n```"
     )
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    kinds = (property, classmethod, staticmethod, FunctionType)
+    silent = [
+        f"{name}.{member}"
+        for name in lancewal.__all__
+        for member, found in getattr(getattr(lancewal, name), "__dict__", {}).items()
+        if isinstance(found, kinds) and not member.startswith("_") and not inspect.getdoc(found)
+    ]
+    assert silent == []

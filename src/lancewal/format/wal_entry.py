@@ -62,6 +62,7 @@ class WalEntry:
 
     @property
     def num_rows(self) -> int:
+        """Rows of all batches, tombstones included."""
         return sum(batch.num_rows for batch in self.batches)
 
     def rows(self, schema: TableSchema) -> list[pa.RecordBatch]:

@@ -54,6 +54,7 @@ class WalTailer:
 
     @property
     def shard_id(self) -> UUID:
+        """The shard whose log is read."""
         return self._shard_id
 
     def read_entry(self, position: int) -> WalEntry | None:

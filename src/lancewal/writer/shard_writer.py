@@ -196,6 +196,7 @@ class ShardWriter:
 
     @property
     def closed(self) -> bool:
+        """Whether :meth:`close` was called; puts are refused from then on."""
         return self._state.closed
 
     @property
@@ -285,14 +286,17 @@ class ShardWriter:
         return self._mode.memtables()
 
     def memtable_stats(self) -> MemTableStats:
+        """What the active MemTable holds, and how much waits frozen behind it."""
         check_process()
         return self._mode.memtable_stats()
 
     def wal_stats(self) -> WalStats:
+        """Where the next WAL entry goes, and what is not in the WAL yet."""
         check_process()
         return WalStats(self._appender.next_position_hint, self._log.pending_batches, self._log.pending_bytes)
 
     def stats(self) -> WriteStatsSnapshot:
+        """The writer's counters at this moment."""
         check_process()
         return self._stats.snapshot()
 
