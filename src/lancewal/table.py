@@ -37,7 +37,7 @@ from lancewal.maintenance import (
     verify,
 )
 from lancewal.reader import LookupResult, Scan, TableReader
-from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
+from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
 from lancewal.writer import (
@@ -375,14 +375,15 @@ class Table:
 
         def flush(shard_id: UUID) -> None:
             try:
-                # Only now: while others were flushed, its writer may have flushed by itself.
-                manifest = ShardManifestStore(self._store, shard_id).read_latest()
-                if manifest is not None:
-                    flush_shard(base, manifest, store, config)
+                # Again: while others were flushed, its writer may have flushed by itself.
+                manifest = ShardManifestStore(self._store, shard_id).require_latest()
+                flush_shard(base, manifest, store, config)
             except LanceWalError as error:
                 failed[shard_id] = error
 
-        list(ordered_map(flush, listed_shards(self._store), _CONCURRENT_FLUSHES))
+        # Damage to any manifest is told before anything is flushed.
+        shard_ids = [manifest.shard_id for manifest in discover_manifests(self._store)]
+        list(ordered_map(flush, shard_ids, _CONCURRENT_FLUSHES))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 

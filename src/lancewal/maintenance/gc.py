@@ -105,8 +105,8 @@ def collect_garbage(
         report.collected += part.collected
         report.kept += part.kept
         if error is not None:
-            logger.warning("garbage collection of shard %s failed: %s", state.shard_id, error)
             failures.append(error)
+            logger.info("garbage collection of shard %s failed: %s", state.shard_id, error)
     if failures:
         # The other shards are done: what is wrong with one of them lets none of them grow.
         raise failures[0]
