@@ -241,10 +241,19 @@ class Crew:
         self._tasks.put(None)  # ends the next thread, however many there are
 
 
-def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def ordered_map(
+    call: Callable[[T], R],
+    items: Iterable[T],
+    workers: int,
+    *,
+    first: int | None = None,
+    ahead_after: Callable[[R], int] | None = None,
+) -> Iterator[R]:
     """Yield ``call(item)`` in order, with up to ``workers`` calls ahead of the consumer.
 
-    At most ``workers`` results wait for the consumer; an error is raised at its item's turn.
+    At most ``workers`` results wait for the consumer; an error is raised at its item's turn. Where
+    results differ in size, ``ahead_after`` says with each of them how many calls may be ahead from then on
+    (up to ``workers``), and ``first`` how many before.
     When the iterator is exhausted or closed, calls that have not begun are dropped, and the
     threads end with their current calls.
     """
@@ -262,11 +271,14 @@ def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Ite
             crew.take(task)
 
     try:
-        ask(workers)
+        limit = min(workers, first or workers)
+        ask(limit)
         while ahead:
             result = ahead[0].result()
             ahead.popleft()
-            ask(1)
+            if ahead_after is not None:
+                limit = min(workers, ahead_after(result))
+            ask(max(0, limit - len(ahead)))
             yield result
         # All calls have returned: the threads are idle and end at once.
         crew.dismiss(wait=True)

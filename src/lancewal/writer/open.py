@@ -27,7 +27,7 @@ from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, a
 logger = logging.getLogger(__name__)
 
 #: Entries fetched ahead of the one being replayed, on a remote store.
-REPLAY_READ_AHEAD = 16
+REPLAY_READ_AHEAD = 96
 #: Writers that are gone keep their statistics until so many of them are added up.
 _FOLD_AFTER = 64
 
