@@ -154,6 +154,19 @@ class BaseTable:
         return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
 
     @cached_property
+    def indexed_fragments(self) -> frozenset[int]:
+        """The fragments that a BTree on the key covers; none where the key has several columns."""
+        if len(self.schema.primary_key) != 1:
+            return frozenset()
+        key = self.schema.field_ids[self.schema.primary_key[0]]
+        names = {
+            index.name
+            for index in self.manifest.indexes
+            if index.field_ids == (key,) and "BTree" in index.details_type
+        }
+        return max((self.manifest.covered_fragments(name) for name in names), key=len, default=frozenset())
+
+    @cached_property
     def _held(self) -> Mapping[UUID, int]:
         return appended_generations(self)
 
