@@ -131,10 +131,6 @@ def test_keys_are_not_kept_beyond_the_budget(
     read_bytes(source, [3, 500])
 
 
-def text(number: int) -> str:
-    return f"key {number}" * (number % 3)
-
-
 KEYS: dict[str, tuple[list[pa.Field], Callable[[int], tuple[Any, ...]]]] = {
     "number": ([pa.field("id", pa.int32(), False, KEY)], lambda n: (n - 20,)),
     "text": ([pa.field("id", pa.string(), False, KEY)], lambda n: (f"{n}",)),
@@ -183,14 +179,16 @@ def test_whatever_was_committed_a_lookup_finds_what_a_scan_does(
         lambda: dataset.optimize.optimize_indices(),
         lambda: dataset.optimize.compact_files(),
     ]
-    asked = pa.Table.from_pylist([dict(zip(names, key_of(n), strict=True)) for n in range(80)])
+    # Not all that are there: a word may stand for one that is asked for and one that is not.
+    numbers = range(0, 80, 2)
+    asked = pa.Table.from_pylist([dict(zip(names, key_of(n), strict=True)) for n in numbers])
     probe = KeyProbe([asked[name].cast(schema.field(name).type).combine_chunks() for name in names])
     for _ in range(14):
         chance.choice(steps)()
         source = BaseSource(BaseTable.open(uri))
         found = source.look_up(probe, ["value", *names])
         there = lance.dataset(uri).to_table().to_pylist()
-        wanted = {key_of(n): n for n in range(80)}
+        wanted = {key_of(n): place for place, n in enumerate(numbers)}
         expected = {
             (wanted[key], row["value"])
             for row in there
