@@ -10,8 +10,9 @@
    as new as the SSTables they came from: the next compactor replaces or deletes them. Keys
    that were deleted without a marker are hidden by the SSTables' tombstones anyway.
 4. A few deleted keys go with the rows, as a condition. Such a condition takes two kilobytes of
-   memory for each key, so many keys go by themselves: as the source of a merge that deletes
-   what it matches, in parts as large as those of rows.
+   memory for each key, and Lance reads the whole key column for it. So many keys, or any where the base
+   is large and has a BTree, go by themselves: as the source of a merge that deletes what it
+   matches, in parts as large as those of rows.
 
 The rows of a commit are the newest of their keys, found in two passes (:func:`newest_rows`). The first reads
 only keys, newest generation first, and notes which rows no newer generation replaces; it keeps keys in
@@ -36,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, fence_id, row_count
+from lancewal.base import BaseTable, fence_id
 from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, key_values, superseded
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
@@ -63,9 +64,6 @@ _REMOTE_READERS = 4
 #: Rows are read in batches of about this size.
 _BATCH_BYTES = 16 << 20
 _MOST_ROWS = 8192
-#: Where the base has so many times the rows of the source, an index on the key is faster than
-#: reading the key column once.
-_INDEX_PAYS_FROM = 500
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
 #: Deleted keys that go with rows as a condition. More of them take longer than a commit of their own.
@@ -163,6 +161,9 @@ class KeyedCompaction:
                 yield _Part(source, deletes=True, is_last=is_last)
             return
         listed = rows.num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
+        if rows.num_dead and base.key_index_pays(rows.num_dead + rows.num_rows, replaces=True):
+            # A condition makes Lance read the whole key column: going by the BTree is worth a commit.
+            listed = False
         if not listed:
             for source, _ in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
                 yield _Part(source, deletes=True)
@@ -170,7 +171,7 @@ class KeyedCompaction:
             yield _Part(source, dead=rows.dead if listed and is_last else (), is_last=is_last)
 
     def _commit(self, base: BaseTable, part: _Part, markers: Mapping[UUID, int]) -> dict[str, int]:
-        if not part.deletes and not part.dead and _index_pays(base, part.source):
+        if _index_pays(base, part):
             try:
                 # Lance counts the memory of a slice as that of the array it was cut from.
                 combined = replace(part, source=part.source.combine_chunks())
@@ -247,12 +248,10 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _index_pays(base: BaseTable, source: pa.Table) -> bool:
-    if len(base.schema.primary_key) != 1 or source.nbytes > _INDEXED_BYTES:
+def _index_pays(base: BaseTable, part: _Part) -> bool:
+    if part.dead or part.source.nbytes > _INDEXED_BYTES:
         return False
-    key_id = base.schema.field_ids[base.schema.primary_key[0]]
-    indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
-    return indexed and row_count(base.dataset) > _INDEX_PAYS_FROM * source.num_rows
+    return base.key_index_pays(part.source.num_rows, replaces=not part.deletes)
 
 
 @dataclass(frozen=True)

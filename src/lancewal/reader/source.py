@@ -165,6 +165,11 @@ class Found(NamedTuple):
     numbers: Rows
 
     @classmethod
+    def nothing(cls) -> Found:
+        """None of the keys."""
+        return _NOTHING
+
+    @classmethod
     def at(cls, positions: Rows, take: Callable[[Rows], tuple[pa.Table, Mask]]) -> Found:
         """The rows at ``positions``, one for each key, ``ABSENT`` for a key that is not here.
 
