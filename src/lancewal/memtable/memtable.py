@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
 from lancewal.format import (
     TOMBSTONE,
@@ -268,8 +269,6 @@ class MemTable:
         self._measure_at = 0
         self._batches: list[pa.RecordBatch] = []
         self._row_bytes = 0
-        self._visible_batches = 0
-        self._durable_batches = 0
         #: The last WAL position that holds rows of this MemTable; 0 before the first.
         self.covered_wal_position = 0
         self.index_seconds = 0.0
@@ -288,18 +287,15 @@ class MemTable:
         return self.first_position + len(self._batches)
 
     @property
-    def durable_batches(self) -> int:
-        return self._durable_batches
-
-    @property
     def estimated_size(self) -> int:
         """Bytes held: rows, bookkeeping and indexes; 0 without rows, since no flush would free them."""
         if not self._batches:
             return 0
-        if self.row_count >= self._measure_at:
+        rows = self._starts[-1]
+        if rows >= self._measure_at:
             self._index_bytes = self.indexes.memory_bytes
-            # Every put asks twice, and a few rows change little.
-            self._measure_at = self.row_count + max(self.row_count, _SMALL_ROWS) // 64
+            # Every put asks several times, and a few rows change little.
+            self._measure_at = rows + max(rows, _SMALL_ROWS) // 64
         return self._row_bytes + self._index_bytes
 
     @property
@@ -311,19 +307,23 @@ class MemTable:
         """All batches, visible or not, for the flush; do not change."""
         return self._batches
 
-    def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> range:
-        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``; returns their writer-wide positions.
+    def takes(self, rows: int, batches: int, limits: ShardWriterConfig) -> bool:
+        """Whether so many more can be inserted without going beyond a limit; an empty MemTable takes any."""
+        count = len(self._batches)
+        return not count or (
+            self.estimated_size < limits.max_memtable_size
+            and self._starts[-1] + rows <= limits.max_memtable_rows
+            and count + batches <= limits.max_memtable_batches
+        )
 
-        They stay invisible until :meth:`show` or :meth:`note_durable` says otherwise.
-        """
-        start = self.end_position
+    def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> None:
+        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``."""
         for batch in batches:
             self._batches.append(batch)
             self._starts.append(self._starts[-1] + batch.num_rows)
         self._row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
         if self._index_on_insert:
             self.update_indexes()
-        return range(start, self.end_position)
 
     def update_indexes(self, max_rows: int | None = None) -> int:
         """Index what is not indexed yet (whole batches, at least one, up to ``max_rows``).
@@ -359,21 +359,10 @@ class MemTable:
     def unindexed_rows(self) -> int:
         return 0 if self._index_failed or not self.indexes.specs else self.row_count - self._indexed_rows
 
-    def show(self, end_position: int) -> None:
-        """Make batches below the writer-wide ``end_position`` visible; never hides any."""
-        self._visible_batches = max(self._visible_batches, end_position - self.first_position)
-
-    def note_durable(self, end_position: int, wal_position: int) -> None:
-        """Batches below ``end_position`` are in the WAL, the last of them at ``wal_position``."""
-        self._durable_batches = max(self._durable_batches, end_position - self.first_position)
-        self.covered_wal_position = max(self.covered_wal_position, wal_position)
-        self.show(end_position)
-
-    def view(self) -> MemTableView:
-        """What is visible now, fixed."""
-        return MemTableView(
-            self.shard_id, self.generation, self._batches[: self._visible_batches], self._rows
-        )
+    def view(self, end_position: int) -> MemTableView:
+        """The batches below the writer-wide ``end_position``, fixed."""
+        batches = self._batches[: max(end_position - self.first_position, 0)]
+        return MemTableView(self.shard_id, self.generation, batches, self._rows)
 
 
 def scan_views(
