@@ -12,10 +12,9 @@ from lancewal.errors import InvalidInputError
 from lancewal.format import TableSchema
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import LookupResult, lookup
-from lancewal.reader.pruning import KeyLocator, ShardIdentity
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
-from lancewal.reader.state import StateReader, WantsShard
+from lancewal.reader.state import StateReader
 from lancewal.reader.tail import SnapshotMovedError
 from lancewal.storage import ObjectStore
 from lancewal.writer import Intake
@@ -26,8 +25,8 @@ logger = logging.getLogger(__name__)
 class TableReader(StateReader):
     """Reads one table, merged. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
-        super().__init__(store, live_writers=live_writers)
+    def __init__(self, store: ObjectStore, *, live_writers: bool = True, max_staleness: float = 0.0) -> None:
+        super().__init__(store, live_writers=live_writers, max_staleness=max_staleness)
         self._intake: Intake | None = None
 
     def scan(
@@ -40,7 +39,7 @@ class TableReader(StateReader):
     ) -> Scan:
         """A scan of the state that the table has now."""
         while True:
-            source = self._known_base()
+            source = self.known_base()
             schema = source.base.schema
             try:
                 predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
@@ -56,8 +55,9 @@ class TableReader(StateReader):
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
+        max_staleness = None
         while True:
-            source = self._known_base()
+            source = self.known_base()
             base = source.base
             if not base.schema.primary_key:
                 raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
@@ -65,12 +65,13 @@ class TableReader(StateReader):
             if not len(asked[0]):
                 return lookup(self.snapshot(lambda _: False), asked, columns)
             locator = source.pruner.locate(base.schema, asked)
-            snapshot = self.snapshot(_holding(locator))
+            snapshot = self.snapshot(locator.is_in, max_staleness=max_staleness)
             if _same_columns(snapshot.schema, base.schema):
                 try:
                     return lookup(snapshot, asked, columns)
                 except SnapshotMovedError as error:
                     logger.debug("lookup started again: %s", error)
+                    max_staleness = 0.0
 
     def vector_search(
         self,
@@ -112,14 +113,6 @@ class TableReader(StateReader):
         if intake is None or intake.schema is not schema:
             intake = self._intake = Intake(schema)
         return intake
-
-
-def _holding(locator: KeyLocator) -> WantsShard:
-    def holds(shard: ShardIdentity) -> bool:
-        possible = locator.keys_in(shard)
-        return possible is None or bool(possible.any())
-
-    return holds
 
 
 def _same_columns(first: TableSchema, second: TableSchema) -> bool:
