@@ -160,13 +160,13 @@ class TestPartly:
         with site.dataset.mem_wal_writer(str(site.shard_id), durable_write=True):
             assert positions(site)[-1] == last + 1
 
-    @pytest.mark.parametrize("gone", [[], [0], [1], [0, 1]])
+    @pytest.mark.parametrize("gone", [[], [0], [1], [0, 1], [2, 3], [0, 3, 4], [1, 2, 3]])
     def test_no_hint_makes_an_old_manifest_the_newest(self, site: Site, gone: list[int]) -> None:
+        """Whichever objects of a request go: what is left must not look like the end of the chain."""
         newest = site.manifest.version
         assert newest >= 6
         with pytest.raises(Killed):
             collect_later(PartlyStore(site.store, "/manifest/", gone), resources=["manifest_versions"])
-        assert len(versions(site)) == newest - len(gone)
         for hint in range(newest + 2):
             site.store.put(layout.version_hint(site.shard_id), b'{"version":%d}' % hint)
             for batch in (1, 2, 3):

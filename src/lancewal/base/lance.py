@@ -71,6 +71,11 @@ def row_count(dataset: lance.LanceDataset) -> int:
         return int(dataset.count_rows())
 
 
+def committed_at(dataset: lance.LanceDataset) -> int:
+    """When the version was committed, in nanoseconds; without a request."""
+    return int(dataset._ds.current_version()["timestamp"])
+
+
 def fragments_of(dataset: lance.LanceDataset) -> list[lance.LanceFragment]:
     with lance_errors(f"list the fragments of {dataset.uri}"):
         return list(dataset.get_fragments())

@@ -30,7 +30,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.format import newest_manifest_name, read_base_manifest
+from lancewal.format import BaseManifest, newest_manifest_name, read_base_manifest
 from lancewal.storage import ObjectStore
 
 #: Metadata keys are this, the shard's id and the generation, joined by colons.
@@ -66,14 +66,21 @@ def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
 
     Used to create a shard: it reads one file, and needs neither Lance nor the rest of the version.
     """
+    manifest = newest_manifest(store)
+    if manifest is None:
+        return {}
+    stored = {} if manifest.mem_wal is None else manifest.mem_wal.compacted
+    return _with_tags(stored, map(_parse, manifest.metadata_keys))
+
+
+def newest_manifest(store: ObjectStore) -> BaseManifest | None:
+    """The manifest of the newest version at ``store``; ``None`` where there is no table."""
     names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
     newest = newest_manifest_name(names)
     if newest is None:
-        return {}
+        return None
     path = f"{_VERSIONS_DIR}/{newest[0]}"
-    manifest = read_base_manifest(store.get(path), name=path)
-    stored = {} if manifest.mem_wal is None else manifest.mem_wal.compacted
-    return _with_tags(stored, map(_parse, manifest.metadata_keys))
+    return read_base_manifest(store.get(path), name=path)
 
 
 def fence_id(shard_id: UUID) -> UUID:

@@ -1,7 +1,15 @@
-"""The base table as the write path needs it: columns with field ids, key, MemWAL details."""
+"""The base table as the write path needs it: columns with field ids, key, MemWAL details.
+
+Opening a version takes a listing and two reads of its manifest: Lance's, and ours for what Lance does not
+show. So the newest version that was opened through a store is kept. Opening the table again through that
+store, or :meth:`BaseTable.refreshed`, lists once, and reads manifests only when there is another version. The
+listing is never left out: compaction takes SSTables off the shards' manifests, and a reader that took an
+older version for the newest would find their rows in neither place.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Mapping
@@ -11,13 +19,15 @@ from uuid import UUID
 from weakref import ReferenceType, ref
 
 import lance
+from lance.lance import LanceSchema
 
 from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
-from lancewal.base.lance import lance_errors
-from lancewal.base.markers import effective_markers
+from lancewal.base.lance import committed_at, lance_errors
+from lancewal.base.markers import effective_markers, newest_manifest
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     InvalidInputError,
+    LanceWalError,
     NotInitializedError,
     OutcomeUnknownError,
     StorageError,
@@ -33,7 +43,7 @@ from lancewal.format import (
     newest_manifest_name,
     read_base_manifest,
 )
-from lancewal.storage import ObjectInfo, ObjectStore, Shelf, layout
+from lancewal.storage import ObjectInfo, ObjectStore, Shelf, check_process, in_thread, layout
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +63,21 @@ _NAME_BYTES = 160
 
 @dataclass(frozen=True)
 class BaseTable:
-    """One version of a base table, opened by pylance, with the details that pylance does not show."""
+    """One version of a base table, opened by pylance, with the details that pylance does not show.
+
+    ``dataset`` is nobody else's. A commit through it moves it, and it alone, to the version that was
+    committed; see :meth:`committed`.
+    """
 
     uri: str
     dataset: lance.LanceDataset
     schema: TableSchema
     manifest: BaseManifest
     details: MemWalDetails
+    #: When the version was committed, in nanoseconds. Tells it from one of the same number of another table
+    #: that was made at the same place.
+    committed_at: int
+    lance_schema: LanceSchema = field(repr=False, compare=False)
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -78,18 +96,43 @@ class BaseTable:
             uri = uri.uri
         options = dict(storage_options or {})
         store = store or ObjectStore.from_uri(uri, options)
-        dataset = _open_dataset(uri, options, version)
+        if version is not None:
+            dataset = _open_dataset(uri, options, version)
+            return _table(uri, options, store, dataset, read_manifest(store, version))
+        known = _newest.get(store.identity)
+        if known is None or (known.uri, known.storage_options) != (uri, options):
+            return _open_newest(uri, options, store)
+        newest = known.refreshed(store)
+        return newest if newest is not known else _with_history(known, store)
+
+    def refreshed(self, store: ObjectStore) -> BaseTable:
+        """The newest version: this very object, after one request, or another one, after three."""
+        check_process()
+        dataset = copy.copy(self.dataset)
+        try:
+            with lance_errors(f"look for the newest version of {self.uri}"):
+                dataset.checkout_latest()
+            return self._at(dataset, store)
+        except StorageError:
+            # The table is gone, or the version that was found, or Lance failed: start from nothing.
+            return _open_newest(self.uri, self.storage_options, store)
+
+    def committed(self, store: ObjectStore) -> BaseTable:
+        """The version that the last commit through :attr:`dataset` made, after one request.
+
+        Others may have committed since.
+        """
+        return self._at(self.dataset, store)
+
+    def _at(self, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTable:
+        if (dataset.version, committed_at(dataset)) == (self.version, self.committed_at):
+            return self
         manifest = read_manifest(store, dataset.version)
-        if manifest.mem_wal is None:
-            raise NotInitializedError(
-                f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
-            )
-        schema = table_schema(dataset, ColumnHistory(dataset.version, column_log(store), store))
-        return cls(uri, dataset, schema, manifest, manifest.mem_wal, options)
+        return _kept(_table(self.uri, self.storage_options, store, dataset, manifest, self), store)
 
     @property
     def version(self) -> int:
-        return int(self.dataset.version)
+        return self.manifest.version
 
     @property
     def storage_version(self) -> str:
@@ -113,6 +156,68 @@ class BaseTable:
     @cached_property
     def _held(self) -> Mapping[UUID, int]:
         return appended_generations(self)
+
+
+#: The newest version that was opened through each store. It has nothing of the store, which would
+#: otherwise live as long as the cache.
+_newest: Shelf[object, BaseTable] = Shelf()
+#: What Lance holds of an open version, roughly; its caches for files and indexes are not counted.
+_OPEN_BYTES = 1 << 20
+
+
+def _open_newest(uri: str, options: Mapping[str, str], store: ObjectStore) -> BaseTable:
+    """Opened from nothing. Where storage is far away, Lance and we list and read at the same time."""
+    ours = None if store.is_local else in_thread(partial(_try_newest_manifest, store), "lancewal-base")
+    dataset = _open_dataset(uri, options, None)
+    manifest = None if ours is None else ours.result()
+    if manifest is None or manifest.version != dataset.version:
+        manifest = read_manifest(store, dataset.version)
+    return _kept(_table(uri, options, store, dataset, manifest), store)
+
+
+def _try_newest_manifest(store: ObjectStore) -> BaseManifest | None:
+    try:
+        return newest_manifest(store)
+    except (LanceWalError, FileNotFoundError):
+        return None  # whatever it was, the next attempt will tell
+
+
+def _table(
+    uri: str,
+    options: Mapping[str, str],
+    store: ObjectStore,
+    dataset: lance.LanceDataset,
+    manifest: BaseManifest,
+    earlier: BaseTable | None = None,
+) -> BaseTable:
+    """One version; the columns of an ``earlier`` one are taken over, with all derived from them."""
+    if manifest.mem_wal is None:
+        raise NotInitializedError(
+            f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
+        )
+    with lance_errors(f"read the columns of {uri}"):
+        fields, metadata = dataset.lance_schema, _encoded(dataset.schema_metadata)
+    same = earlier is not None and (earlier.lance_schema, earlier.schema.metadata) == (fields, metadata)
+    columns = earlier.schema if earlier is not None and same else table_schema(dataset)
+    stamp = committed_at(dataset)
+    base = BaseTable(uri, dataset, columns, manifest, manifest.mem_wal, stamp, fields, dict(options))
+    return _with_history(base, store)
+
+
+def _with_history(base: BaseTable, store: ObjectStore) -> BaseTable:
+    """``base`` with a handle of its own, and columns whose history is read from ``store``."""
+    history = ColumnHistory(base.version, column_log(store), store)
+    return replace(base, dataset=copy.copy(base.dataset), schema=base.schema.identified(history))
+
+
+def _kept(base: BaseTable, store: ObjectStore) -> BaseTable:
+    kept = replace(base, dataset=copy.copy(base.dataset), schema=base.schema.identified(None))
+    _newest.put(store.identity, kept, _OPEN_BYTES)
+    return base
+
+
+def _encoded(metadata: Mapping[str, str]) -> Mapping[bytes, bytes]:
+    return {key.encode(): value.encode() for key, value in metadata.items()}
 
 
 def appended_generations(base: BaseTable) -> Mapping[UUID, int]:

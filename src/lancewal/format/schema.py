@@ -35,6 +35,9 @@ LANCE_NAMES = frozenset(
 #: feed, with these columns; only a feed of such a table is refused.
 ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
 
+#: Properties of a TableSchema that follow from its columns alone.
+_DERIVED = frozenset(["stored", "shows_as_stored", "plain", "field_ids", "blob_columns"])
+
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
 
@@ -92,6 +95,13 @@ class TableSchema:
     def version(self) -> int | None:
         """The table's version that has these columns; ``None`` when it is not known."""
         return None if self.identity is None else self.identity.version
+
+    def identified(self, identity: ColumnIdentity | None) -> TableSchema:
+        """The same columns, of another version; what was derived from them is not computed again."""
+        other = replace(self, identity=identity)
+        derived = {name: value for name, value in vars(self).items() if name in _DERIVED}
+        vars(other).update(derived)
+        return other
 
     def replaced_since(self, version: int | None) -> frozenset[int]:
         """The field ids of these columns that were not theirs in ``version``, as far as known."""

@@ -126,7 +126,7 @@ class KeyedCompaction:
             crash_point("merge: rows are read")
             # Lance does not see a conflict in a column that has only the id and the name of the one
             # that the rows were read for. Reading takes its time, so it is worth looking again.
-            if base.dataset.latest_version != base.version and _has_other_columns(
+            if base.dataset.latest_version != base.dataset.version and _has_other_columns(
                 open_base(self._store), base
             ):
                 raise LostRaceError("the table's columns were changed meanwhile")
