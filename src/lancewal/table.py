@@ -61,7 +61,8 @@ class Table:
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
-    that are durable in any other. What is kept between calls only saves work. Thread-safe.
+    that are durable in any other. What is kept between calls only saves work, unless the table was
+    opened with ``max_staleness``. Thread-safe.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -79,11 +80,17 @@ class Table:
     ([True, False], ['c'])
     """
 
-    def __init__(self, store: ObjectStore, *, share_store: bool = False) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        share_store: bool = False,
+        max_staleness: float | timedelta | None = None,
+    ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
         self._store = store
         self._share_store = share_store
-        self._reader = TableReader(store)
+        self._reader = TableReader(store, max_staleness=_seconds(max_staleness))
 
     @classmethod
     def open(
@@ -92,15 +99,17 @@ class Table:
         storage_options: Mapping[str, str] | None = None,
         *,
         store: ObjectStore | None = None,
+        max_staleness: float | timedelta | None = None,
     ) -> Table:
         """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
 
-        ``store`` replaces the way to object storage, for tests that need a faulty one.
+        ``max_staleness`` as in :func:`lancewal.open`. ``store`` replaces the way to object storage, for
+        tests that need a faulty one.
         """
         shared = store is not None
         if store is None:
             store = ObjectStore.from_uri(*locate(uri, storage_options))
-        table = cls(store, share_store=shared)
+        table = cls(store, share_store=shared, max_staleness=max_staleness)
         table._reader.base()
         return table
 
@@ -518,7 +527,7 @@ class Table:
     def _is_one_key(self, keys: Any) -> bool:
         if isinstance(keys, tuple):
             several = not keys or any(isinstance(each, dict | tuple) for each in keys)
-            return not several and len(self.primary_key) > 1
+            return not several and len(self._reader.known_base().base.schema.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
     def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
@@ -526,14 +535,47 @@ class Table:
 
 
 def open_table(
-    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None = None
+    uri: str | os.PathLike[str] | lance.LanceDataset,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    max_staleness: float | timedelta | None = None,
 ) -> Table:
     """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
 
     ``storage_options`` are those of Lance. A LanceDataset brings its own; its version does
     not matter, reads always see the newest one.
+
+    With ``max_staleness`` (seconds, or a timedelta) scans, counts, lookups and searches may show a state
+    that was read at most so long ago, and ask storage for no other meanwhile. Rows of writers that
+    are open in this process are seen at once all the same, and no read goes back behind an earlier one of
+    this Table. Keep it well below the ``min_age`` of garbage collection.
+
+    >>> import tempfile, lance, lancewal, pyarrow as pa
+    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+    >>> _ = lancewal.initialize(uri, unsharded=True)
+    >>> table = lancewal.open(uri, max_staleness=5)
+    >>> with table.writer() as writer:
+    ...     _ = writer.put(pa.table({"id": [1]}))
+    ...     table.count_rows()
+    1
     """
-    return Table.open(uri, storage_options)
+    return Table.open(uri, storage_options, max_staleness=max_staleness)
+
+
+def _seconds(max_staleness: float | timedelta | None) -> float:
+    """A setting as seconds; refuses what is no duration."""
+    given: Any = max_staleness
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    if given is None:
+        return 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        raise InvalidInputError(
+            f"max_staleness must be a number of seconds, 0 or more, or a timedelta, not {max_staleness!r}"
+        )
+    return float(given)
 
 
 def locate(

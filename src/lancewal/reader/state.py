@@ -470,9 +470,11 @@ class StateReader:
         check_process()
         now = time.monotonic()
         known = self._base
-        if known is None or known.base.dataset.latest_version != known.base.version:
+        if known is None:
             options = self._store.storage_options
             known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
+        elif (newest := known.base.refreshed(self._store)) is not known.base:
+            known = BaseSource(newest)
         with self._keeping:
             if self._base_at < now:
                 # In this order: whoever looks at the time first never takes an older base for a recent one.
