@@ -36,7 +36,7 @@ from lancewal.maintenance import (
     restore_backup,
     verify,
 )
-from lancewal.reader import LookupResult, Scan, TableReader
+from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -81,16 +81,12 @@ class Table:
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        share_store: bool = False,
-        max_staleness: float | timedelta | None = None,
+        self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
     ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
         self._store = store
         self._share_store = share_store
-        self._reader = TableReader(store, max_staleness=_seconds(max_staleness))
+        self._reader = TableReader(store, max_staleness=max_staleness)
 
     @classmethod
     def open(
@@ -99,7 +95,7 @@ class Table:
         storage_options: Mapping[str, str] | None = None,
         *,
         store: ObjectStore | None = None,
-        max_staleness: float | timedelta | None = None,
+        max_staleness: MaxStaleness = None,
     ) -> Table:
         """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
 
@@ -538,7 +534,7 @@ def open_table(
     uri: str | os.PathLike[str] | lance.LanceDataset,
     storage_options: Mapping[str, str] | None = None,
     *,
-    max_staleness: float | timedelta | None = None,
+    max_staleness: MaxStaleness = None,
 ) -> Table:
     """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
 
@@ -551,31 +547,13 @@ def open_table(
     this Table. Keep it well below the ``min_age`` of garbage collection.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
-    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
     >>> uri = tempfile.mkdtemp() + "/table"
-    >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+    >>> _ = lance.write_dataset(pa.table({"id": [1, 2]}), uri)
     >>> _ = lancewal.initialize(uri, unsharded=True)
-    >>> table = lancewal.open(uri, max_staleness=5)
-    >>> with table.writer() as writer:
-    ...     _ = writer.put(pa.table({"id": [1]}))
-    ...     table.count_rows()
-    1
+    >>> lancewal.open(uri, max_staleness=5).count_rows()
+    2
     """
     return Table.open(uri, storage_options, max_staleness=max_staleness)
-
-
-def _seconds(max_staleness: float | timedelta | None) -> float:
-    """A setting as seconds; refuses what is no duration."""
-    given: Any = max_staleness
-    if isinstance(given, timedelta):
-        given = given.total_seconds()
-    if given is None:
-        return 0.0
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
-        raise InvalidInputError(
-            f"max_staleness must be a number of seconds, 0 or more, or a timedelta, not {max_staleness!r}"
-        )
-    return float(given)
 
 
 def locate(

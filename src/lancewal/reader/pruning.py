@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
@@ -95,6 +95,12 @@ class ShardPruner:
             value = None if known is None else dict(shard.values).get(known[0].field_id)
             groups.setdefault(value, []).append(shard)
         return [list(shards)] if None in groups else list(groups.values())
+
+    def matching(self, predicate: Predicate | None) -> Callable[[ShardIdentity], bool] | None:
+        """Whether rows of a shard can fulfil the predicate; ``None`` where those of any shard can."""
+        if predicate is None or all(predicate.values_of(name) is None for _, name in self._fields.values()):
+            return None
+        return lambda shard: self.may_match(shard, predicate)
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
         """Whether a row of the shard can fulfil the predicate."""

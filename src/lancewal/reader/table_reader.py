@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +22,17 @@ from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
+#: How old a state may be that a read shows: seconds, or a timedelta; ``None`` for the newest.
+MaxStaleness = float | timedelta | None
+
 
 class TableReader(StateReader):
     """Reads one table, merged. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, *, live_writers: bool = True, max_staleness: float = 0.0) -> None:
-        super().__init__(store, live_writers=live_writers, max_staleness=max_staleness)
+    def __init__(
+        self, store: ObjectStore, *, live_writers: bool = True, max_staleness: MaxStaleness = None
+    ) -> None:
+        super().__init__(store, live_writers=live_writers, max_staleness=_seconds(max_staleness))
         self._intake: Intake | None = None
 
     def scan(
@@ -48,8 +54,7 @@ class TableReader(StateReader):
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            pruner = source.pruner
-            snapshot = self.snapshot(lambda shard: pruner.may_match(shard, predicate))  # noqa: B023
+            snapshot = self.snapshot(source.pruner.matching(predicate))
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 
@@ -156,3 +161,17 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))
+
+
+def _seconds(max_staleness: MaxStaleness) -> float:
+    """A setting as seconds; refuses what is no duration."""
+    given: Any = max_staleness
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    if given is None:
+        return 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        raise InvalidInputError(
+            f"max_staleness must be a number of seconds, 0 or more, or a timedelta, not {max_staleness!r}"
+        )
+    return float(given)
