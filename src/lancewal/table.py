@@ -36,7 +36,7 @@ from lancewal.maintenance import (
     restore_backup,
     verify,
 )
-from lancewal.reader import LookupResult, Scan, TableReader
+from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -61,7 +61,8 @@ class Table:
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
-    that are durable in any other. What is kept between calls only saves work. Thread-safe.
+    that are durable in any other. What is kept between calls only saves work, unless the table was
+    opened with ``max_staleness``. Thread-safe.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -79,11 +80,13 @@ class Table:
     ([True, False], ['c'])
     """
 
-    def __init__(self, store: ObjectStore, *, share_store: bool = False) -> None:
+    def __init__(
+        self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
+    ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
         self._store = store
         self._share_store = share_store
-        self._reader = TableReader(store)
+        self._reader = TableReader(store, max_staleness=max_staleness)
 
     @classmethod
     def open(
@@ -92,15 +95,17 @@ class Table:
         storage_options: Mapping[str, str] | None = None,
         *,
         store: ObjectStore | None = None,
+        max_staleness: MaxStaleness = None,
     ) -> Table:
         """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
 
-        ``store`` replaces the way to object storage, for tests that need a faulty one.
+        ``max_staleness`` as in :func:`lancewal.open`. ``store`` replaces the way to object storage, for
+        tests that need a faulty one.
         """
         shared = store is not None
         if store is None:
             store = ObjectStore.from_uri(*locate(uri, storage_options))
-        table = cls(store, share_store=shared)
+        table = cls(store, share_store=shared, max_staleness=max_staleness)
         table._reader.base()
         return table
 
@@ -518,7 +523,7 @@ class Table:
     def _is_one_key(self, keys: Any) -> bool:
         if isinstance(keys, tuple):
             several = not keys or any(isinstance(each, dict | tuple) for each in keys)
-            return not several and len(self.primary_key) > 1
+            return not several and len(self._reader.known_base().base.schema.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
     def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
@@ -526,14 +531,29 @@ class Table:
 
 
 def open_table(
-    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None = None
+    uri: str | os.PathLike[str] | lance.LanceDataset,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    max_staleness: MaxStaleness = None,
 ) -> Table:
     """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
 
     ``storage_options`` are those of Lance. A LanceDataset brings its own; its version does
     not matter, reads always see the newest one.
+
+    With ``max_staleness`` (seconds, or a timedelta) scans, counts, lookups and searches may show a state
+    that was read at most so long ago, and ask storage for no other meanwhile. Rows of writers that
+    are open in this process are seen at once all the same, and no read goes back behind an earlier one of
+    this Table. Keep it well below the ``min_age`` of garbage collection.
+
+    >>> import tempfile, lance, lancewal, pyarrow as pa
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.table({"id": [1, 2]}), uri)
+    >>> _ = lancewal.initialize(uri, unsharded=True)
+    >>> lancewal.open(uri, max_staleness=5).count_rows()
+    2
     """
-    return Table.open(uri, storage_options)
+    return Table.open(uri, storage_options, max_staleness=max_staleness)
 
 
 def locate(

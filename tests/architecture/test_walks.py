@@ -19,8 +19,8 @@ LIMITS = {
     "put to durable": {"files": 9, "returns": 4, "reopened": 3},
     "flush": {"files": 21, "returns": 36, "reopened": 20},
     "compaction": {"files": 21, "returns": 41, "reopened": 25},
-    "filtered scan": {"files": 27, "returns": 54, "reopened": 32},
-    "vector search": {"files": 30, "returns": 65, "reopened": 42},
+    "filtered scan": {"files": 27, "returns": 54, "reopened": 31},
+    "vector search": {"files": 30, "returns": 67, "reopened": 42},
     "replay": {"files": 21, "returns": 39, "reopened": 24},
     "micro-batch": {"files": 16, "returns": 34, "reopened": 21},
 }

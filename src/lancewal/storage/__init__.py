@@ -13,6 +13,7 @@ from lancewal.storage.parallel import (
     Room,
     Task,
     in_thread,
+    lazy_property,
     ordered_map,
     start_thread,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "is_plain_name",
     "lance_cache_bytes",
     "layout",
+    "lazy_property",
     "observe_all",
     "ordered_map",
     "process_cache",

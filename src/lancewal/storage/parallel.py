@@ -18,10 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lancewal.storage.forks import is_forked
 
@@ -30,6 +30,31 @@ R = TypeVar("R")
 
 #: A waiting thread looks again after this time, even if nothing woke it.
 LOOK_AGAIN_SECONDS = 1.0
+
+
+if TYPE_CHECKING:
+    lazy_property = cached_property
+else:
+
+    class lazy_property:  # noqa: N801
+        """A ``cached_property`` that may wait for storage. Two threads may both compute it; one value stays.
+
+        Up to Python 3.11 all instances of a class share the lock of a ``cached_property``: while one
+        opens its files, the others wait.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self._compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            # Only reached while the instance has no value of that name.
+            return instance.__dict__.setdefault(self._name, self._compute(instance))
 
 
 def start_thread(thread: threading.Thread) -> None:
