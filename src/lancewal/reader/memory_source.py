@@ -37,6 +37,7 @@ from lancewal.sstable import KeyProbe
 
 #: With more than this share of the rows left, asking every row is as fast.
 _MAX_SHARE = 0.125
+_FIRST = pa.array([0])
 
 
 @dataclass(frozen=True)
@@ -418,8 +419,7 @@ class StreamedSource(MemorySource):
         pieces, places = [], []
         for part, rows in zip(parts, self._parts.fetch(parts, ahead=True), strict=True):
             asked = np.flatnonzero(part_of == part)
-            # Taken, not cut out: a slice would hold all rows of the part.
-            pieces.append(self._aligned(rows.take(pa.array(positions[asked] - starts[part])), columns))
+            pieces.append(self._aligned(_copied(rows, positions[asked] - starts[part]), columns))
             places.append(asked)
         if not pieces:
             return self._aligned(self._schema.stored.empty_table(), columns), deleted
@@ -446,3 +446,11 @@ class StreamedSource(MemorySource):
         chosen = np.flatnonzero(np.add.reduceat(wanted, starts[:-1], dtype=np.int64)).tolist()
         for place, rows in zip(chosen, self._parts.fetch(chosen, ahead=ahead), strict=True):
             yield int(starts[place]), self._aligned(rows, columns)
+
+
+def _copied(rows: pa.Table, places: Rows) -> pa.Table:
+    """Rows by place. Taken, not cut out: a slice would hold all rows."""
+    if len(places) > FEW_ROWS:
+        return rows.take(pa.array(places))
+    # Arrow joins all chunks before it takes a row from one.
+    return pa.concat_tables([rows.slice(place, 1).take(_FIRST) for place in places.tolist()])
