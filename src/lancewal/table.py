@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, overload
 from uuid import UUID, uuid4
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardStatus, check_columns
+from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -37,11 +38,12 @@ from lancewal.maintenance import (
     verify,
 )
 from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
-from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
+from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout, ordered_map
 from lancewal.writer import (
     Cast,
+    DrainBudget,
     ShardWriter,
     TableWriter,
     drain_shard,
@@ -53,8 +55,9 @@ from lancewal.writer import (
 
 R = TypeVar("R", CompactionReport, GcReport)
 
-#: Each holds the MemTable of one shard in memory.
+#: Shards that are flushed at a time. What they hold of their logs is bounded by a ``DrainBudget``.
 _CONCURRENT_FLUSHES = 4
+_REMOTE_FLUSHES = 64
 
 
 class Table:
@@ -217,25 +220,33 @@ class Table:
         but never to infinity. The writer takes the columns that the table has now; after a column
         was added, open a new one.
         """
-        base = self._reader.base()
+        base, shards = both(
+            self._reader.base, lambda: listed_shards(self._store), at_once=not self._store.is_local
+        )
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
         store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
-            shard.create(store)
             return open_shard_writer(
-                base, shard.shard_id, config, store=store, spec_id=shard.spec_id, cast=cast
+                base,
+                shard.shard_id,
+                config,
+                store=store,
+                spec_id=shard.spec_id,
+                look=partial(shard.create, store),
+                cast=cast,
             )
 
         return TableWriter(
             base.schema,
-            ShardRouter.of_table(base, self._store),
+            ShardRouter.of_table(base, self._store, shards),
             open_shard,
             cast=cast,
             storage_version=base.storage_version,
             newest=lambda: self._reader.base().schema,
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
+            is_remote=not store.is_local,
         )
 
     def shard_writer(
@@ -373,22 +384,23 @@ class Table:
         process has on it is fenced**, and so is one in WAL-only mode. Shards without such
         rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
-        base = self._reader.base()
+        # Damage to any manifest is told before anything is flushed.
+        base, manifests = both(
+            self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
+        )
         config = _resolve(config, base.details, overrides)
         store = self._writer_store(base, config)
+        budget = DrainBudget(store, config.max_memtable_size)
         failed: dict[UUID, Exception] = {}
 
-        def flush(shard_id: UUID) -> None:
+        def flush(manifest: ShardManifest) -> None:
             try:
-                # Again: while others were flushed, its writer may have flushed by itself.
-                manifest = ShardManifestStore(self._store, shard_id).require_latest()
-                flush_shard(base, manifest, store, config)
+                flush_shard(base, manifest, store, config, budget)
             except LanceWalError as error:
-                failed[shard_id] = error
+                failed[manifest.shard_id] = error
 
-        # Damage to any manifest is told before anything is flushed.
-        shard_ids = [manifest.shard_id for manifest in discover_manifests(self._store)]
-        list(ordered_map(flush, shard_ids, _CONCURRENT_FLUSHES))
+        workers = _CONCURRENT_FLUSHES if store.is_local else _REMOTE_FLUSHES
+        list(ordered_map(flush, manifests, workers))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 

@@ -216,6 +216,19 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
     return task
 
 
+def both(first: Callable[[], R], second: Callable[[], T], *, at_once: bool) -> tuple[R, T]:
+    """The results of two calls; ``at_once`` makes the second in another thread meanwhile."""
+    if not at_once:
+        return first(), second()
+    other = in_thread(second, "lancewal-io")
+    try:
+        mine = first()
+    finally:
+        # Nothing goes on behind the caller's back, also when the first call fails.
+        other.wait()
+    return mine, other.result()
+
+
 class Crew:
     """A pool of up to ``size`` threads, started as needed, which run tasks in the order given."""
 
