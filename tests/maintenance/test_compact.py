@@ -36,6 +36,7 @@ from lancewal.maintenance import (
     compact,
     execute_shard,
     keyed,
+    newest,
     plan_compaction,
 )
 from lancewal.reader.table_reader import TableReader
@@ -284,10 +285,10 @@ print((after - before) << 10)
             compared.append(sum(map(len, levels)))
             return superseded(levels)
 
-        monkeypatch.setattr(keyed, "superseded", counted)
+        monkeypatch.setattr(newest, "superseded", counted)
         monkeypatch.setattr(KeySet, "contains", None)
         monkeypatch.setattr(KeySet, "union", None)
-        found = keyed.newest_rows(site.store, site.shard_id, site.manifest.sstables, site.base.schema)
+        found = newest.newest_rows(site.store, site.shard_id, site.manifest.sstables, site.base.schema)
         assert compared == [240]
         assert sum(int(kept.sum()) for kept in found.kept) == 23 * 4 + 9
         assert found.num_dead == 24

@@ -1,4 +1,4 @@
-"""Compaction: flushed generations into the base table, shard by shard.
+"""Compaction: flushed generations into the base table, many shards in a commit.
 
 Compaction claims no shard and fences no writer; it reads manifests and SSTables, and commits to
 the base table. It may run beside writers, readers, other compactors and direct writes to the
@@ -10,24 +10,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from uuid import UUID
 
 import lance
 
-from lancewal.base import store_column_history
+from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.commits import commit_errors, open_base, until_won
 from lancewal.maintenance.gc import prune_compacted
 from lancewal.maintenance.keyed import KeyedCompaction
-from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
-from lancewal.maintenance.reports import CompactionReport, ProgressCallback, ShardReport
+from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
+from lancewal.maintenance.reports import (
+    PACK_SUMS,
+    CompactionReport,
+    PackReport,
+    ProgressCallback,
+    ShardReport,
+)
 from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
 
-#: Shards that are compacted side by side; each needs memory for one commit.
+#: Commits that are prepared side by side; each needs memory for its rows.
 DEFAULT_WORKERS = 2
 
 
@@ -51,26 +56,29 @@ def compact(
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
     started = time.perf_counter()
+    base: BaseTable | None = None
     if plan is None:
-        plan = plan_compaction(store, shards, max_commit_bytes=max_commit_bytes)
-    # Without a key shards would only refuse each other's commits.
+        plan, base = planned(store, shards, max_commit_bytes=max_commit_bytes)
+    # Without a key commits would only refuse each other.
     workers = max_workers if plan.has_key else 1
-    report = CompactionReport(store.uri)
-    failed: dict[UUID, Exception] = {}
-    done: dict[UUID, ShardReport] = {}
-    for reports, failure in ordered_map(partial(_execute_unit, store, progress), plan.units, workers):
-        failed.update(failure)
-        for each in reports:
-            if each.shard_id in done:
-                done[each.shard_id].add(each)
-            else:
-                done[each.shard_id] = each
-    report.shards += done.values()
+    bases = iter([base])
+    done = PackReport()
+
+    def execute(pack: Pack) -> PackReport:
+        # The first commits move the table on: whoever comes later opens it again.
+        return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
+
+    for each in ordered_map(execute, plan.packs, workers):
+        done.add(each)
+    report = CompactionReport(store.uri, list(done.shards.values()))
+    for name in PACK_SUMS:
+        setattr(report, name, getattr(done, name))
     if not plan.has_key:
         mark_pending(store)
         remove_tags(store)
-    if failed:
-        raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
+    if done.failed:
+        written = [each for each in report.shards if each.generations or each.shard_id not in done.failed]
+        raise PartialWriteError("compaction", done.failed, {s.shard_id: s.rows_upserted for s in written})
     if optimize_indexes or compact_files:
         done_to_base = optimize_base(store, indexes=optimize_indexes, files=compact_files)
         report.indexes_optimized, report.files_removed, report.files_added = done_to_base
@@ -82,19 +90,37 @@ def compact(
     return report
 
 
-def _execute_unit(
-    store: ObjectStore, progress: ProgressCallback | None, unit: Sequence[ShardPlan]
-) -> tuple[list[ShardReport], dict[UUID, Exception]]:
-    """Carry out parts that follow each other: their reports, and the shard that failed with its error."""
-    reports: list[ShardReport] = []
-    for plan in unit:
-        try:
-            reports.append(execute_shard(plan, store=store, progress=progress))
-        except Exception as error:
-            logger.warning("compaction failed: %s", error, extra={"shard": str(plan.shard_id)})
-            # What comes after it would lie below it.
-            return reports, {plan.shard_id: error}
-    return reports, {}
+def execute_pack(
+    pack: Pack,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    store: ObjectStore | None = None,
+    progress: ProgressCallback | None = None,
+    base: BaseTable | None = None,
+) -> PackReport:
+    """Carry out one pack of a plan; in any process, at any time, any number of times.
+
+    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
+    that the base holds by now are skipped. What fails is in the report; a
+    :class:`~lancewal.errors.ConflictError` says that other commits to the table kept coming first.
+    """
+    started = time.perf_counter()
+    store = store or ObjectStore.from_uri(pack.parts[0].uri, storage_options)
+    base = base or open_base(store)
+    kind = KeyedCompaction if base.schema.primary_key else AppendOnlyCompaction
+    report = PackReport()
+    for parts in [[part] for part in pack.parts] if pack.in_order else [pack.parts]:
+        done = kind(parts, store, progress, base).run()
+        base = None
+        for shard in done.shards.values():
+            shard.seconds = time.perf_counter() - started
+        report.add(done)
+        for shard_id, error in done.failed.items():
+            logger.warning("compaction failed: %s", error, extra={"shard": str(shard_id)})
+        if done.failed:
+            # What comes after it in order would lie below it.
+            break
+    return report
 
 
 def execute_shard(
@@ -104,18 +130,11 @@ def execute_shard(
     store: ObjectStore | None = None,
     progress: ProgressCallback | None = None,
 ) -> ShardReport:
-    """Carry out one shard's part of a plan; in any process, at any time, any number of times.
-
-    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
-    that the base holds by now are skipped. Raises :class:`~lancewal.errors.ConflictError` when
-    other commits to the table kept coming first.
-    """
-    started = time.perf_counter()
-    store = store or ObjectStore.from_uri(plan.uri, storage_options)
-    kind = KeyedCompaction if open_base(store).schema.primary_key else AppendOnlyCompaction
-    report = kind(plan, store, progress).run()
-    report.seconds = time.perf_counter() - started
-    return report
+    """:func:`execute_pack` for one shard's part of a plan; raises if it fails."""
+    done = execute_pack(Pack((plan,)), storage_options, store=store, progress=progress)
+    for error in done.failed.values():
+        raise error
+    return done.shards[plan.shard_id]
 
 
 def finish_compaction(store: ObjectStore) -> None:
