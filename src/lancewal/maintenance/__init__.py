@@ -7,7 +7,6 @@ from lancewal.maintenance.compact import (
     execute_pack,
     execute_shard,
     finish_compaction,
-    optimize_base,
 )
 from lancewal.maintenance.gc import collect_garbage
 from lancewal.maintenance.needs import Retention
@@ -30,6 +29,7 @@ from lancewal.maintenance.reports import (
     VerifyReport,
     process_totals,
 )
+from lancewal.maintenance.tidy import optimize_base
 from lancewal.maintenance.verify import verify
 
 __all__ = [

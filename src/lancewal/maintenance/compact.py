@@ -12,12 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-import lance
-
 from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
-from lancewal.maintenance.commits import commit_errors, open_base, until_won
+from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.gc import prune_compacted
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
@@ -28,6 +26,7 @@ from lancewal.maintenance.reports import (
     ProgressCallback,
     ShardReport,
 )
+from lancewal.maintenance.tidy import optimize_base, tidy
 from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
@@ -43,15 +42,15 @@ def compact(
     plan: CompactionPlan | None = None,
     max_commit_bytes: int = DEFAULT_COMMIT_BYTES,
     max_workers: int = DEFAULT_WORKERS,
-    optimize_indexes: bool = False,
-    compact_files: bool = False,
+    optimize_indexes: bool = True,
+    compact_files: bool | None = None,
     progress: ProgressCallback | None = None,
 ) -> CompactionReport:
     """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
 
-    ``optimize_indexes`` then brings the table's indexes up to date, ``compact_files`` joins its
-    small files. Raises :class:`~lancewal.errors.PartialWriteError` when some shards failed; what
-    the others did stays.
+    Then the table's indexes are brought up to date, unless ``optimize_indexes`` is false, and some of its
+    small files are joined where that pays; with ``compact_files`` all of them, or none if it is false. Raises
+    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays.
     """
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
@@ -76,16 +75,21 @@ def compact(
     if not plan.has_key:
         mark_pending(store)
         remove_tags(store)
+    if base is None or report.commits:
+        base = open_base(store)
+    if compact_files:
+        done_to_base = optimize_base(store, indexes=optimize_indexes)
+        base = open_base(store)
+    else:
+        done_to_base = tidy(store, base, indexes=optimize_indexes, files=compact_files is None)
+    report.indexes_optimized, report.files_removed, report.files_added = done_to_base
+    report.base_version = base.version
+    store_column_history(store, report.base_version)
+    if report.shards:
+        prune_compacted(store, [shard.shard_id for shard in report.shards], base)
     if done.failed:
         written = [each for each in report.shards if each.generations or each.shard_id not in done.failed]
         raise PartialWriteError("compaction", done.failed, {s.shard_id: s.rows_upserted for s in written})
-    if optimize_indexes or compact_files:
-        done_to_base = optimize_base(store, indexes=optimize_indexes, files=compact_files)
-        report.indexes_optimized, report.files_removed, report.files_added = done_to_base
-    report.base_version = open_base(store).version
-    store_column_history(store, report.base_version)
-    if report.shards:
-        prune_compacted(store, [shard.shard_id for shard in report.shards])
     report.seconds = time.perf_counter() - started
     return report
 
@@ -138,43 +142,12 @@ def execute_shard(
 
 
 def finish_compaction(store: ObjectStore) -> None:
-    """Tidy up after all shards of a table; harmless if it is left out."""
-    mark_pending(store)
-    remove_tags(store)
-    store_column_history(store, open_base(store).version)
-    prune_compacted(store)
-
-
-def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
-    """Bring every index up to date with the rows that came since, and join small files.
-
-    Returns whether there were indexes, and how many files were removed and added.
-
-    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
-    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
-    index, which has no columns, is left to Lance, which keeps it.
-    """
-    # A tag must not outlive the fragments it came with for long.
-    mark_pending(store)
-    indexes = indexes and bool(open_base(store).manifest.indexes)
-    removed = added = 0
-    if indexes:
-        until_won("index optimisation", lambda: _optimize_indexes(store))
-    if files:
-        (removed, added), _ = until_won("file compaction", lambda: _compact_files(store))
-        if indexes and removed:
-            until_won("index optimisation", lambda: _optimize_indexes(store))
-    return indexes, removed, added
-
-
-def _compact_files(store: ObjectStore) -> tuple[int, int]:
-    dataset: lance.LanceDataset = open_base(store).dataset
-    with commit_errors("compact the files of the base table"):
-        metrics = dataset.optimize.compact_files()
-    return int(metrics.files_removed), int(metrics.files_added)
-
-
-def _optimize_indexes(store: ObjectStore) -> None:
-    dataset: lance.LanceDataset = open_base(store).dataset
-    with commit_errors("bring the indexes of the base table up to date"):
-        dataset.optimize.optimize_indices()
+    """What follows the packs of a plan that tasks carried out; harmless if it is left out."""
+    base = open_base(store)
+    if not base.schema.primary_key:
+        mark_pending(store)
+        remove_tags(store)
+        base = open_base(store)
+    tidy(store, base)
+    store_column_history(store, base.version)
+    prune_compacted(store, base=base)
