@@ -413,16 +413,17 @@ class Table:
         shards: Sequence[UUID | str] | None = None,
         *,
         plan: CompactionPlan | None = None,
-        optimize_indexes: bool = False,
-        compact_files: bool = False,
+        optimize_indexes: bool = True,
+        compact_files: bool | None = None,
         progress: Callable[[Progress], object] | None = None,
     ) -> CompactionReport:
         """Bring all flushed generations into the base table, where plain Lance reads them.
 
         Safe beside live writers, readers, other compactors and direct writes to the base; may
         be killed and repeated at any point. Rows in MemTables and WALs stay there: call
-        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
-        up to date, ``compact_files`` joins its small files.
+        :meth:`flush` first to include them. Then the base's indexes are brought up to date, unless
+        ``optimize_indexes`` is false, and some of its small files are joined where that pays; with
+        ``compact_files`` all of them, or none if it is false.
         """
 
         def work() -> CompactionReport:

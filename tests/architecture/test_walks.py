@@ -18,7 +18,7 @@ from tests.architecture.walks import WALKS, Step, Walk, follow, path_of
 LIMITS = {
     "put to durable": {"files": 9, "returns": 4, "reopened": 3},
     "flush": {"files": 21, "returns": 36, "reopened": 20},
-    "compaction": {"files": 21, "returns": 41, "reopened": 25},
+    "compaction": {"files": 23, "returns": 59, "reopened": 33},
     "filtered scan": {"files": 27, "returns": 54, "reopened": 31},
     "vector search": {"files": 30, "returns": 67, "reopened": 42},
     "replay": {"files": 21, "returns": 39, "reopened": 24},
