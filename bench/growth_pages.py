@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.growth import Growth, growths
+from bench.growth_profile import PROFILES
 from bench.registry import load_workloads
 
-PROFILES = Path(__file__).parent / "results" / "profiles"
 STEADY = "steady"
 
 HEAD = """# Scale
@@ -22,12 +22,14 @@ by `python -m bench.pages`. Each operation is measured at growing sizes; times a
 all threads, the best of a few calls. The exponent is the power of the size that the cost grows with, fitted
 to the upper half of the curve: 1 is proportional, 0 is constant. A bound of 1.1 is set where the work itself
 grows with the size, one of 0.3 where it does not. In the plots the dotted line is proportional growth; the
-dashed line, where there is one, is the peer named above the plot.
+dashed line, where there is one, is the peer.
 """
 
 _STEADY_HEAD = """## Steady state
 
-`make bench ARGS=steady`: {description}. The table holds the same rows all the time, with a BTree on the key
+`make bench ARGS=steady`: {description}.
+
+The table holds the same rows all the time, with a BTree on the key
 and indexes on a text and a vector column. Times are those of the processor. "First lookup" is the first one
 after a compaction.
 """
@@ -40,7 +42,7 @@ Where the time of the worst points went, before and after; again with
 
 #: Readable on white and on black.
 _INK, _OURS, _PEER = "#7d8590", "#1f9e78", "#d9822b"
-_COLUMNS = 4
+_COLUMNS = 5
 
 
 def write_scale(results: Sequence[dict[str, Any]], docs: Path) -> None:
@@ -56,7 +58,8 @@ def write_scale(results: Sequence[dict[str, Any]], docs: Path) -> None:
         if result["workload"] == STEADY:
             parts.append(_steady_section(result))
             _plot("minute", _curves(result), docs / _picture(result), scale="linear")
-    profiles = [path.read_text().rstrip() for path in sorted(PROFILES.glob("*.txt"))]
+    paths = sorted(PROFILES.glob("*.txt"), key=lambda path: (path.name.split(".")[0], "after" in path.name))
+    profiles = [path.read_text(encoding="utf-8").rstrip() for path in paths]
     if profiles:
         parts.append(_PROFILES_HEAD)
         parts += [f"```text\n{text}\n```\n" for text in profiles]
@@ -78,7 +81,7 @@ def _curves(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _section(this: Growth, result: dict[str, Any]) -> str:
     title = f"By {this.axis}"
-    peer = f" The dashed line is {this.peer_name}." if _has_peer(result) else ""
+    peer = f" Dashed: {this.peer_name}." if _has_peer(result) else ""
     lines = [
         f"## {title}",
         "",
@@ -93,10 +96,8 @@ def _section(this: Growth, result: dict[str, Any]) -> str:
         (low, first, _), (high, last, peer_last) = row["points"][0], row["points"][-1]
         unit = row["points_unit"]
         theirs = "" if peer_last is None else f"{_figure(peer_last)} {unit}"
-        lines.append(
-            f"| {row['name']} | {_figure(first)} {unit} at {low:,g} | {_figure(last)} {unit} at {high:,g} "
-            f"| {theirs} | {row['ours']:.2f} | {_bound(row)} |"
-        )
+        ends = f"{_figure(first)} {unit} at {low:,.0f} | {_figure(last)} {unit} at {high:,.0f}"
+        lines.append(f"| {row['name']} | {ends} | {theirs} | {row['ours']:.2f} | {_bound(row)} |")
     for row in result["rows"]:
         if "points" not in row:
             lines += [
@@ -142,13 +143,15 @@ def _plot(axis: str, curves: Sequence[dict[str, Any]], path: Path, *, scale: str
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "lancewal"
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    across = min(_COLUMNS, len(curves))
-    down = -(-len(curves) // across)
-    figure, grid = pyplot.subplots(down, across, figsize=(2.6 * across, 2.1 * down), squeeze=False)
+    down = -(-len(curves) // _COLUMNS)
+    across = -(-len(curves) // down)
+    figure, grid = pyplot.subplots(down, across, figsize=(2.3 * across, 2.0 * down), squeeze=False)
     for axes, row in zip(grid.flat, curves, strict=False):
         _draw(axes, row, scale)
+        for each in (axes.xaxis, axes.yaxis):
+            each.set_major_formatter(ticker.FuncFormatter(lambda value, _: _tick(value)))
     for axes in list(grid.flat)[len(curves) :]:
         axes.set_visible(False)
     for axes in list(grid.flat)[max(0, len(curves) - across) : len(curves)]:
@@ -156,6 +159,13 @@ def _plot(axis: str, curves: Sequence[dict[str, Any]], path: Path, *, scale: str
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None}, transparent=True)
     pyplot.close(figure)
+
+
+def _tick(value: float) -> str:
+    for suffix, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"
 
 
 def _draw(axes: Any, row: dict[str, Any], scale: str) -> None:
@@ -167,10 +177,10 @@ def _draw(axes: Any, row: dict[str, Any], scale: str) -> None:
         axes.plot(
             [start, sizes[-1]], [figure, figure * sizes[-1] / start], ":", color=_INK, linewidth=1, zorder=1
         )
-        title = f"{row['name']} ({row['points_unit']}), exponent {row['ours']:.2f}"
+        title = f"{row['name']} ({row['points_unit']})\nexponent {row['ours']:.2f}"
     else:
         axes.axhline(row["peer"] * (row["target"] or 1.3), linestyle=":", color=_INK, linewidth=1)
-        title = f"{row['name']} ({row['points_unit']}), {row['ratio']:.2f}×"
+        title = f"{row['name']} ({row['points_unit']})\n{row['ratio']:.2f}×"
     with_peer = [(size, peer) for size, peer in zip(sizes, peers, strict=True) if peer is not None]
     if with_peer:
         axes.plot(*zip(*with_peer, strict=True), "--", color=_PEER, linewidth=1.2, zorder=2)

@@ -1,7 +1,8 @@
 """Where a point of a growth curve spends its time: ``python -m bench.growth_profile growth_shards compact``.
 
 Without ``--size`` it is the largest point. All Python threads that the call starts are included; what
-Lance's own threads do shows as time of the call that waits for them.
+Lance's own threads do shows as time of the call that waits for them. ``--keep before`` (or ``after``)
+stores the excerpt for docs/scale.md.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import cProfile
 import io
 import pstats
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +23,10 @@ from bench.growth import Measure, growths
 from bench.registry import load_workloads
 from bench.scratch import scratch_directory
 
+PROFILES = Path(__file__).parent / "results" / "profiles"
 _ROOTS = ("/src/", "/site-packages/", "/lib/python3")
+#: Where threads of ours only wait for each other.
+_WAITING = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
 
 
 def profile(name: str, measure: str, size: int | None, top: int, quick: bool) -> str:
@@ -42,6 +47,15 @@ def profile(name: str, measure: str, size: int | None, top: int, quick: bool) ->
                     return "\n".join([head, *_lines(stats, top)])
         known = ", ".join(each.name for each in measures)
     raise SystemExit(f"{name} measures {known}")
+
+
+def keep(text: str, name: str, measure: str, label: str) -> Path:
+    """Store a profile under the curve's name; the page shows "before" and "after" together."""
+    PROFILES.mkdir(parents=True, exist_ok=True)
+    curve = re.sub(r"[^a-z0-9]+", "-", f"{name}-{measure}".lower())
+    path = PROFILES / f"{curve}.{label}.txt"
+    path.write_text(f"{label}, {text}\n", encoding="utf-8")
+    return path
 
 
 def _prepared(measure: Measure) -> Callable[[], object]:
@@ -76,7 +90,8 @@ def _profiled(call: Callable[[], object]) -> tuple[pstats.Stats, float]:
 
 def _lines(stats: pstats.Stats, top: int) -> list[str]:
     table: dict[Any, Any] = stats.stats  # type: ignore[attr-defined]
-    ranked = sorted(table.items(), key=lambda item: -item[1][2])[:top]
+    working = [each for each in table.items() if not any(wait in each[0][2] for wait in _WAITING)]
+    ranked = sorted(working, key=lambda item: -item[1][2])[:top]
     lines = [f"{'own ms':>9} {'whole ms':>9} {'calls':>9}  function"]
     for (file, line, function), (_, calls, own, whole, _) in ranked:
         lines.append(f"{own * 1e3:>9,.1f} {whole * 1e3:>9,.1f} {calls:>9,}  {_shown(file, line, function)}")
@@ -99,5 +114,9 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int)
     parser.add_argument("--top", type=int, default=15)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--keep", choices=["before", "after"])
     options = parser.parse_args()
-    print(profile(options.growth, options.measure, options.size, options.top, options.quick))
+    found = profile(options.growth, options.measure, options.size, options.top, options.quick)
+    print(found)
+    if options.keep:
+        keep(found, options.growth, options.measure, options.keep)

@@ -13,7 +13,7 @@ from bench import growth_pages
 from bench.comparison import Comparison, Point, summarize
 from bench.context import Context
 from bench.growth import FLAT, Growth, Measure, Steps, exponent, grow, growths
-from bench.growth_profile import profile
+from bench.growth_profile import keep, profile
 from bench.pages import with_measured
 from bench.registry import Registry, load_workloads
 from bench.report import Result
@@ -134,6 +134,17 @@ class TestWorkloads:
         lines = text.splitlines()
         assert lines[0].startswith("growth_versions: open at 3 base versions, ")
         assert len(lines) == 2 + 5
+
+    def test_profiles_are_shown_before_and_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("growth_profile", "growth_pages"):
+            monkeypatch.setattr(f"bench.{module}.PROFILES", tmp_path)
+        for label in ("after", "before"):
+            keep("growth_shards: gc, nothing to do", "growth_shards", "gc, nothing to do", label)
+        growth_pages.write_scale([], tmp_path)
+        page = (tmp_path / "scale.md").read_text()
+        assert 0 < page.index("before, growth_shards: gc") < page.index("after, growth_shards: gc")
 
 
 class TestSteady:
