@@ -111,6 +111,7 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._opened.close()
         self._scratch.cleanup()
 
     def measure(
@@ -404,7 +405,8 @@ class _Processes:
         self._runs = 0
         router = place.as_process("router").table().router()
         parts = {shard.shard_id: part for shard, part in router.route(rows(0, SPARK_SHARDS * 8))}
-        self._parts = [parts[router.shard_of_bucket(number).shard_id] for number in range(SPARK_SHARDS)]
+        owners = [router.shard_of_bucket(number) for number in range(SPARK_SHARDS)]
+        self._parts = [parts[owner.shard_id] for owner in owners if owner is not None]
         self.rows: Any = _RoutedRows(self)
 
     def options(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,7 +90,9 @@ def cost(
     console.out().print(cost_view(load, prices, bills, found))
 
 
-def cost_view(load: Load, prices: Prices, bills: dict[str, Sequence[Line]], limits: Sequence[Limit]) -> Group:
+def cost_view(
+    load: Load, prices: Prices, bills: Mapping[str, Sequence[Line]], limits: Sequence[Limit]
+) -> Group:
     day = bills["per_day"]
     total = sum(line.price(prices) for line in day)
     kept = _month_of_rows(load, prices)
