@@ -60,7 +60,7 @@ _SETTINGS = {"fsync": "false", "stats_log_interval_ms": "0"}
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on the depth or on the requests: so much, and so much more for each of what ``per`` names."""
+    """A bound on the depth or on the requests; ``text`` is how the table says it."""
 
     depth: int | None = None
     requests: int | None = None
@@ -78,7 +78,7 @@ class Operation:
     #: The goal is in depth beyond plain Lance's.
     beyond_peer: bool = False
     shards: int = 1
-    #: How many times the figure may be exceeded: where threads meet by chance, or tables grow by time.
+    #: How many times as high a figure may be as the one stored, where threads meet by chance.
     tolerance: float = 1.0
 
 
@@ -487,7 +487,7 @@ class _RoutedRows:
 
 
 def _a_poll(shards: int) -> Goal:
-    return Goal(requests=shards, text="1 GET per shard")
+    return Goal(requests=shards + 1, text="1 GET per shard, and 1 LIST for new shards")
 
 
 _OPEN = Goal(depth=7, text="depth ≤ 6 and the put")
