@@ -186,14 +186,14 @@ def test_a_shard_that_is_taken_over_meanwhile_is_not_sealed(
     manual: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard_id = manual.create_shard()
-    real = lancewal.table.drain_shard
+    real = drain.drain_shard
 
     def late(*args: Any) -> object:
         drained = real(*args)
         manual.shard_writer(shard_id).close()
         return drained
 
-    monkeypatch.setattr(lancewal.table, "drain_shard", late)
+    monkeypatch.setattr(drain, "drain_shard", late)
     with pytest.raises(FencedError):
         manual.seal_shard(shard_id)
     assert the_shard(manual).status is ShardStatus.ACTIVE
@@ -498,8 +498,8 @@ def test_a_writer_that_had_flushed_by_itself_meanwhile_was_fenced_for_nothing(
         idle.put(rows(3, 3))
         # As those of another process.
         monkeypatch.setattr(drain, "live_writer", lambda uri, shard_id: None)
-        monkeypatch.setattr(lancewal.table, "_CONCURRENT_FLUSHES", 1)
-        real = lancewal.table.flush_shard
+        monkeypatch.setattr(drain, "_LOCAL_FLUSHES", 1)
+        real = drain.flush_shard
 
         def flush_shard(base: Any, manifest: Any, *args: Any) -> int:
             flushed = real(base, manifest, *args)
@@ -508,7 +508,7 @@ def test_a_writer_that_had_flushed_by_itself_meanwhile_was_fenced_for_nothing(
                 idle.wait_for_flush_drain()
             return flushed
 
-        monkeypatch.setattr(lancewal.table, "flush_shard", flush_shard)
+        monkeypatch.setattr(drain, "flush_shard", flush_shard)
         manual.flush()
         assert [shard.epoch for shard in manual.shards()] == [2, 1]
         idle.put(rows(6, 1))

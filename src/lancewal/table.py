@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
+from lancewal.errors import InvalidInputError
+from lancewal.format import MemWalDetails, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -40,24 +40,20 @@ from lancewal.maintenance import (
 from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
-from lancewal.storage import ObjectStore, both, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout
 from lancewal.writer import (
     Cast,
-    DrainBudget,
     ShardWriter,
     TableWriter,
-    drain_shard,
-    flush_shard,
+    flush_shards,
     is_key_sequence,
     is_tabular,
     open_shard_writer,
+    seal_shard,
+    unseal_shard,
 )
 
 R = TypeVar("R", CompactionReport, GcReport)
-
-#: Shards that are flushed at a time. What they hold of their logs is bounded by a ``DrainBudget``.
-_CONCURRENT_FLUSHES = 4
-_REMOTE_FLUSHES = 64
 
 
 class Table:
@@ -179,14 +175,7 @@ class Table:
         it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
         writer claims the shard meanwhile; one that is sealed already is left as it is.
         """
-        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
-        manifest = manifests.require_latest()
-        if manifest.status is ShardStatus.SEALED:
-            return
-        base = self._reader.base()
-        # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
-        flush_shard(base, manifest, self._store)
-        manifests.seal(drain_shard(base, self._store, manifests.shard_id).epoch)
+        seal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def unseal_shard(self, shard_id: UUID | str) -> None:
         """Let a sealed shard take writers again; one that is not sealed is left as it is.
@@ -194,19 +183,7 @@ class Table:
         Refused where another shard takes the rows of the same sharding value, as after
         :meth:`repair` of two shards for one value: no row would have a shard of its own any more.
         """
-        manifests = ShardManifestStore(self._store, layout.parse_shard_id(shard_id))
-        sealed = manifests.require_latest()
-        base = self._reader.base()
-        if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
-            active = [m for m in discover_manifests(self._store) if m.status is ShardStatus.ACTIVE]
-            for group in ShardRouter.for_table(base.details, base.schema).groups([*active, sealed]):
-                if sealed in group:
-                    others = ", ".join(str(m.shard_id) for m in group if m is not sealed)
-                    raise InvalidInputError(
-                        f"shard {sealed.shard_id} stays sealed: {others} takes the rows of the same sharding "
-                        "value, and a row must not have two shards"
-                    )
-        manifests.unseal()
+        unseal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def writer(
         self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
@@ -389,20 +366,7 @@ class Table:
             self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
         )
         config = _resolve(config, base.details, overrides)
-        store = self._writer_store(base, config)
-        budget = DrainBudget(store, config.max_memtable_size)
-        failed: dict[UUID, Exception] = {}
-
-        def flush(manifest: ShardManifest) -> None:
-            try:
-                flush_shard(base, manifest, store, config, budget)
-            except LanceWalError as error:
-                failed[manifest.shard_id] = error
-
-        workers = _CONCURRENT_FLUSHES if store.is_local else _REMOTE_FLUSHES
-        list(ordered_map(flush, manifests, workers))
-        if failed:
-            raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
+        flush_shards(base, manifests, self._writer_store(base, config), config)
 
     def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
         """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""

@@ -1,7 +1,15 @@
 """Puts and deletes: one writer per shard, and one per table that routes to them."""
 
 from lancewal.config import ShardWriterConfig
-from lancewal.writer.drain import DrainBudget, Drained, drain_shard, flush_shard
+from lancewal.writer.drain import (
+    DrainBudget,
+    Drained,
+    drain_shard,
+    flush_shard,
+    flush_shards,
+    seal_shard,
+    unseal_shard,
+)
 from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
@@ -32,11 +40,14 @@ __all__ = [
     "WriteStatsSnapshot",
     "drain_shard",
     "flush_shard",
+    "flush_shards",
     "is_condition",
     "is_key_sequence",
     "is_tabular",
     "live_writer",
     "open_shard_writer",
     "open_writers",
+    "seal_shard",
+    "unseal_shard",
     "written",
 ]

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.config import MB, ShardWriterConfig
-from lancewal.format import ShardManifest
-from lancewal.shard import ShardManifestStore, first_unsettled, has_unflushed_rows
+from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.format import ShardManifest, ShardStatus
+from lancewal.shard import (
+    ShardManifestStore,
+    ShardRouter,
+    discover_manifests,
+    first_unsettled,
+    has_unflushed_rows,
+)
 from lancewal.sstable import copied_marker
-from lancewal.storage import ObjectStore, Room, both, layout
+from lancewal.storage import ObjectStore, Room, both, layout, ordered_map
 from lancewal.writer.open import live_writer, open_shard_writer
 
 #: What a drain holds of a log at a time unless it is told otherwise, or one entry.
 _DRAIN_BYTES = 64 * MB
+#: Shards that are flushed at a time: on a local disk, and where each waits for the network.
+_LOCAL_FLUSHES = 4
+_REMOTE_FLUSHES = 64
 #: What several drains may hold together, but for a single log that is larger.
 _BUDGET_BYTES = 16 * MB
 
@@ -66,6 +76,27 @@ def flush_shard(
     return 0
 
 
+def flush_shards(
+    base: BaseTable, manifests: Sequence[ShardManifest], store: ObjectStore, config: ShardWriterConfig
+) -> None:
+    """Flush many shards, as :func:`flush_shard` does one; what fails for one does not stop the others.
+
+    Together they hold no more of logs than one MemTable may.
+    """
+    budget = DrainBudget(store, config.max_memtable_size)
+    failed: dict[UUID, Exception] = {}
+
+    def flush(manifest: ShardManifest) -> None:
+        try:
+            flush_shard(base, manifest, store, config, budget)
+        except LanceWalError as error:
+            failed[manifest.shard_id] = error
+
+    list(ordered_map(flush, manifests, _LOCAL_FLUSHES if store.is_local else _REMOTE_FLUSHES))
+    if failed:
+        raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
+
+
 def drain_shard(
     base: BaseTable, store: ObjectStore, shard_id: UUID, config: ShardWriterConfig | None = None
 ) -> Drained:
@@ -88,6 +119,33 @@ def drain_shard(
     writer = open_shard_writer(base, shard_id, config, store=store)
     writer.finish()
     return Drained(writer.epoch, writer.stats().replayed_rows)
+
+
+def seal_shard(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
+    """Flush a shard and let it take no more writers; one that is sealed already is left as it is."""
+    manifests = ShardManifestStore(store, shard_id)
+    manifest = manifests.require_latest()
+    if manifest.status is ShardStatus.SEALED:
+        return
+    # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
+    flush_shard(base, manifest, store)
+    manifests.seal(drain_shard(base, store, shard_id).epoch)
+
+
+def unseal_shard(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
+    """Let a sealed shard take writers again, unless another one takes the rows of its sharding value."""
+    manifests = ShardManifestStore(store, shard_id)
+    sealed = manifests.require_latest()
+    if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
+        active = [m for m in discover_manifests(store) if m.status is ShardStatus.ACTIVE]
+        for group in ShardRouter.for_table(base.details, base.schema).groups([*active, sealed]):
+            if sealed in group:
+                others = ", ".join(str(m.shard_id) for m in group if m is not sealed)
+                raise InvalidInputError(
+                    f"shard {sealed.shard_id} stays sealed: {others} takes the rows of the same sharding "
+                    "value, and a row must not have two shards"
+                )
+    manifests.unseal()
 
 
 class DrainBudget:
