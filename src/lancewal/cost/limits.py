@@ -181,7 +181,8 @@ def _seconds(number: float) -> str:
     """
     if number < 60:
         return f"{number:.2g} s"
-    return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.0f} h"
+    # Rounded down: looking after a table too often does no harm.
+    return f"{number // 60:.0f} min" if number < 7200 else f"{number // 3600:.0f} h"
 
 
 def _age(seconds: float) -> str:

@@ -23,7 +23,7 @@ class Load:
 
     >>> load = Load(shards=1000, bytes_per_day=1e12, writers=100)
     >>> round(load.rows_per_second), round(load.flushes_per_day)
-    (11574, 10000)
+    (11574, 125000)
     """
 
     shards: int = 8
