@@ -28,9 +28,10 @@ def main(arguments: Sequence[str] | None = None, registry: Registry | None = Non
         for each in selected:
             console.print(f"{each.name:<{width}}  {each.description}", soft_wrap=True, highlight=False)
         return 0
-    repeats = options.repeat or (QUICK_REPEATS if options.quick else DEFAULT_REPEATS)
     results = []
     for each in selected:
+        usual = QUICK_REPEATS if options.quick else each.repeats or DEFAULT_REPEATS
+        repeats = options.repeat or usual
         result = _run(each, repeats, options.quick, console)
         console.print(render(result))
         results.append(result)
@@ -57,7 +58,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure lancewal against its peers. The ratio is ours ÷ peer; results of a full run "
         "are kept in bench/results/, one file per workload.",
     )
-    parser.add_argument("workloads", nargs="*", metavar="workload", help="which to run; all by default")
+    parser.add_argument(
+        "workloads",
+        nargs="*",
+        metavar="workload",
+        help="which to run, or the first word of some names; all by default",
+    )
     parser.add_argument("--list", action="store_true", help="list the workloads and stop")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here instead")
     parser.add_argument("--repeat", type=_positive, metavar="N", help=f"passes ({DEFAULT_REPEATS})")

@@ -9,11 +9,21 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a curve."""
+
+    size: float
+    ours: float
+    peer: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One measure from one pass over a workload.
 
     ``target`` is a bound on the ratio ours ÷ peer: at least that much where higher is
-    better, at most that much where lower is better.
+    better, at most that much where lower is better. ``points`` is the curve that the figures
+    were derived from, in ``points_unit``.
     """
 
     name: str
@@ -23,6 +33,8 @@ class Comparison:
     higher_is_better: bool
     peer_name: str
     target: float | None = None
+    points: tuple[Point, ...] = ()
+    points_unit: str = ""
 
     def __post_init__(self) -> None:
         for side, value in (("ours", self.ours), ("peer", self.peer)):
@@ -94,6 +106,8 @@ def _row(passes: Sequence[Comparison]) -> Row:
         first.higher_is_better,
         first.peer_name,
         first.target,
+        first.points,
+        first.points_unit,
     )
     ratios = [each.ratio for each in passes]
     return Row(middle, min(ratios), max(ratios))

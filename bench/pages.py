@@ -1,6 +1,7 @@
 """Writes what was measured into the documentation: ``python -m bench.pages``.
 
-docs/benchmarks.md and its plot hold every stored result, the README those that have a target.
+docs/benchmarks.md and its plot hold every stored result, the README those that have a target. The curves
+of growing tables are in docs/scale.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.growth_pages import is_exponent, write_scale
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,11 +36,17 @@ that of the single passes. A target is what we set ourselves; a missed one is sh
 def write_pages() -> None:
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     parts = [HEAD, _machine(results)]
+    write_scale(results, DOCS)
+    results = [each for each in map(_without_exponents, results) if each["rows"]]
     for result in results:
         parts.append(_section(result))
     (DOCS / "benchmarks.md").write_text("\n".join(parts).rstrip() + "\n")
     README.write_text(with_measured(README.read_text(), results))
     _plot(results)
+
+
+def _without_exponents(result: dict[str, Any]) -> dict[str, Any]:
+    return {**result, "rows": [row for row in result["rows"] if not is_exponent(row)]}
 
 
 def with_measured(readme: str, results: Sequence[dict[str, Any]]) -> str:
@@ -47,7 +56,7 @@ def with_measured(readme: str, results: Sequence[dict[str, Any]]) -> str:
     lines = ["| measure | ratio to the peer | target | again with `make bench ARGS=…` |", "|---|---|---|---|"]
     for result in results:
         for row in result["rows"]:
-            if row["target"] is not None:
+            if row["target"] is not None and not is_exponent(row):
                 lines.append(
                     f"| {row['name']} {_arrow(row)} | {row['ratio']:.3g}× ({row['peer_name']}) "
                     f"| {_target(row)} | `{result['workload']}` |"

@@ -18,6 +18,8 @@ class Workload:
     name: str
     description: str
     run: Run
+    #: How many passes a full run makes; the runner's default unless it says so.
+    repeats: int | None = None
 
 
 class UnknownWorkloadError(LookupError):
@@ -30,13 +32,13 @@ class Registry:
     def __init__(self) -> None:
         self._workloads: dict[str, Workload] = {}
 
-    def workload(self, name: str, description: str) -> Callable[[Run], Run]:
+    def workload(self, name: str, description: str, *, repeats: int | None = None) -> Callable[[Run], Run]:
         """Register the decorated function under ``name``."""
 
         def register(run: Run) -> Run:
             if name in self._workloads:
                 raise ValueError(f"two workloads are named {name!r}")
-            self._workloads[name] = Workload(name, description, run)
+            self._workloads[name] = Workload(name, description, run, repeats)
             return run
 
         return register
@@ -45,12 +47,21 @@ class Registry:
         return [self._workloads[name] for name in sorted(self._workloads)]
 
     def select(self, names: Sequence[str]) -> list[Workload]:
-        """The named workloads in the order given, each once; all of them without names."""
+        """The named workloads in the order given, each once; all of them without names.
+
+        A name also stands for all workloads whose names begin with it and an underscore.
+        """
+        names = [each for name in names for each in self._group(name)]
         unknown = [name for name in names if name not in self._workloads]
         if unknown:
             known = ", ".join(each.name for each in self.all())
             raise UnknownWorkloadError(f"no workload is named {', '.join(unknown)}; there are: {known}")
         return [self._workloads[name] for name in dict.fromkeys(names)] if names else self.all()
+
+    def _group(self, name: str) -> list[str]:
+        if name in self._workloads:
+            return [name]
+        return [each.name for each in self.all() if each.name.startswith(f"{name}_")] or [name]
 
 
 _registry = Registry()

@@ -55,7 +55,7 @@ def render(result: Result) -> Table:
     for row in result.rows:
         middle = row.median
         table.add_row(
-            f"{middle.name} {'↑' if middle.higher_is_better else '↓'}",
+            f"{middle.name} {'↑' if middle.higher_is_better else '↓'}{_span(middle)}",
             f"{_figure(middle.ours)} {middle.unit}",
             f"{_figure(middle.peer)} {middle.unit}",
             middle.peer_name,
@@ -73,7 +73,7 @@ def write_json(document: object, path: Path) -> None:
 
 def _row_to_dict(row: Row) -> dict[str, object]:
     middle = row.median
-    return {
+    document: dict[str, object] = {
         "name": middle.name,
         "unit": middle.unit,
         "higher_is_better": middle.higher_is_better,
@@ -86,6 +86,21 @@ def _row_to_dict(row: Row) -> dict[str, object]:
         "target": middle.target,
         "target_met": middle.target_met,
     }
+    if middle.points:
+        document["points_unit"] = middle.points_unit
+        document["points"] = [
+            [_rounded(p.size), _rounded(p.ours), None if p.peer is None else _rounded(p.peer)]
+            for p in middle.points
+        ]
+    return document
+
+
+def _span(comparison: Comparison) -> str:
+    """The ends of a curve."""
+    if not comparison.points:
+        return ""
+    first, last = comparison.points[0], comparison.points[-1]
+    return f" ({_figure(first.ours)} → {_figure(last.ours)} {comparison.points_unit})"
 
 
 def _target(comparison: Comparison) -> str:

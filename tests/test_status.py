@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal import status as status_module
 from lancewal.maintenance import at_crash_points
 from lancewal.status import Lag, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
@@ -72,20 +71,18 @@ def test_ages_are_those_of_the_oldest(table: lancewal.Table) -> None:
     assert document["uncompacted"]["seconds"] == 0
 
 
-def test_a_long_tail_on_a_remote_store_is_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_long_tail_on_a_remote_store_is_measured_as_exactly_as_a_local_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     table = wal_table(tmp_path / "t")
     with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
         for number in range(40):
             writer.put(rows(number, 1))
     exact = table.status().unflushed
     monkeypatch.setattr(ObjectStore, "is_local", False)
-    monkeypatch.setattr(status_module, "_MEASURED_ENTRIES", 30)
-    monkeypatch.setattr(status_module, "_SAMPLED_ENTRIES", 8)
-    estimate = table.status().unflushed
-    assert estimate.estimated
-    assert estimate.count == exact.count == 40
-    assert estimate.num_bytes == pytest.approx(exact.num_bytes, rel=0.1)
-    assert estimate.since == exact.since
+    found = table.status().unflushed
+    assert found == exact
+    assert (found.count, found.estimated) == (40, False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_indexes_tell_how_far_they_are(tmp_path: Path) -> None:
     table = lancewal.initialize(uri, unsharded=True, writer_defaults=fast())
     with table.writer() as writer:
         writer.put(rows(30, 5))
-    table.compact()
+    table.compact(optimize_indexes=False)
     found = {index.name: (index.kind, index.columns, index.rows_behind) for index in table.status().indexes}
     assert found == {"id_idx": ("BTree", ("id",), 5), "name_idx": ("Inverted", ("name",), 5)}
     table.compact(optimize_indexes=True)

@@ -23,13 +23,14 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+import lancewal
 from bench.comparison import Comparison
 from bench.context import Context
 from bench.registry import workload
 from bench.tables import new_table, vector_batches, vector_schema
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.maintenance import compact
+from lancewal.maintenance import compact, execute_shard, finish_compaction, plan_compaction
 from lancewal.storage import ObjectStore
 from lancewal.writer import open_shard_writer
 
@@ -107,6 +108,46 @@ def compaction_cost(context: Context) -> list[Comparison]:
             )
         )
     return found
+
+
+@workload("compaction_shards", "many small shards in one commit, against one commit for each shard")
+def compaction_shards(context: Context) -> list[Comparison]:
+    found = []
+    for shards in (64, 256, 1024) if not context.quick else (8, 32):
+        root = context.directory(f"{shards}") / "table"
+        schema = vector_schema(8)
+        data = pa.Table.from_batches(vector_batches(1, 1000, 8), schema)
+        lance.write_dataset(data, str(root))
+        defaults = ShardWriterConfig(fsync=False, stats_log_interval=None)
+        table = lancewal.initialize(str(root), bucket=("id", shards), writer_defaults=defaults)
+        with table.writer() as writer:
+            writer.put(pa.Table.from_batches(vector_batches(1, 20 * shards, 8), schema))
+        peer = context.directory(f"{shards}-peer") / "table"
+        shutil.copytree(root, peer)
+        ours, peers = _together(root), _one_by_one(peer)
+        by = "one commit per shard"
+        found += [
+            Comparison(f"{shards} shards, CPU", ours[0] * 1e3, peers[0] * 1e3, "ms", False, by, None),
+            Comparison(f"{shards} shards, versions", ours[1], peers[1], "versions", False, by, None),
+        ]
+    return found
+
+
+def _together(table: Path) -> tuple[float, int]:
+    """CPU seconds, and versions of the base table that came of it."""
+    store = ObjectStore.from_uri(str(table), fsync=False)
+    before, started = lance.dataset(str(table)).version, time.process_time()
+    compact(store)
+    return time.process_time() - started, lance.dataset(str(table)).version - before
+
+
+def _one_by_one(table: Path) -> tuple[float, int]:
+    store = ObjectStore.from_uri(str(table), fsync=False)
+    before, started = lance.dataset(str(table)).version, time.process_time()
+    for part in plan_compaction(store).shards:
+        execute_shard(part, store=store)
+    finish_compaction(store)
+    return time.process_time() - started, lance.dataset(str(table)).version - before
 
 
 def _prepare(

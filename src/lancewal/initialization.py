@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -42,6 +41,7 @@ from lancewal.shard import (
     MAX_BUCKETS,
     UNSHARDED,
     Shard,
+    ShardManifestStore,
     ShardRouter,
     check_shard_column,
     discover_shards,
@@ -374,8 +374,9 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
     shards = router.known_shards()
 
     def create(shard: Shard) -> None:
-        # There was no shard: nobody can have made a rival, and the table has no markers yet.
-        replace(shard, rivals=()).create(store, first_generation=layout.FIRST_GENERATION)
+        # Nobody can have made a rival either.
+        manifests = ShardManifestStore(store, shard.shard_id)
+        manifests.initialize_shard(shard.spec_id, shard.field_entries, is_new=True)
 
     try:
         list(ordered_map(create, shards, min(_SHARD_CREATORS, len(shards))))

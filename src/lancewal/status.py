@@ -12,19 +12,23 @@ from uuid import UUID
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
-from lancewal.shard import decoded_values, discover_manifests, find_tip, first_unflushed, first_unsettled
+from lancewal.shard import (
+    ShardManifestStore,
+    decoded_values,
+    discover_manifests,
+    find_tip,
+    first_unflushed,
+    first_unsettled,
+    listed_shards,
+)
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Longer tails are not measured entry by entry where each look is a network round trip.
-_MEASURED_ENTRIES = 256
-_SAMPLED_ENTRIES = 64
-#: Shards that are looked at at a time where each look is a network round trip, and entries of them all.
+#: Shards that are looked at at a time where each look is a network round trip.
 _REMOTE_LOOKS = 64
-_ENTRY_LOOKS = 256
 
 
 @dataclass(frozen=True)
@@ -201,11 +205,9 @@ def _held(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> int:
         return base.compacted_generation(manifest.shard_id)
 
 
-def _for_each(
-    store: ObjectStore, look: Callable[[T], R], items: Iterable[T], at_once: int = _REMOTE_LOOKS
-) -> Iterator[R]:
+def _for_each(store: ObjectStore, look: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Look at all items, many at a time where each look is a network round trip."""
-    return ordered_map(look, items, 1 if store.is_local else at_once)
+    return ordered_map(look, items, 1 if store.is_local else _REMOTE_LOOKS)
 
 
 def table_status(
@@ -215,15 +217,18 @@ def table_status(
 
     Ages come from the storage's own time stamps; ``now`` is for tests.
     """
-    manifests = discover_manifests(store)
-    # Each shard looks at entries side by side too.
-    looks = min(_REMOTE_LOOKS, max(1, _ENTRY_LOOKS // max(1, len(manifests))))
-    tails = list(_for_each(store, partial(_tail, store, looks), manifests))
-    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
-    base = read_base()
-    infos = _infos(store, base, manifests, [tail.tip for tail in tails])
-    held = [info.compacted_generation for info in infos]
-    waiting = _for_each(store, partial(_uncompacted, store), zip(manifests, held, strict=True))
+    shard_ids = listed_shards(store)
+    looked = list(_for_each(store, partial(_look, store), shard_ids))
+    present = [(manifest, files) for manifest, files in looked if manifest is not None]
+    # After the manifests, as readers do: what was pruned from one by then is marked as compacted.
+    reading = None if store.is_local else in_thread(read_base, "lancewal-io")
+    tails = list(_for_each(store, partial(_tail, store), present))
+    base = read_base() if reading is None else reading.result()
+    infos = _infos(store, base, [manifest for manifest, _ in present], [tail.tip for tail in tails])
+    waiting = [
+        _uncompacted(manifest, files, info.compacted_generation)
+        for (manifest, files), info in zip(present, infos, strict=True)
+    ]
     shards = [
         ShardState(**vars(info), last_write=tail.last_write, unflushed=tail.lag, uncompacted=lag)
         for info, tail, lag in zip(infos, tails, waiting, strict=True)
@@ -266,46 +271,54 @@ class _Tail:
     lag: Lag
 
 
-def _tail(store: ObjectStore, looks: int, manifest: ShardManifest) -> _Tail:
-    shard_id = manifest.shard_id
-    tip = find_tip(store, shard_id, manifest)
-    last = store.head(layout.wal_entry(shard_id, tip - 1)) if tip > layout.FIRST_WAL_POSITION else None
+def _look(store: ObjectStore, shard_id: UUID) -> tuple[ShardManifest | None, list[ObjectInfo]]:
+    """The shard's newest manifest, and its files, listed meanwhile."""
+
+    def read() -> ShardManifest | None:
+        return ShardManifestStore(store, shard_id).read_latest()
+
+    if store.is_local:
+        return read(), store.list(layout.shard_dir(shard_id))
+    files = in_thread(lambda: store.list(layout.shard_dir(shard_id)), "lancewal-io")
+    try:
+        manifest = read()
+    finally:
+        files.wait()
+    return manifest, files.result()
+
+
+def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> _Tail:
+    manifest, files = shard
+    directory = f"{layout.wal_dir(manifest.shard_id)}/"
+    entries = {
+        position: info
+        for info in files
+        if info.path.startswith(directory)
+        and (position := layout.parse_wal_name(info.path.removeprefix(directory))) is not None
+    }
+    # The listing may be older than the manifest.
+    tip = max(first_unsettled(manifest), max(entries, default=0) + 1)
+    last = entries.get(tip - 1)
     # Sentinels before the first rows wait for nothing.
     start = first_unflushed(store, manifest, tip)
-    lag = Lag() if start is None else _measured(store, shard_id, range(start, tip), looks)
+    waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
+    lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
     return _Tail(tip, last.modified if last else None, lag)
 
 
-def _measured(store: ObjectStore, shard_id: UUID, positions: range, looks: int) -> Lag:
-    wanted: range | list[int] = positions
-    estimated = not store.is_local and len(positions) > _MEASURED_ENTRIES
-    if estimated:
-        step = len(positions) / _SAMPLED_ENTRIES
-        wanted = [positions[int(place * step)] for place in range(_SAMPLED_ENTRIES)]
-    heads = _for_each(store, lambda position: store.head(layout.wal_entry(shard_id, position)), wanted, looks)
-    # What was collected meanwhile was flushed before.
-    found = [info for info in heads if info is not None]
-    size = sum(info.size for info in found)
-    if estimated and found:
-        size = round(size * len(positions) / len(found))
-    count = len(positions) if estimated else len(found)
-    return Lag(count, None, size, _oldest(found), estimated)
-
-
-def _uncompacted(store: ObjectStore, shard: tuple[ShardManifest, int]) -> Lag:
-    manifest, held = shard
+def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) -> Lag:
     waiting = sorted(
         (entry for entry in manifest.sstables if entry.generation > held), key=lambda e: e.generation
     )
     if not waiting:
         return Lag()
     rows = [entry.physical_rows for entry in waiting]
-    files = store.list(layout.sstable_dir(manifest.shard_id, waiting[0].path))
+    oldest = f"{layout.sstable_dir(manifest.shard_id, waiting[0].path)}/"
     return Lag(
         count=len(waiting),
         rows=None if None in rows else sum(number or 0 for number in rows),
         num_bytes=sum(entry.in_memory_bytes or 0 for entry in waiting),
-        since=_oldest(files),
+        since=_oldest([info for info in files if info.path.startswith(oldest)]),
         estimated=any(entry.in_memory_bytes is None for entry in waiting),
     )
 

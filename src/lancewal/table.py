@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, overload
 from uuid import UUID, uuid4
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import MemWalDetails, ShardStatus, check_columns
+from lancewal.format import MemWalDetails, ShardManifest, ShardStatus, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -36,12 +37,13 @@ from lancewal.maintenance import (
     restore_backup,
     verify,
 )
-from lancewal.reader import LookupResult, Scan, TableReader
-from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests
+from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
+from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout, ordered_map
 from lancewal.writer import (
     Cast,
+    DrainBudget,
     ShardWriter,
     TableWriter,
     drain_shard,
@@ -53,15 +55,17 @@ from lancewal.writer import (
 
 R = TypeVar("R", CompactionReport, GcReport)
 
-#: Each holds the MemTable of one shard in memory.
+#: Shards that are flushed at a time. What they hold of their logs is bounded by a ``DrainBudget``.
 _CONCURRENT_FLUSHES = 4
+_REMOTE_FLUSHES = 64
 
 
 class Table:
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
-    that are durable in any other. What is kept between calls only saves work. Thread-safe.
+    that are durable in any other. What is kept between calls only saves work, unless the table was
+    opened with ``max_staleness``. Thread-safe.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -79,11 +83,13 @@ class Table:
     ([True, False], ['c'])
     """
 
-    def __init__(self, store: ObjectStore, *, share_store: bool = False) -> None:
+    def __init__(
+        self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
+    ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
         self._store = store
         self._share_store = share_store
-        self._reader = TableReader(store)
+        self._reader = TableReader(store, max_staleness=max_staleness)
 
     @classmethod
     def open(
@@ -92,15 +98,17 @@ class Table:
         storage_options: Mapping[str, str] | None = None,
         *,
         store: ObjectStore | None = None,
+        max_staleness: MaxStaleness = None,
     ) -> Table:
         """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
 
-        ``store`` replaces the way to object storage, for tests that need a faulty one.
+        ``max_staleness`` as in :func:`lancewal.open`. ``store`` replaces the way to object storage, for
+        tests that need a faulty one.
         """
         shared = store is not None
         if store is None:
             store = ObjectStore.from_uri(*locate(uri, storage_options))
-        table = cls(store, share_store=shared)
+        table = cls(store, share_store=shared, max_staleness=max_staleness)
         table._reader.base()
         return table
 
@@ -212,25 +220,33 @@ class Table:
         but never to infinity. The writer takes the columns that the table has now; after a column
         was added, open a new one.
         """
-        base = self._reader.base()
+        base, shards = both(
+            self._reader.base, lambda: listed_shards(self._store), at_once=not self._store.is_local
+        )
         config = _resolve(config, base.details, overrides)
         check_columns(base.schema)
         store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
-            shard.create(store)
             return open_shard_writer(
-                base, shard.shard_id, config, store=store, spec_id=shard.spec_id, cast=cast
+                base,
+                shard.shard_id,
+                config,
+                store=store,
+                spec_id=shard.spec_id,
+                look=partial(shard.create, store),
+                cast=cast,
             )
 
         return TableWriter(
             base.schema,
-            ShardRouter.of_table(base, self._store),
+            ShardRouter.of_table(base, self._store, shards),
             open_shard,
             cast=cast,
             storage_version=base.storage_version,
             newest=lambda: self._reader.base().schema,
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
+            is_remote=not store.is_local,
         )
 
     def shard_writer(
@@ -368,22 +384,23 @@ class Table:
         process has on it is fenced**, and so is one in WAL-only mode. Shards without such
         rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
         """
-        base = self._reader.base()
+        # Damage to any manifest is told before anything is flushed.
+        base, manifests = both(
+            self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
+        )
         config = _resolve(config, base.details, overrides)
         store = self._writer_store(base, config)
+        budget = DrainBudget(store, config.max_memtable_size)
         failed: dict[UUID, Exception] = {}
 
-        def flush(shard_id: UUID) -> None:
+        def flush(manifest: ShardManifest) -> None:
             try:
-                # Again: while others were flushed, its writer may have flushed by itself.
-                manifest = ShardManifestStore(self._store, shard_id).require_latest()
-                flush_shard(base, manifest, store, config)
+                flush_shard(base, manifest, store, config, budget)
             except LanceWalError as error:
-                failed[shard_id] = error
+                failed[manifest.shard_id] = error
 
-        # Damage to any manifest is told before anything is flushed.
-        shard_ids = [manifest.shard_id for manifest in discover_manifests(self._store)]
-        list(ordered_map(flush, shard_ids, _CONCURRENT_FLUSHES))
+        workers = _CONCURRENT_FLUSHES if store.is_local else _REMOTE_FLUSHES
+        list(ordered_map(flush, manifests, workers))
         if failed:
             raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 
@@ -396,16 +413,17 @@ class Table:
         shards: Sequence[UUID | str] | None = None,
         *,
         plan: CompactionPlan | None = None,
-        optimize_indexes: bool = False,
-        compact_files: bool = False,
+        optimize_indexes: bool = True,
+        compact_files: bool | None = None,
         progress: Callable[[Progress], object] | None = None,
     ) -> CompactionReport:
         """Bring all flushed generations into the base table, where plain Lance reads them.
 
         Safe beside live writers, readers, other compactors and direct writes to the base; may
         be killed and repeated at any point. Rows in MemTables and WALs stay there: call
-        :meth:`flush` first to include them. ``optimize_indexes`` then brings the base's indexes
-        up to date, ``compact_files`` joins its small files.
+        :meth:`flush` first to include them. Then the base's indexes are brought up to date, unless
+        ``optimize_indexes`` is false, and some of its small files are joined where that pays; with
+        ``compact_files`` all of them, or none if it is false.
         """
 
         def work() -> CompactionReport:
@@ -518,7 +536,7 @@ class Table:
     def _is_one_key(self, keys: Any) -> bool:
         if isinstance(keys, tuple):
             several = not keys or any(isinstance(each, dict | tuple) for each in keys)
-            return not several and len(self.primary_key) > 1
+            return not several and len(self._reader.known_base().base.schema.primary_key) > 1
         return not (is_key_sequence(keys) or is_tabular(keys))
 
     def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
@@ -526,14 +544,29 @@ class Table:
 
 
 def open_table(
-    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None = None
+    uri: str | os.PathLike[str] | lance.LanceDataset,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    max_staleness: MaxStaleness = None,
 ) -> Table:
     """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
 
     ``storage_options`` are those of Lance. A LanceDataset brings its own; its version does
     not matter, reads always see the newest one.
+
+    With ``max_staleness`` (seconds, or a timedelta) scans, counts, lookups and searches may show a state
+    that was read at most so long ago, and ask storage for no other meanwhile. Rows of writers that
+    are open in this process are seen at once all the same, and no read goes back behind an earlier one of
+    this Table. Keep it well below the ``min_age`` of garbage collection.
+
+    >>> import tempfile, lance, lancewal, pyarrow as pa
+    >>> uri = tempfile.mkdtemp() + "/table"
+    >>> _ = lance.write_dataset(pa.table({"id": [1, 2]}), uri)
+    >>> _ = lancewal.initialize(uri, unsharded=True)
+    >>> lancewal.open(uri, max_staleness=5).count_rows()
+    2
     """
-    return Table.open(uri, storage_options)
+    return Table.open(uri, storage_options, max_staleness=max_staleness)
 
 
 def locate(

@@ -36,6 +36,7 @@ FLOORS = (
     "initialization",
     "metrics",
     "ingest",
+    "cost",
     "spark",
     "cli",
 )

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.keys import key_values
+from lancewal.index import primary_key
 from lancewal.index.primary_key import PrimaryKeyIndex
 
 INT64 = pa.int64()
@@ -36,7 +37,23 @@ def expected_live(keys: Sequence[Any], bound: int) -> list[bool]:
     return [keys[row] not in keys[row + 1 : bound] for row in range(bound)]
 
 
-@settings(deadline=None)
+@pytest.fixture(params=["objects", "runs", "words that many keys share"])
+def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few keys there are: Python objects, or runs, which tell keys with the same word apart."""
+    if request.param != "objects":
+        monkeypatch.setattr(primary_key, "_MAX_OBJECTS", 2)
+        monkeypatch.setattr(primary_key, "_FAN_OUT", 2)
+    if request.param == "words that many keys share":
+        words = primary_key.key_words
+
+        def shared(keys: pa.Array) -> Any:
+            return words(keys) if pa.types.is_primitive(keys.type) else words(keys) % np.uint64(2)
+
+        monkeypatch.setattr(primary_key, "key_words", shared)
+
+
+@pytest.mark.usefixtures("kept_as")
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches_of_keys, st.data())
 def test_newest_rows_are_those_of_a_scan_for_every_bound(
     typed: tuple[pa.DataType, list[list[Any]]], data: st.DataObject
@@ -56,7 +73,8 @@ def test_newest_rows_are_those_of_a_scan_for_every_bound(
     assert index.newest(pa.array(wanted, type_), bound).tolist() == positions
 
 
-@settings(deadline=None)
+@pytest.mark.usefixtures("kept_as")
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["x", "y"])), max_size=20))
 def test_composite_keys_are_told_apart_by_all_their_columns(rows: list[tuple[int, str]]) -> None:
     columns = {
@@ -71,10 +89,33 @@ def test_composite_keys_are_told_apart_by_all_their_columns(rows: list[tuple[int
     assert index.newest(wanted, len(rows)).tolist() == [newest]
 
 
+@pytest.mark.usefixtures("kept_as")
 def test_a_null_key_is_a_key_of_its_own() -> None:
     index = PrimaryKeyIndex(["id"])
     index.insert(batch([None, 0, None]), 0)
     assert index.live_mask(3).tolist() == [False, True, True]
+    index.insert(batch([1, 2, 3, None]), 3)
+    assert index.newest(pa.array([None, 0, 3, 4], INT64), 7).tolist() == [6, 1, 5, -1]
+    assert index.newest(pa.array([None], INT64), 6).tolist() == [2]
+
+
+def test_the_same_rows_in_fewer_batches_are_in_already() -> None:
+    index = PrimaryKeyIndex(["id"])
+    index.catch_up([batch([1]), batch([2, 1])])
+    index.catch_up([batch([1, 2, 1]), batch([2])])
+    index.catch_up([batch([1, 2, 1]), batch([2]), batch([1])])
+    assert index.rows == 5
+    assert index.live_mask(5).tolist() == [False, False, False, True, True]
+
+
+def test_many_keys_take_few_bytes_each() -> None:
+    index = PrimaryKeyIndex(["id"])
+    rows = 400_000
+    index.insert(batch(range(rows)), 0)
+    assert index.newest([0, rows // 2, rows - 1, rows], rows).tolist() == [0, rows // 2, rows - 1, -1]
+    # A word and a row for the key; the row before and the one after, whose arrays double.
+    assert index.memory_bytes / rows < 60
+    assert len(index._runs) <= 5
 
 
 def test_replayed_rows_do_not_replace_themselves() -> None:

@@ -83,7 +83,7 @@ class Model:
 class Arena:
     """Use as a context manager: while it is open the writer writes and the reader checks."""
 
-    def __init__(self, where: Path, *, keyed: bool, shards: int = 2, seed: int = 0) -> None:
+    def __init__(self, where: Path, *, keyed: bool, shards: int = 3, seed: int = 0) -> None:
         self.where = where
         self.keyed = keyed
         schema = KEYED if keyed else APPEND_ONLY

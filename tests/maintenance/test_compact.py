@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,6 +37,7 @@ from lancewal.maintenance import (
     compact,
     execute_shard,
     keyed,
+    newest,
     plan_compaction,
 )
 from lancewal.reader.table_reader import TableReader
@@ -199,7 +201,7 @@ class TestBoundedMemory:
         operations = [list(range(count)), *([rows(count, upserts, prefix="new")] if upserts else [])]
         site.flush(*operations)
         before = site.dataset.version
-        report = site.compact(max_commit_bytes=40_000)
+        report = site.compact(max_commit_bytes=40_000, compact_files=False)
         assert report.commits == 4 + bool(upserts)
         assert report.rows_deleted == count
         updated = range(count, count + upserts)
@@ -284,10 +286,10 @@ print((after - before) << 10)
             compared.append(sum(map(len, levels)))
             return superseded(levels)
 
-        monkeypatch.setattr(keyed, "superseded", counted)
+        monkeypatch.setattr(newest, "superseded", counted)
         monkeypatch.setattr(KeySet, "contains", None)
         monkeypatch.setattr(KeySet, "union", None)
-        found = keyed.newest_rows(site.store, site.shard_id, site.manifest.sstables, site.base.schema)
+        found = newest.newest_rows(site.store, site.shard_id, site.manifest.sstables, site.base.schema)
         assert compared == [240]
         assert sum(int(kept.sum()) for kept in found.kept) == 23 * 4 + 9
         assert found.num_dead == 24
@@ -438,12 +440,38 @@ class TestIndexes:
     def test_a_small_merge_goes_through_the_index(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lancewal.maintenance.keyed._INDEX_PAYS_FROM", 1)
+        monkeypatch.setattr("lancewal.base.table._INDEX_PAYS_FROM", 1)
         site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 5000, prefix="base")]))
         site.dataset.create_scalar_index("id", "BTREE")
         site.flush(rows(4990, 20, prefix="new"))
         site.compact()
         assert site.plain() == [*named(range(4990), "base"), *named(range(4990, 5010), "new")]
+
+    @pytest.mark.parametrize("added", [0, 5], ids=["deletes alone", "with rows"])
+    def test_a_few_deletes_read_the_whole_key_column_of_a_large_base(
+        self, tmp_path: Path, added: int
+    ) -> None:
+        """Although there is a BTree: twice the base must not be twice the bytes."""
+        schema = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("name", pa.string())])
+        read = []
+        for count in (100_000, 400_000):
+            ids = np.random.default_rng(1).permutation(count) * 1_000_003
+            names = pa.nulls(count, pa.string())
+            site = Site(tmp_path / f"{count}", schema, pa.table([ids, names], schema=schema))
+            site.dataset.create_scalar_index("id", "BTREE")
+            dead = (np.arange(10) * 1_000_003).tolist()
+            later = pa.table([[-1 - n for n in range(added)], ["new"] * added], schema=schema)
+            # Outside the index, as what earlier compactions brought.
+            site.dataset.insert(pa.table([[7], ["kept"]], schema=schema))
+            site.flush([*dead, 7], *([later] if added else []))
+            before = lance.bytes_read_counter()
+            report = site.compact()
+            read.append(lance.bytes_read_counter() - before)
+            assert report.shards[0].rows_deleted == 11
+            assert report.shards[0].rows_inserted == added
+            assert site.dataset.count_rows() == count - 10 + added
+            assert site.marker == 1
+        assert read[1] < read[0] * 1.5 + 50_000, read
 
     def test_indexes_and_files_are_optimized_on_request(self, tmp_path: Path) -> None:
         site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 500)]))

@@ -30,7 +30,7 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import Resource, at_crash_points, compact
 from lancewal.maintenance.commits import APPEND_POINTS, MERGE_POINTS
 from lancewal.reader import TableReader
-from lancewal.reader import base_source as base_overlap
+from lancewal.reader import base_keys as base_overlap
 from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore

@@ -18,7 +18,7 @@ import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.predicate.dialect import literal
 from lancewal.reader import TableReader
-from lancewal.reader import base_source as base_overlap
+from lancewal.reader import base_keys as base_overlap
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
 from tests.tables import KEY, fast

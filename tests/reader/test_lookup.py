@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lancewal.errors import InvalidInputError
-from lancewal.reader import base_source
+from lancewal.reader import base_keys, base_source
 from lancewal.reader.state import ShardPlace, ShardReader
 from lancewal.shard.routing import ShardRouter
 from tests.reader.support import TableUnderTest, looked_up, named
@@ -88,6 +88,7 @@ def test_many_keys_are_asked_of_the_base_in_portions(
     table: TableUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_source, "KEYS_AT_A_TIME", 7)
+    monkeypatch.setattr(base_keys, "MOST_KEPT", 0)
     asked = [(i * 37) % 120 for i in range(60)]
     assert looked_up(table, asked) == [
         None if key >= 100 or key == 30 else f"{'flushed' if 10 <= key < 20 else 'base'} {key}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,6 +30,14 @@ class WatchedReader(TableReader):
 
     def _newest_base(self) -> BaseSource:
         return self._store.faults.run("open", "base", super()._newest_base)
+
+
+class HastyReader(WatchedReader):
+    """What runs side by side on distant storage, in the other order: the listing and the base come first."""
+
+    def _beside(self, call: Callable[[], Any], others: Callable[[], Any]) -> tuple[Any, Any]:
+        first = call()
+        return first, others()
 
 
 class Scene:
@@ -139,15 +148,16 @@ HAPPENINGS: dict[str, Callable[[Scene], None]] = {
     ("live", "warm"), [(True, True), (False, True), (False, False)], ids=["live", "log", "log at first sight"]
 )
 @pytest.mark.parametrize("happening", list(HAPPENINGS))
+@pytest.mark.parametrize("kind", [WatchedReader, HastyReader], ids=["base last", "base beside the manifests"])
 def test_a_scan_shows_one_moment_whatever_happens_at_any_of_its_storage_calls(
-    tmp_path: Path, happening: str, live: bool, warm: bool, keyed: bool
+    tmp_path: Path, kind: type[WatchedReader], happening: str, live: bool, warm: bool, keyed: bool
 ) -> None:
     number = reached = 0
     while number == reached:
         number += 1
         scene = Scene(tmp_path / str(number), keyed)
         store = FaultyStore(scene.table.store)
-        reader = WatchedReader(store, live_writers=live)
+        reader = kind(store, live_writers=live)
         if warm:
             scene.rows(reader)
         happened: list[bool] = []

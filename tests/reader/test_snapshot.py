@@ -479,3 +479,33 @@ def test_an_entry_lost_above_what_a_reader_knew_is_noticed(tmp_path: Path, more:
         with pytest.raises(WalCorruptError, match="missing") as refusal:
             table.other.scan()
         assert refusal.value.position == more + 1
+
+
+def test_a_stale_read_still_sees_what_a_writer_here_put_and_what_it_flushed_since(tmp_path: Path) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    reader = TableReader(table.store, max_staleness=3600)
+    with table.writer() as writer:
+        writer.put(named({1: "first"}))
+        assert names(reader.scan().to_table()) == {1: "first"}
+        writer.put(named({2: "second"}))
+        assert names(reader.scan().to_table()) == {1: "first", 2: "second"}
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+        writer.put(named({3: "third"}))
+        assert names(reader.scan().to_table()) == {1: "first", 2: "second", 3: "third"}
+    assert names(reader.scan().to_table()) == {1: "first", 2: "second", 3: "third"}
+
+
+def test_a_stale_read_shows_what_others_wrote_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "old"})
+    reader = TableReader(table.store, live_writers=False, max_staleness=60)
+    assert names(reader.scan().to_table()) == {1: "old"}
+    table.flushed({1: "new"})
+    table.compact(2)
+    assert names(reader.scan().to_table()) == {1: "old"}
+    later = snapshot.time.monotonic() + 61
+    monkeypatch.setattr(snapshot.time, "monotonic", lambda: later)
+    assert names(reader.scan().to_table()) == {1: "new"}

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from lancewal.format.schema import without_field_ids
 from lancewal.reader import TableReader
-from lancewal.reader import base_source as base_overlap
+from lancewal.reader import base_keys as base_overlap
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter
 from lancewal.writer import ShardWriter

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,9 @@ from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, tail
 from lancewal.reader.memory_source import StreamedSource
+from lancewal.reader.runs import Run
 from lancewal.reader.search import checked_nearest, nearest
+from lancewal.reader.source import Newer
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
 from lancewal.storage import Cache, layout
 from tests.reader.support import TableUnderTest, named, names
@@ -274,6 +278,151 @@ def test_two_threads_that_extended_one_tail_took_each_others_rows_for_their_own(
         extend("shorter", shorter)
         other.join()
         assert found == {"shorter": 3, "longer": 4}
+
+
+def long_tail(table: TableUnderTest, entries: int, first: int = 0) -> WalAppender:
+    """One row an entry."""
+    stored = BaseTable.open(table.uri).schema.stored
+    appender = WalAppender.open(table.store, table.shard)
+    for number in range(first, first + entries):
+        row = [pa.array([number]), pa.array([f"row {number}"]), pa.array([False])]
+        appender.append([pa.RecordBatch.from_arrays(row, schema=stored)], generation=1)
+    return appender
+
+
+def calls_of(what: Callable[[], object]) -> int:
+    """How many functions are called, C ones included: what Python does, in a figure that does not vary."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    what()
+    sys.setprofile(count)
+    try:
+        what()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("room", [0, 1 << 26], ids=["keys only", "whole"])
+def test_a_lookup_went_through_all_entries_of_the_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache(room)))
+    done = []
+    for entries in (100, 3_000):
+        table = TableUnderTest(tmp_path / str(entries))
+        long_tail(table, entries)
+        reader = other(table)
+        assert reader.lookup([5]).table["name"].to_pylist() == ["row 5"]
+        done.append(calls_of(lambda: reader.lookup([entries - 1])))  # noqa: B023
+    assert done[1] < 1.3 * done[0]
+
+
+def test_small_entries_took_a_hundred_times_the_bytes_of_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(1 << 26)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
+    table = TableUnderTest(tmp_path / "t")
+    long_tail(table, 3_000)
+    before = pa.total_allocated_bytes()
+    reader = other(table)
+    (source,) = reader.scan().snapshot.shards[0].sources
+    assert source.row_count == 3_000
+    # 8 bytes of the key, 12 of the text with its offset; Arrow's buffers have some to spare.
+    assert pa.total_allocated_bytes() - before < 3_000 * 100
+    assert cache.used_bytes < 3_000 * 150
+
+
+def test_a_reader_that_follows_a_log_keeps_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(1 << 26)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
+    table = TableUnderTest(tmp_path / "t")
+    schema, store = BaseTable.open(table.uri).schema, table.store
+    followed = tail.ShardTail(store, table.shard)
+    appender = long_tail(table, 1)
+    manifest = ShardManifestStore(store, table.shard).require_latest()
+    joined = 0
+    real = Run.joined
+
+    def counted(run: Run, later: Run) -> Run:
+        nonlocal joined
+        joined += run.num_rows + later.num_rows
+        return real(run, later)
+
+    monkeypatch.setattr(Run, "joined", counted)
+    for number in range(1, 300):
+        row = [pa.array([number % 50]), pa.array([f"row {number}"]), pa.array([False])]
+        appender.append([pa.RecordBatch.from_arrays(row, schema=schema.stored)], generation=1)
+        entries = followed.load(manifest, number + 2, schema)
+        (source,) = followed.sources(entries, manifest, schema)
+        assert sum(run.num_rows for run in entries.runs) == source.row_count == number + 1
+        assert len(entries.runs) <= 10
+        assert source.count(None, Newer()) == min(number + 1, 50)
+    assert joined < 300 * 12, "each row is copied some log2(n) times"
+
+
+def test_keys_push_rows_of_their_tail_out_when_the_room_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(60_000)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
+    table = TableUnderTest(tmp_path / "t")
+    reader = other(table)
+    with table.writer() as writer:
+        for number in range(12):
+            rows = {100 * number + row: "x" * 60 for row in range(100)}
+            writer.put(named(rows))
+            found = reader.scan().to_table()
+            assert found.num_rows == 100 * (number + 1)
+            assert reader.lookup([100 * number]).found.all()
+            (followed,) = tail.ROOM._tails
+            # An entry with rows is about 13 KB, its keys 7: those of eight entries fit, without any row.
+            if number < 8:
+                assert all(run.lease is not None for run in followed._kept.runs)
+            assert followed._kept.is_whole == (number < 4)
+
+
+def test_a_new_version_of_the_base_does_not_read_the_tail_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t", data=named({-1: "base"}))
+    long_tail(table, 20)
+    reader = other(table)
+    assert reader.scan().count_rows() == 21
+    fetched: list[int] = []
+    real = WalTailer.read_entry
+    monkeypatch.setattr(
+        WalTailer, "read_entry", lambda self, position: fetched.append(position) or real(self, position)
+    )
+    lance.write_dataset(named({-2: "more"}), table.uri, mode="append")
+    assert reader.scan().count_rows() == 22
+    assert reader.lookup([7]).table["name"].to_pylist() == ["row 7"]
+    assert fetched == []
+    table.dataset.add_columns(pa.schema([pa.field("later", pa.int32())]))
+    assert reader.scan().to_table()["later"].null_count == 22
+    assert fetched == list(range(1, 21)), "other columns: the rows are read once more, and once only"
+
+
+def test_rows_of_a_long_log_showed_json_as_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("doc", pa.json_())])
+    table = TableUnderTest(tmp_path / "t", schema)
+    with table.writer() as writer:
+        docs = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
+        writer.put(pa.table([pa.array([1, 2]), docs], schema=schema))
+        found = []
+        for room in (1 << 20, 0):
+            monkeypatch.setattr(tail, "ROOM", tail.LogRoom(Cache(room)))
+            reader = other(table)
+            shown = reader.scan().to_table()
+            found.append((shown.schema, shown.to_pylist(), reader.lookup([1]).table.to_pylist()))
+        assert found[0] == found[1]
 
 
 SEARCHED = pa.schema(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from bench.distant import distant_store, measured_depth
 from lancewal.errors import CorruptManifestError, InvalidInputError, WalCorruptError, WalTruncatedError
-from lancewal.shard import WalAppender, WalTailer
+from lancewal.shard import WalAppender, WalTailer, tail
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import RECHECK_AFTER
 from tests.faults import FaultyStore
@@ -161,6 +163,61 @@ def test_a_remote_range_is_read_ahead_but_not_far(faulty: FaultyStore) -> None:
     next(read)
     read.close()  # type: ignore[attr-defined]
     assert 2 <= faulty.faults.count("get", WAL) <= 5
+
+
+def test_a_cold_tail_of_4000_entries_was_read_eight_at_a_time(tmp_path: Path) -> None:
+    appender = WalAppender.open(ObjectStore.from_uri(str(tmp_path), fsync=False), SHARD)
+    for value in range(4000):
+        appender.append([batch(value)])
+    store, backend = distant_store(tmp_path)
+    tailer = WalTailer(store, SHARD)
+    with measured_depth() as depth:
+        # Manifest, four pages of the listing, the entries.
+        assert sum(entry.num_rows for entry in tailer.entries(1)) == 4000
+        assert depth() <= 60
+    assert backend.requests["read"] <= 4000 + 20
+
+
+class InFlight(FaultyStore):
+    """Counts the bytes of entries that were fetched and not yet taken."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.fetched = 0
+
+    def get(self, path: str) -> bytes:
+        data: bytes = super().get(path)
+        self.fetched += len(data) if path.startswith(WAL) else 0
+        return data
+
+
+def test_large_entries_are_read_few_at_a_time(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of unknown size before they are read: the first eight may be large, what follows fits the bytes."""
+    size = 20_000
+    monkeypatch.setattr(tail, "_BYTES_AHEAD", 4 * size)
+    appender = WalAppender.open(memory_store, SHARD)
+    for _ in range(60):
+        appender.append([pa.record_batch({"payload": [b"x" * size]})])
+    store = InFlight(memory_store)
+    most = taken = 0
+    for number, entry in enumerate(WalTailer(store, SHARD).entries(1, 61)):
+        taken += entry.num_bytes
+        if number > 8:
+            most = max(most, store.fetched - taken)
+    assert 2 * size < most <= 5 * size
+
+
+def test_readers_of_a_process_share_what_may_be_ahead(memory_store: ObjectStore) -> None:
+    written(memory_store, 400)
+    readers = [WalTailer(memory_store, SHARD).entries(1, 401) for _ in range(8)]
+    windows = [tail._Window(96, 8).__enter__() for _ in readers]
+    assert [window.after(None) for window in windows] == [12] * 8
+    for window in windows:
+        window.__exit__()
+    assert tail._Window._all == set()
+    assert [sum(1 for _ in read) for read in readers] == [400] * 8
 
 
 def test_a_hole_is_refused_by_name(any_store: ObjectStore) -> None:

@@ -19,7 +19,7 @@ PATIENCE = 10.0
 
 def put_under_way(num_bytes: int = 1) -> Put:
     """A put whose thread is there."""
-    put = Put(rows=Rows([], 0, num_bytes), into=None)  # type: ignore[arg-type]
+    put = Put(Rows([], 0, num_bytes), None)  # type: ignore[arg-type]
     put.present.acquire()
     return put
 
@@ -28,6 +28,7 @@ class Memory:
     def __init__(self, held: list[int], relieve: Callable[[], None]) -> None:
         self.held = held
         self.make_room = relieve
+        self.bytes_at_last_put = held[0]
 
     @property
     def unflushed_bytes(self) -> int:
@@ -51,6 +52,14 @@ def make(
 def test_nobody_waits_under_the_limit() -> None:
     stats = WriteStats()
     make(stats, [99], relieve=lambda: pytest.fail("there is nothing to relieve")).admit(put_under_way())
+    assert stats.snapshot().backpressure_count == 0
+
+
+def test_what_was_flushed_since_the_last_put_holds_nobody_back() -> None:
+    stats = WriteStats()
+    pressure = make(stats, [50], relieve=lambda: pytest.fail("there is nothing to relieve"))
+    pressure._memory.bytes_at_last_put = 1000  # type: ignore[misc]
+    pressure.admit(put_under_way())
     assert stats.snapshot().backpressure_count == 0
 
 

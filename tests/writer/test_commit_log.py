@@ -32,12 +32,19 @@ def batch(value: int, count: int = 1) -> pa.RecordBatch:
 class Memory:
     """Stands for a MemTable, and tells which entries its rows went to."""
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, fixture: Fixture) -> None:
         self.generation = generation
-        self.durable: list[tuple[int, int]] = []
+        self.fixture = fixture
+        #: WAL positions, each with what was durable when the MemTable was told.
+        self.told: list[tuple[int, int]] = []
 
-    def note_durable(self, end_position: int, wal_position: int) -> None:
-        self.durable.append((end_position, wal_position))
+    @property
+    def covered_wal_position(self) -> int:
+        return self.told[-1][0] if self.told else 0
+
+    @covered_wal_position.setter
+    def covered_wal_position(self, position: int) -> None:
+        self.told.append((position, self.fixture.log.durable_position))
 
 
 class Mode:
@@ -68,17 +75,17 @@ class Fixture:
         self._order = threading.Lock()
 
     def memtable(self, generation: int) -> MemTable:
-        return self.memtables.setdefault(generation, Memory(generation))  # type: ignore[return-value]
+        return self.memtables.setdefault(generation, Memory(generation, self))  # type: ignore[return-value]
 
     def enqueue(self, value: int, generation: int = 1, count: int = 1, batches: int = 1) -> int:
-        put = Put(rows=Rows.of([batch(value, count)] * batches), into=None)  # type: ignore[arg-type]
+        put = Put(Rows.of([batch(value, count)] * batches), None)  # type: ignore[arg-type]
         with self._order:
             self.log.enqueue(put, self.memtable(generation))
         return put.end_position
 
     def put(self, value: int, before: Callable[[], object] = lambda: None, *, queues: bool = True) -> range:
         """A put whose rows are to be queued by whoever leads."""
-        put = Put(rows=Rows.of([batch(value)]), into=Mode(self, before, queues))
+        put = Put(Rows.of([batch(value)]), Mode(self, before, queues))
         with put.present:
             self.log.commit_put(put)
         return put.positions
@@ -269,11 +276,15 @@ def test_fail_wakes_those_who_wait(fixture: Fixture) -> None:
         fixture.log.commit(fixture.enqueue(1))
 
 
-def test_durable_rows_are_reported_to_their_memtable(fixture: Fixture) -> None:
+def test_a_memtable_knows_its_last_entry_before_its_rows_count_as_durable(fixture: Fixture) -> None:
+    """A flush publishes that position once it finds the rows durable: a lower one would replay them again."""
+    ends = []
     for i in range(2):
         fixture.enqueue(i, batches=2)
         fixture.log.commit_all()
-    assert fixture.memtables[1].durable == [(2, 1), (4, 2)]
+        ends.append(fixture.log.durable_position)
+    assert ends == [2, 4]
+    assert fixture.memtables[1].told == [(1, 0), (2, 2)]
 
 
 class TestPutsThatTheLeaderTakesIn:
@@ -376,7 +387,7 @@ class TestPutsThatTheLeaderTakesIn:
                 if refused:
                     raise InvalidInputError("refused")
 
-            one = Put(rows=Rows.of([batch(1)]), into=Mode(fixture, insert))
+            one = Put(Rows.of([batch(1)]), Mode(fixture, insert))
             kept.append(weakref.ref(one.rows.batches[0]))
             with suppress(InvalidInputError), one.present:
                 fixture.log.commit_put(one)
@@ -401,7 +412,7 @@ class TestPutsThatTheLeaderTakesIn:
                 if value == 2:
                     raise InvalidInputError("refused")
 
-            one = Put(rows=Rows.of([batch(value)]), into=Mode(fixture, refuse_two))
+            one = Put(Rows.of([batch(value)]), Mode(fixture, refuse_two))
             if value != 2:
                 others.append(weakref.ref(one.rows.batches[0]))
             try:

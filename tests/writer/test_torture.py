@@ -204,7 +204,7 @@ def test_an_error_while_a_failure_is_latched_wakes_everybody_all_the_same(memory
         except (RuntimeError, StorageError) as error:
             outcomes.append(type(error).__name__)
 
-    puts = [Put(rows=Rows.of([rows(i, 1)]), into=WalOnlyMode(log, state)) for i in range(5)]
+    puts = [Put(Rows.of([rows(i, 1)]), WalOnlyMode(log, state)) for i in range(5)]
     for put in puts:
         log.enqueue(put)
     threads = [threading.Thread(target=commit, args=(put.end_position,), daemon=True) for put in puts]

@@ -93,8 +93,9 @@ class ColumnLog:
             return True
         if since is not None and runs.version == end and since > runs.first:
             return False
-        for version in range(end, max(start, end - MAX_LOOKBACK) - 1, -1):
-            fields = self.fields_of(version)
+        versions = range(end, max(start, end - MAX_LOOKBACK) - 1, -1)
+        workers = 1 if len(versions) <= _FEW_VERSIONS else _READERS
+        for fields in ordered_map(self.fields_of, versions, workers):
             if fields is None:
                 return True
             if field_id not in fields:

@@ -22,7 +22,7 @@ import lance
 from lance.lance import LanceSchema
 
 from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
-from lancewal.base.lance import committed_at, lance_errors
+from lancewal.base.lance import committed_at, fragments_of, lance_errors, row_count
 from lancewal.base.markers import effective_markers, newest_manifest
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
@@ -57,6 +57,12 @@ _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending re
 #: The column logs of tables, shared by all readers with the same store: versions never change.
 _column_logs: Shelf[object, ColumnLog] = Shelf()
 _fields: Shelf[tuple[object, int], Mapping[int, str]] = Shelf()
+#: Where the table has so many times the keys that are looked for, the BTree finds them faster than
+#: reading the key column once.
+_INDEX_PAYS_FROM = 500
+#: What a key takes in a file, and a file of which Lance does not know the size.
+_KEY_BYTES = 8
+_UNKNOWN_BYTES = 1 << 30
 #: Memory of one name in a mapping, roughly.
 _NAME_BYTES = 160
 
@@ -152,6 +158,34 @@ class BaseTable:
         """Whether every known version from ``version`` on has the MemWAL index."""
         identity = self.schema.identity
         return not isinstance(identity, ColumnHistory) or identity.is_continued_since(version)
+
+    @cached_property
+    def indexed_fragments(self) -> frozenset[int]:
+        """The fragments that a BTree on the key covers; none where the key has several columns."""
+        if len(self.schema.primary_key) != 1:
+            return frozenset()
+        key = self.schema.field_ids[self.schema.primary_key[0]]
+        names = {
+            index.name
+            for index in self.manifest.indexes
+            if index.field_ids == (key,) and "BTree" in index.details_type
+        }
+        return max((self.manifest.covered_fragments(name) for name in names), key=len, default=frozenset())
+
+    def key_index_pays(self, keys: int, *, replaces: bool) -> bool:
+        """Whether a merge finds so many keys faster by the BTree than by reading the key column.
+
+        To replace rows, Lance then reads the fragments that the BTree does not cover with all columns; to
+        delete rows, with the key alone.
+        """
+        covered, rows = self.indexed_fragments, row_count(self.dataset)
+        if not covered or rows <= _INDEX_PAYS_FROM * keys:
+            return False
+        if not replaces or covered == self.manifest.fragment_ids:
+            return True
+        others = [each for each in fragments_of(self.dataset) if each.fragment_id not in covered]
+        files = [file for each in others for file in each.data_files()]
+        return sum(file.file_size_bytes or _UNKNOWN_BYTES for file in files) <= _KEY_BYTES * rows
 
     @cached_property
     def _held(self) -> Mapping[UUID, int]:

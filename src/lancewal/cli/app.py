@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import console, ingest, init, maintain, rows, status
+from lancewal.cli import console, cost, ingest, init, maintain, rows, status
 from lancewal.cli.exits import CommandError, guarded
 
 
@@ -152,6 +152,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Read": (rows.query, rows.get, rows.tail),
     "Operate": (
         status.status,
+        cost.cost,
         maintain.flush,
         maintain.compact,
         maintain.gc,

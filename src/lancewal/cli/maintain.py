@@ -61,8 +61,12 @@ def compact(
         bool, typer.Option("--indexes/--no-indexes", help="Then bring the base table's indexes up to date.")
     ] = True,
     files: Annotated[
-        bool, typer.Option("--files/--no-files", help="Then join small files of the base table.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--files/--no-files",
+            help="Then join all small files of the base table, or none; by default some, where it pays.",
+        ),
+    ] = None,
     engine: options.JobEngine = options.Engine.LOCAL,
     option: options.StorageOptions = None,
     json: options.Json = False,
@@ -75,7 +79,7 @@ def compact(
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
         _on_spark(opened, *(["flush"] if flush else []), "compact", option=option, json=json)
-        if indexes or files:
+        if files:
             opened.compact(optimize_indexes=indexes, compact_files=files)
         return
     if flush:

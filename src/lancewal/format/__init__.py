@@ -3,6 +3,7 @@
 from lancewal.format.align import ColumnSource, align, column_sources, shown
 from lancewal.format.base_manifest import (
     MEM_WAL_INDEX_NAME,
+    BaseIndex,
     BaseManifest,
     MemWalDetails,
     ShardingField,
@@ -77,6 +78,7 @@ __all__ = [
     "PRIMARY_KEY_KEY",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",
+    "BaseIndex",
     "BaseManifest",
     "BloomFilter",
     "CastRefusedError",

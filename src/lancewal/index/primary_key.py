@@ -2,6 +2,10 @@
 
 For every row the index knows the row that it replaced and the row that replaced it. That
 answers for any bound, so that readers with different snapshots share one index.
+
+The newest keys are in a dictionary, the fastest way to one of them, and all others in runs, sorted by
+a word of each key: a Python object takes ten times the bytes of a key. Runs are merged as they
+grow, so that there are few.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import key_values
+from lancewal.format import key_values, key_words
 from lancewal.index.kinds import RowMask, RowPositions, already_in, grown
 
 _NEVER = np.iinfo(np.int64).max
@@ -25,6 +30,10 @@ _FIRST_CAPACITY = 256
 #: Bytes of a Python int that is a dictionary value, and of the header of a text or bytes key.
 _INT_BYTES = 32
 _OBJECT_BYTES = 49
+#: So many keys are Python objects at most.
+_MAX_OBJECTS = 16_384
+#: A run is merged with the one before it unless that one has so many times its keys.
+_FAN_OUT = 4
 
 
 class _Seen(NamedTuple):
@@ -33,6 +42,73 @@ class _Seen(NamedTuple):
     batches: int
     last: pa.RecordBatch | None
     rows: int
+
+
+class _Run(NamedTuple):
+    """Keys, sorted by their words, each with its newest row in the run; a key that is there twice is
+    there with its newest row last. Numbers are their own words: ``values`` are the other keys.
+    """
+
+    words: npt.NDArray[np.uint64]
+    rows: npt.NDArray[np.int64]
+    values: pa.Array | None
+
+    @classmethod
+    def of(cls, keys: pa.Array, rows: npt.NDArray[np.int64]) -> _Run:
+        """``rows`` of keys that are not null, older rows first."""
+        words = key_words(keys)
+        order = np.argsort(words, kind="stable")
+        values = None if pa.types.is_primitive(keys.type) else keys.take(pa.array(order))
+        return cls(words[order], rows[order], values)._without_older()
+
+    def merged_with(self, newer: _Run) -> _Run:
+        words = np.concatenate([self.words, newer.words])
+        # A stable sort of sorted pieces is a merge.
+        order = np.argsort(words, kind="stable")
+        values = None
+        if self.values is not None:
+            values = pa.concat_arrays([self.values, newer.values]).take(pa.array(order))
+        rows = np.concatenate([self.rows, newer.rows])[order]
+        return _Run(words[order], rows, values)._without_older()
+
+    def find(self, words: npt.NDArray[np.uint64], keys: pa.Array) -> npt.NDArray[np.int64]:
+        """The rows of ``keys``, of which ``words`` are; -1 where there is none."""
+        places = np.searchsorted(self.words, words, side="right") - 1
+        asked = np.flatnonzero((places >= 0) & (self.words[places] == words))
+        found = np.full(len(words), -1, np.int64)
+        if self.values is None:
+            found[asked] = self.rows[places[asked]]
+            return found
+        # The key's type may have become a wider one since; numbers have the same words in both.
+        wanted = keys.take(pa.array(asked)).cast(self.values.type)
+        same = _equal(self.values.take(pa.array(places[asked])), wanted)
+        found[asked[same]] = self.rows[places[asked[same]]]
+        for number in asked[~same].tolist():
+            # Another key with the same word: rare enough to be slow.
+            first = np.searchsorted(self.words, words[number])
+            there = self.values.slice(first, places[number] - first).to_pylist()
+            key = keys[number].as_py()
+            if key in there:
+                found[number] = self.rows[first + len(there) - 1 - there[::-1].index(key)]
+        return found
+
+    def _without_older(self) -> _Run:
+        """Where a key follows itself only the last is needed: the index leads from it to the others."""
+        older = np.flatnonzero(self.words[1:] == self.words[:-1])
+        values = self.values
+        if values is not None and len(older):
+            older = older[_equal(values.take(pa.array(older)), values.take(pa.array(older + 1)))]
+        if not len(older):
+            return self
+        kept = np.delete(np.arange(len(self.words)), older)
+        return _Run(
+            self.words[kept], self.rows[kept], None if values is None else values.take(pa.array(kept))
+        )
+
+    @property
+    def nbytes(self) -> int:
+        values = 0 if self.values is None else int(self.values.nbytes)
+        return self.words.nbytes + self.rows.nbytes + values
 
 
 class PrimaryKeyIndex:
@@ -51,6 +127,9 @@ class PrimaryKeyIndex:
             raise InvalidInputError("a primary key index needs at least one key column")
         self.key_columns = tuple(key_columns)
         self._newest: dict[Hashable, int] = {}
+        # Oldest first. A key is in a run with an older row than in a later one, or in the dictionary.
+        self._runs: tuple[_Run, ...] = ()
+        self._type: pa.DataType | None = None
         self._previous = np.empty(_FIRST_CAPACITY, np.int64)
         self._superseded_at = np.empty(_FIRST_CAPACITY, np.int64)
         self._rows = 0
@@ -67,7 +146,8 @@ class PrimaryKeyIndex:
     @property
     def memory_bytes(self) -> int:
         tables = self._previous.nbytes + self._superseded_at.nbytes + sys.getsizeof(self._newest)
-        return tables + self._key_bytes + len(self._newest) * _INT_BYTES
+        runs = sum(run.nbytes for run in self._runs)
+        return tables + runs + self._key_bytes + len(self._newest) * _INT_BYTES
 
     def insert(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Add the rows of ``batch``, the first of which is at ``first_row``."""
@@ -82,11 +162,12 @@ class PrimaryKeyIndex:
         with self._insert_lock:
             seen = self._seen
             if 0 < seen.batches <= len(batches) and batches[seen.batches - 1] is seen.last:
-                self._insert(batches[seen.batches :], seen.rows)
+                rows = seen.rows + self._insert(batches[seen.batches :], seen.rows)
             else:
-                self._insert(batches, 0)
-            if len(batches) > seen.batches:
-                self._seen = _Seen(len(batches), batches[-1], self._rows)
+                rows = self._insert(batches, 0)
+            # The same rows may come in other batches: those that hold all of them are seen next.
+            if batches and rows == self._rows:
+                self._seen = _Seen(len(batches), batches[-1], rows)
 
     def live_mask(self, bound: int) -> RowMask:
         """For each row below ``bound``: is it the newest version of its key below ``bound``?"""
@@ -101,37 +182,72 @@ class PrimaryKeyIndex:
         Python values.
         """
         self._check_bound(bound)
-        wanted = _hashable(keys) if isinstance(keys, (pa.Array, pa.ChunkedArray)) else keys
-        positions = np.fromiter(map(self._newest.get, wanted, repeat(-1)), np.int64, len(wanted))
-        # Read after the dictionary: it covers every position that the dictionary named.
+        positions = self._found(keys)
+        # Read after the keys: it covers every position that they named.
         previous = self._previous
         while (above := np.flatnonzero(positions >= bound)).size:
             positions[above] = previous[positions[above]]
+        return positions
+
+    def _found(self, keys: Sequence[Hashable] | pa.Array) -> RowPositions:
+        """The newest row of each key that the index has by now, -1 where there is none."""
+        wanted = _hashable(keys) if isinstance(keys, (pa.Array, pa.ChunkedArray)) else keys
+        # Before the runs: a key moves from the dictionary to a run, and is in both for a moment.
+        newest = self._newest
+        positions = np.fromiter(map(newest.get, wanted, repeat(-1)), np.int64, len(wanted))
+        runs = self._runs
+        missing = np.flatnonzero(positions < 0) if runs else ()
+        if len(missing):
+            asked = keys if isinstance(keys, pa.Array) else pa.array(wanted, self._type)
+            asked = asked if len(missing) == len(asked) else asked.take(pa.array(missing))
+            if asked.null_count:
+                valid = asked.is_valid()
+                missing, asked = missing[valid.to_numpy(zero_copy_only=False)], asked.filter(valid)
+            positions[missing] = _in_runs(runs, asked)
         return positions
 
     def _check_bound(self, bound: int) -> None:
         if not 0 <= bound <= self._rows:
             raise InvalidInputError(f"bound {bound} is outside the {self._rows} rows of the key index")
 
-    def _insert(self, batches: Sequence[pa.RecordBatch], first_row: int) -> None:
-        known = already_in(self._rows, first_row, sum(batch.num_rows for batch in batches))
-        fresh = _without_first(batches, known)
-        if not fresh:
-            return
-        columns = [[batch.column(name) for batch in fresh] for name in self.key_columns]
-        values = key_values([c[0] if len(c) == 1 else pa.concat_arrays(c) for c in columns])
+    def _insert(self, batches: Sequence[pa.RecordBatch], first_row: int) -> int:
+        """Returns the number of rows of ``batches``, those that were in already included."""
+        count: int = sum(batch.num_rows for batch in batches)
+        fresh = _without_first(batches, already_in(self._rows, first_row, count))
+        if fresh:
+            columns = [[batch.column(name) for batch in fresh] for name in self.key_columns]
+            values = key_values([c[0] if len(c) == 1 else pa.concat_arrays(c) for c in columns])
+            self._type = values.type
+            for start in range(0, len(values), _MAX_OBJECTS):
+                self._insert_some(values.slice(start, _MAX_OBJECTS))
+        return count
+
+    def _insert_some(self, values: pa.Array) -> None:
         self._add(_hashable(values), self._rows)
         if pa.types.is_primitive(values.type):
             self._key_bytes += len(values) * _INT_BYTES
         else:
             self._key_bytes += len(values) * _OBJECT_BYTES + values.nbytes
+        if len(self._newest) > _MAX_OBJECTS:
+            self._move_to_run()
+
+    def _move_to_run(self) -> None:
+        """All keys of the dictionary but the null, which no run can hold."""
+        keys = {key: row for key, row in self._newest.items() if key is not None}
+        run = _Run.of(pa.array(list(keys), self._type), np.fromiter(keys.values(), np.int64, len(keys)))
+        runs = list(self._runs)
+        while runs and len(runs[-1].words) < _FAN_OUT * len(run.words):
+            run = runs.pop().merged_with(run)
+        self._runs = (*runs, run)
+        self._newest = {key: row for key, row in self._newest.items() if key is None}
+        self._key_bytes = 0
 
     def _add(self, keys: list[Hashable], first: int) -> None:
         end = first + len(keys)
         rows = range(first, end)
         newest = dict(zip(keys, rows, strict=True))
         if len(newest) == len(keys):
-            replaced = np.fromiter(map(self._newest.get, keys, repeat(-1)), np.int64, len(keys))
+            replaced = self._found(keys)
         else:
             replaced = self._replaced_with_duplicates(keys, first)
         previous = grown(self._previous, first, end)
@@ -147,11 +263,30 @@ class PrimaryKeyIndex:
 
     def _replaced_with_duplicates(self, keys: list[Hashable], first: int) -> npt.NDArray[np.int64]:
         within: dict[Hashable, int] = {}
-        replaced = np.empty(len(keys), np.int64)
+        replaced = self._found(keys)
         for offset, key in enumerate(keys):
-            replaced[offset] = within[key] if key in within else self._newest.get(key, -1)
+            if key in within:
+                replaced[offset] = within[key]
             within[key] = first + offset
         return replaced
+
+
+def _in_runs(runs: Sequence[_Run], keys: pa.Array) -> RowPositions:
+    positions = np.full(len(keys), -1, np.int64)
+    missing = np.arange(len(keys))
+    words = key_words(keys)
+    for run in reversed(runs):
+        asked = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
+        positions[missing] = run.find(words[missing], asked)
+        missing = missing[positions[missing] < 0]
+        if not len(missing):
+            break
+    return positions
+
+
+def _equal(first: pa.Array, second: pa.Array) -> RowMask:
+    same: RowMask = pc.equal(first, second).to_numpy(zero_copy_only=False)
+    return same
 
 
 def _without_first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.RecordBatch]:

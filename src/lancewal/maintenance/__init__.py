@@ -2,12 +2,18 @@
 
 from lancewal.maintenance.backup import BackupReport, back_up, check_backup, restore_backup
 from lancewal.maintenance.commits import at_crash_points
-from lancewal.maintenance.compact import compact, execute_shard, finish_compaction, optimize_base
+from lancewal.maintenance.compact import (
+    compact,
+    execute_pack,
+    execute_shard,
+    finish_compaction,
+)
 from lancewal.maintenance.gc import collect_garbage
 from lancewal.maintenance.needs import Retention
 from lancewal.maintenance.plan import (
     DEFAULT_COMMIT_BYTES,
     CompactionPlan,
+    Pack,
     ShardPlan,
     plan_compaction,
 )
@@ -23,6 +29,7 @@ from lancewal.maintenance.reports import (
     VerifyReport,
     process_totals,
 )
+from lancewal.maintenance.tidy import optimize_base
 from lancewal.maintenance.verify import verify
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "Finding",
     "GcReport",
     "Kind",
+    "Pack",
     "Progress",
     "RepairReport",
     "Resource",
@@ -45,6 +53,7 @@ __all__ = [
     "check_backup",
     "collect_garbage",
     "compact",
+    "execute_pack",
     "execute_shard",
     "finish_compaction",
     "optimize_base",

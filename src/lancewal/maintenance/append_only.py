@@ -4,12 +4,15 @@ Lance cannot append and mark in one commit. What it can do in one commit is repl
 fragments and the columns' metadata (a ``Merge``), and it refuses that when anything has
 changed the rows or the columns since the version it was made for. That gives:
 
-1. Open the newest version and see how far it holds the shard, by marker or tag.
-2. Write the rows above that as new data files. Nobody sees them yet.
-3. Commit a version that has the old fragments, the new ones, and the tag "this shard is held up
-   to generation g" (see :mod:`lancewal.base.markers`).
-4. Commit the marker for g, by a merge of nothing.
-5. Remove the tag, once for all shards (:func:`remove_tags`).
+1. Open the newest version and see how far it holds each shard, by marker or tag.
+2. Write the rows above that as new data files, of all shards together. Nobody sees them yet.
+3. Commit a version that has the old fragments, the new ones, and for each shard the tag "this shard is held
+   up to generation g" (see :mod:`lancewal.base.markers`).
+4. Commit the markers, by a merge of nothing.
+5. Remove the tags, once for all shards (:func:`remove_tags`).
+
+A shard that others compacted after step 1, or that cannot be read, is left out: the files are
+written again without it.
 
 **No row is doubled.** Two compactors that both found g missing in version v both try to replace
 v. Lance lets one pass; the other is refused, looks at the new version and finds the tag. This
@@ -27,6 +30,7 @@ changes are refused by Lance then, and have to be repeated.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,15 +54,14 @@ from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     LostRaceError,
     commit_errors,
-    commit_marker,
+    commit_markers,
     crash_point,
-    mark,
     open_base,
     until_won,
 )
-from lancewal.maintenance.keyed import rows_per_batch
+from lancewal.maintenance.newest import Generations, rows_per_batch
 from lancewal.maintenance.plan import ShardPlan
-from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
+from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore
 
@@ -70,71 +73,108 @@ _COMMIT_TIMEOUT = timedelta(seconds=30)
 
 
 class AppendOnlyCompaction:
-    """Brings one shard's generations into a base table that has no key."""
+    """Brings generations of shards into a base table that has no key; ``base`` is for the first attempt."""
 
-    def __init__(self, plan: ShardPlan, store: ObjectStore, progress: ProgressCallback | None) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        parts: Sequence[ShardPlan],
+        store: ObjectStore,
+        progress: ProgressCallback | None,
+        base: BaseTable | None = None,
+    ) -> None:
+        self._parts = {part.shard_id: part for part in parts}
         self._store = store
         self._progress = progress
-        self._report = ShardReport(plan.shard_id)
+        self._base = base
+        self._report = PackReport.of(self._parts)
         # Data files for one schema; written once, however often the commit has to be repeated.
         self._written: _Written | None = None
 
-    def run(self) -> ShardReport:
-        name = f"compaction of shard {self._plan.shard_id}"
-        _, lost = until_won(name, self._append_rest)
-        _, lost_by_marker = until_won(name, self._mark)
-        self._report.retries += lost + lost_by_marker
-        return self._report
+    def run(self) -> PackReport:
+        report = self._report
+        name = f"compaction of {len(self._parts)} shards"
+        try:
+            for step in (self._append_rest, self._mark):
+                _, lost = until_won(name, step)
+                report.retries += lost
+                for shard in report.shards.values():
+                    shard.retries += lost
+        except Exception as error:
+            report.failed.update({each: error for each in self._parts if each not in report.failed})
+        return report
 
     def _append_rest(self) -> None:
         """Steps 1 to 3, once."""
-        base = open_base(self._store)
-        held = base.compacted_generation(self._plan.shard_id)
-        entries = [entry for entry in self._plan.sstables if entry.generation > held]
-        self._report.skipped = [e.generation for e in self._plan.sstables if e.generation <= held]
-        if not entries:
-            return
-        written = self._written
-        if written is None or not written.fits(entries, base):
-            try:
-                self._written = self._write(base, entries)
-            except Exception:
-                # SSTables that are gone were compacted and collected by others: look again.
-                if open_base(self._store).compacted_generation(self._plan.shard_id) > held:
-                    raise LostRaceError("the generations were compacted meanwhile") from None
-                raise
-            # That took its time. What is committed is made for a version that was just looked at:
+        while True:
+            base, self._base = self._base or open_base(self._store), None
+            entries: dict[UUID, list[SsTableEntry]] = {}
+            for shard_id, part in self._parts.items():
+                held = base.compacted_generation(shard_id)
+                self._report.shards[shard_id].skipped = [g for g in part.generations if g <= held]
+                missing = [entry for entry in part.sstables if entry.generation > held]
+                if missing and shard_id not in self._report.failed:
+                    entries[shard_id] = missing
+            if not entries:
+                return
+            written = self._written
+            if written is not None and written.fits(entries, base):
+                break
+            # Writing takes its time. What is committed is made for a version that was just looked at:
             # Lance compares with the versions since, and somebody may clean those up.
-            self._append_rest()
-            return
+            self._written = self._write(base, entries)
         crash_point("append: files are written")
         self._commit(base, written)
         crash_point("append: rows and tag are committed")
-        report = self._report
-        report.generations = [entry.generation for entry in entries]
-        report.rows_in = report.rows_inserted = written.rows
-        report.num_bytes = self._plan.num_bytes
-        report.commits += 1
-        self._tell("appended")
+        self._report.commits += 1
+        self._report.rows_inserted += sum(written.rows.values())
+        for shard_id, generations in written.generations.items():
+            report, rows = self._report.shards[shard_id], written.rows[shard_id]
+            report.generations = generations
+            report.rows_in = report.rows_upserted = report.rows_inserted = rows
+            report.num_bytes = self._parts[shard_id].num_bytes
+            report.commits += 1
+        self._tell("appended", written.generations)
 
-    def _write(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> _Written:
-        """Step 2."""
-        reader = pa.RecordBatchReader.from_batches(base.schema.plain, self._rows(entries, base.schema))
-        with commit_errors(f"write the rows of shard {self._plan.shard_id}", commits=False):
-            fragments = write_fragments(
-                reader,
-                base.dataset,
-                mode="append",
-                data_storage_version=base.storage_version,
-                storage_options=dict(self._store.storage_options) or None,
-            )
-        return _Written([entry.generation for entry in entries], base.schema, list(fragments))
+    def _write(self, base: BaseTable, entries: Generations) -> _Written | None:
+        """Step 2; ``None`` if a shard has failed, and the others have to be written without it."""
+        rows: Counter[UUID] = Counter()
+        failed: dict[UUID, Exception] = {}
+        batches = self._rows(entries, base.schema, rows, failed)
+        try:
+            with commit_errors("write the rows of a compaction", commits=False):
+                fragments = write_fragments(
+                    pa.RecordBatchReader.from_batches(base.schema.plain, batches),
+                    base.dataset,
+                    mode="append",
+                    data_storage_version=base.storage_version,
+                    storage_options=dict(self._store.storage_options) or None,
+                )
+        except Exception:
+            # SSTables that are gone were compacted and collected by others: look again.
+            newest = open_base(self._store)
+            if any(newest.compacted_generation(each) > base.compacted_generation(each) for each in entries):
+                raise LostRaceError("generations were compacted meanwhile") from None
+            if not failed:
+                raise
+            self._report.failed.update(failed)
+            return None
+        generations = {each: [entry.generation for entry in some] for each, some in entries.items()}
+        return _Written(generations, base.schema, list(fragments), rows)
 
-    def _rows(self, entries: Sequence[SsTableEntry], schema: TableSchema) -> Iterator[pa.RecordBatch]:
-        for entry in entries:
-            table = SsTable.open(self._store, self._plan.shard_id, entry)
-            yield from table.scan(schema, schema.names, batch_size=rows_per_batch(entry))
+    def _rows(
+        self, entries: Generations, schema: TableSchema, rows: Counter[UUID], failed: dict[UUID, Exception]
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows; counts those of each shard in ``rows``, and notes in ``failed`` whose cannot be read."""
+        for shard_id, some in entries.items():
+            try:
+                for entry in some:
+                    table = SsTable.open(self._store, shard_id, entry)
+                    for batch in table.scan(schema, schema.names, batch_size=rows_per_batch(entry)):
+                        rows[shard_id] += batch.num_rows
+                        yield batch
+            except Exception as error:
+                failed[shard_id] = error
+                raise
 
     def _commit(self, base: BaseTable, written: _Written) -> None:
         """Step 3."""
@@ -145,11 +185,11 @@ class AppendOnlyCompaction:
         for number, fragment in enumerate(written.fragments, first):
             fragment.id = number
         outdated = _stale_tags(base)
-        new_tag = tag(self._plan.shard_id, written.generations[-1])
+        new_tags = {tag(each, generations[-1]): b"" for each, generations in written.generations.items()}
 
         def tagged(place: int, metadata: Mapping[str, bytes]) -> Mapping[str, bytes]:
             kept = {key: value for key, value in metadata.items() if key not in outdated}
-            return {**kept, new_tag: b""} if place < TAGGED_COLUMNS else kept
+            return {**kept, **new_tags} if place < TAGGED_COLUMNS else kept
 
         operation = lance.LanceOperation.Merge(
             [*present, *written.fragments],
@@ -157,7 +197,7 @@ class AppendOnlyCompaction:
             # No column is new: others may go on appending.
             preserves_nullability=True,
         )
-        with commit_errors(f"append the rows of shard {self._plan.shard_id}"):
+        with commit_errors("append the rows of a compaction"):
             lance.LanceDataset.commit(
                 dataset,
                 operation,
@@ -170,43 +210,42 @@ class AppendOnlyCompaction:
             )
 
     def _mark(self) -> None:
-        """Step 4, also for a tag that somebody else left."""
+        """Step 4, also for tags that somebody else left."""
         base = open_base(self._store)
-        held = base.compacted_generation(self._plan.shard_id)
-        if base.details.compacted.get(self._plan.shard_id, 0) < held:
-            try:
-                commit_marker(base.dataset, self._plan.shard_id, held)
-            except AlreadyCompactedError as error:
-                logger.debug("marked by another compactor: %s", error)
-            else:
-                self._report.commits += 1
+        stored = base.details.compacted
+        held = {each: base.compacted_generation(each) for each in self._parts}
+        unmarked = {each: generation for each, generation in held.items() if stored.get(each, 0) < generation}
+        if unmarked:
+            _mark_all(base, unmarked)
+            self._report.commits += 1
+            for shard_id in unmarked:
+                self._report.shards[shard_id].commits += 1
         crash_point("append: the marker is committed")
-        self._tell("marked")
+        self._tell("marked", [each for each in self._parts if each not in self._report.failed])
 
-    def _tell(self, step: str) -> None:
+    def _tell(self, step: str, shards: Iterable[UUID]) -> None:
         if self._progress is not None:
-            self._progress(
-                Progress(self._plan.shard_id, step, self._plan.through, self._report.rows_inserted)
-            )
+            for shard_id in shards:
+                rows = self._report.shards[shard_id].rows_upserted
+                self._progress(Progress(shard_id, step, self._parts[shard_id].through, rows))
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Data files of some generations, written for some columns."""
+    """Data files of some generations, written for some columns, and how many rows of each shard they hold."""
 
-    generations: list[int]
+    generations: Mapping[UUID, list[int]]
     schema: TableSchema
     fragments: list[FragmentMetadata]
+    rows: Mapping[UUID, int]
 
-    def fits(self, entries: Sequence[SsTableEntry], base: BaseTable) -> bool:
+    def fits(self, entries: Generations, base: BaseTable) -> bool:
         """Whether they can be committed as the rows of ``entries``."""
-        same_rows = self.generations == [entry.generation for entry in entries]
+        same_rows = self.generations == {
+            each: [entry.generation for entry in some] for each, some in entries.items()
+        }
         same_columns = _numbered(self.schema.columns) == _numbered(base.schema.columns)
         return same_rows and same_columns and not base.schema.replaced_since(self.schema.version)
-
-    @property
-    def rows(self) -> int:
-        return sum(fragment.physical_rows for fragment in self.fragments)
 
 
 def _numbered(fields: Iterable[pa.Field]) -> list[object]:
@@ -244,14 +283,22 @@ def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
 
 def mark_pending(store: ObjectStore) -> list[UUID]:
     """Finish appends that were interrupted before their marker; the shards it was done for."""
-    done = []
-    for shard_id, generation in unmarked_tags(open_base(store)).items():
-        try:
-            mark(store, shard_id, generation)
-        except AlreadyCompactedError:
-            continue
-        done.append(shard_id)
-    return done
+
+    def attempt() -> list[UUID]:
+        base = open_base(store)
+        pending = unmarked_tags(base)
+        if pending:
+            _mark_all(base, pending)
+        return list(pending)
+
+    return until_won("marking finished appends", attempt)[0]
+
+
+def _mark_all(base: BaseTable, markers: Mapping[UUID, int]) -> None:
+    try:
+        commit_markers(base.dataset, markers)
+    except AlreadyCompactedError as error:
+        raise LostRaceError(f"another compactor marked one of them: {error}") from error
 
 
 def remove_tags(store: ObjectStore) -> bool:

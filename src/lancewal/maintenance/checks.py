@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from uuid import UUID
 
@@ -202,8 +202,15 @@ def _check_generations(shard: ShardCheck) -> None:
 
 def check_sstables(shard: ShardCheck) -> None:
     """The SSTables that the shard's manifest names, and the directories that it does not name."""
-    for entry in shard.manifest.sstables:
-        _check_sstable(shard, entry)
+
+    def check(entry: SsTableEntry) -> ShardCheck:
+        part = replace(shard, findings=[], checked=Counter())
+        _check_sstable(part, entry)
+        return part
+
+    for part in ordered_map(check, shard.manifest.sstables, shard.readers):
+        shard.findings += part.findings
+        shard.checked.update(part.checked)
     _check_directories(shard)
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
@@ -94,10 +95,18 @@ def marked_merge(
 
 
 def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) -> None:
+    """:func:`commit_markers` for one shard."""
+    commit_markers(dataset, {shard_id: generation})
+
+
+def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> None:
     """Mark without a change to any row: a merge of nothing, on whichever column."""
     schema: pa.Schema = dataset.schema
-    builder = marked_merge(dataset, [schema.names[0]], {shard_id: generation})
-    with commit_errors(f"mark generation {generation} of shard {shard_id}"):
+    builder = marked_merge(dataset, [schema.names[0]], markers)
+    some = ", ".join(
+        f"{generation} of shard {shard_id}" for shard_id, generation in islice(markers.items(), 3)
+    )
+    with commit_errors(f"mark generation {some}" + (" and others" if len(markers) > 3 else "")):
         builder.when_matched_update_all().use_index(False).execute(no_rows(schema))
 
 

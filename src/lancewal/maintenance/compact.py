@@ -1,4 +1,4 @@
-"""Compaction: flushed generations into the base table, shard by shard.
+"""Compaction: flushed generations into the base table, many shards in a commit.
 
 Compaction claims no shard and fences no writer; it reads manifests and SSTables, and commits to
 the base table. It may run beside writers, readers, other compactors and direct writes to the
@@ -10,24 +10,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from uuid import UUID
 
-import lance
-
-from lancewal.base import store_column_history
+from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
-from lancewal.maintenance.commits import commit_errors, open_base, until_won
+from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.gc import prune_compacted
 from lancewal.maintenance.keyed import KeyedCompaction
-from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, ShardPlan, plan_compaction
-from lancewal.maintenance.reports import CompactionReport, ProgressCallback, ShardReport
+from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
+from lancewal.maintenance.reports import (
+    PACK_SUMS,
+    CompactionReport,
+    PackReport,
+    ProgressCallback,
+    ShardReport,
+)
+from lancewal.maintenance.tidy import optimize_base, tidy
 from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
 
-#: Shards that are compacted side by side; each needs memory for one commit.
+#: Commits that are prepared side by side; each needs memory for its rows.
 DEFAULT_WORKERS = 2
 
 
@@ -38,63 +42,89 @@ def compact(
     plan: CompactionPlan | None = None,
     max_commit_bytes: int = DEFAULT_COMMIT_BYTES,
     max_workers: int = DEFAULT_WORKERS,
-    optimize_indexes: bool = False,
-    compact_files: bool = False,
+    optimize_indexes: bool = True,
+    compact_files: bool | None = None,
     progress: ProgressCallback | None = None,
 ) -> CompactionReport:
     """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
 
-    ``optimize_indexes`` then brings the table's indexes up to date, ``compact_files`` joins its
-    small files. Raises :class:`~lancewal.errors.PartialWriteError` when some shards failed; what
-    the others did stays.
+    Then the table's indexes are brought up to date, unless ``optimize_indexes`` is false, and some of its
+    small files are joined where that pays; with ``compact_files`` all of them, or none if it is false. Raises
+    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays.
     """
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
     started = time.perf_counter()
+    base: BaseTable | None = None
     if plan is None:
-        plan = plan_compaction(store, shards, max_commit_bytes=max_commit_bytes)
-    # Without a key shards would only refuse each other's commits.
+        plan, base = planned(store, shards, max_commit_bytes=max_commit_bytes)
+    # Without a key commits would only refuse each other.
     workers = max_workers if plan.has_key else 1
-    report = CompactionReport(store.uri)
-    failed: dict[UUID, Exception] = {}
-    done: dict[UUID, ShardReport] = {}
-    for reports, failure in ordered_map(partial(_execute_unit, store, progress), plan.units, workers):
-        failed.update(failure)
-        for each in reports:
-            if each.shard_id in done:
-                done[each.shard_id].add(each)
-            else:
-                done[each.shard_id] = each
-    report.shards += done.values()
+    bases = iter([base])
+    done = PackReport()
+
+    def execute(pack: Pack) -> PackReport:
+        # The first commits move the table on: whoever comes later opens it again.
+        return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
+
+    for each in ordered_map(execute, plan.packs, workers):
+        done.add(each)
+    report = CompactionReport(store.uri, list(done.shards.values()))
+    for name in PACK_SUMS:
+        setattr(report, name, getattr(done, name))
     if not plan.has_key:
         mark_pending(store)
         remove_tags(store)
-    if failed:
-        raise PartialWriteError("compaction", failed, {s.shard_id: s.rows_upserted for s in report.shards})
-    if optimize_indexes or compact_files:
-        done_to_base = optimize_base(store, indexes=optimize_indexes, files=compact_files)
-        report.indexes_optimized, report.files_removed, report.files_added = done_to_base
-    report.base_version = open_base(store).version
+    if base is None or report.commits:
+        base = open_base(store)
+    if compact_files:
+        done_to_base = optimize_base(store, indexes=optimize_indexes)
+        base = open_base(store)
+    else:
+        done_to_base = tidy(store, base, indexes=optimize_indexes, files=compact_files is None)
+    report.indexes_optimized, report.files_removed, report.files_added = done_to_base
+    report.base_version = base.version
     store_column_history(store, report.base_version)
     if report.shards:
-        prune_compacted(store, [shard.shard_id for shard in report.shards])
+        prune_compacted(store, [shard.shard_id for shard in report.shards], base)
+    if done.failed:
+        written = [each for each in report.shards if each.generations or each.shard_id not in done.failed]
+        raise PartialWriteError("compaction", done.failed, {s.shard_id: s.rows_upserted for s in written})
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _execute_unit(
-    store: ObjectStore, progress: ProgressCallback | None, unit: Sequence[ShardPlan]
-) -> tuple[list[ShardReport], dict[UUID, Exception]]:
-    """Carry out parts that follow each other: their reports, and the shard that failed with its error."""
-    reports: list[ShardReport] = []
-    for plan in unit:
-        try:
-            reports.append(execute_shard(plan, store=store, progress=progress))
-        except Exception as error:
-            logger.warning("compaction failed: %s", error, extra={"shard": str(plan.shard_id)})
-            # What comes after it would lie below it.
-            return reports, {plan.shard_id: error}
-    return reports, {}
+def execute_pack(
+    pack: Pack,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    store: ObjectStore | None = None,
+    progress: ProgressCallback | None = None,
+    base: BaseTable | None = None,
+) -> PackReport:
+    """Carry out one pack of a plan; in any process, at any time, any number of times.
+
+    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
+    that the base holds by now are skipped. What fails is in the report; a
+    :class:`~lancewal.errors.ConflictError` says that other commits to the table kept coming first.
+    """
+    started = time.perf_counter()
+    store = store or ObjectStore.from_uri(pack.parts[0].uri, storage_options)
+    base = base or open_base(store)
+    kind = KeyedCompaction if base.schema.primary_key else AppendOnlyCompaction
+    report = PackReport()
+    for parts in [[part] for part in pack.parts] if pack.in_order else [pack.parts]:
+        done = kind(parts, store, progress, base).run()
+        base = None
+        for shard in done.shards.values():
+            shard.seconds = time.perf_counter() - started
+        report.add(done)
+        for shard_id, error in done.failed.items():
+            logger.warning("compaction failed: %s", error, extra={"shard": str(shard_id)})
+        if done.failed:
+            # What comes after it in order would lie below it.
+            break
+    return report
 
 
 def execute_shard(
@@ -104,58 +134,20 @@ def execute_shard(
     store: ObjectStore | None = None,
     progress: ProgressCallback | None = None,
 ) -> ShardReport:
-    """Carry out one shard's part of a plan; in any process, at any time, any number of times.
-
-    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
-    that the base holds by now are skipped. Raises :class:`~lancewal.errors.ConflictError` when
-    other commits to the table kept coming first.
-    """
-    started = time.perf_counter()
-    store = store or ObjectStore.from_uri(plan.uri, storage_options)
-    kind = KeyedCompaction if open_base(store).schema.primary_key else AppendOnlyCompaction
-    report = kind(plan, store, progress).run()
-    report.seconds = time.perf_counter() - started
-    return report
+    """:func:`execute_pack` for one shard's part of a plan; raises if it fails."""
+    done = execute_pack(Pack((plan,)), storage_options, store=store, progress=progress)
+    for error in done.failed.values():
+        raise error
+    return done.shards[plan.shard_id]
 
 
 def finish_compaction(store: ObjectStore) -> None:
-    """Tidy up after all shards of a table; harmless if it is left out."""
-    mark_pending(store)
-    remove_tags(store)
-    store_column_history(store, open_base(store).version)
-    prune_compacted(store)
-
-
-def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
-    """Bring every index up to date with the rows that came since, and join small files.
-
-    Returns whether there were indexes, and how many files were removed and added.
-
-    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
-    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
-    index, which has no columns, is left to Lance, which keeps it.
-    """
-    # A tag must not outlive the fragments it came with for long.
-    mark_pending(store)
-    indexes = indexes and bool(open_base(store).manifest.indexes)
-    removed = added = 0
-    if indexes:
-        until_won("index optimisation", lambda: _optimize_indexes(store))
-    if files:
-        (removed, added), _ = until_won("file compaction", lambda: _compact_files(store))
-        if indexes and removed:
-            until_won("index optimisation", lambda: _optimize_indexes(store))
-    return indexes, removed, added
-
-
-def _compact_files(store: ObjectStore) -> tuple[int, int]:
-    dataset: lance.LanceDataset = open_base(store).dataset
-    with commit_errors("compact the files of the base table"):
-        metrics = dataset.optimize.compact_files()
-    return int(metrics.files_removed), int(metrics.files_added)
-
-
-def _optimize_indexes(store: ObjectStore) -> None:
-    dataset: lance.LanceDataset = open_base(store).dataset
-    with commit_errors("bring the indexes of the base table up to date"):
-        dataset.optimize.optimize_indices()
+    """What follows the packs of a plan that tasks carried out; harmless if it is left out."""
+    base = open_base(store)
+    if not base.schema.primary_key:
+        mark_pending(store)
+        remove_tags(store)
+        base = open_base(store)
+    tidy(store, base)
+    store_column_history(store, base.version)
+    prune_compacted(store, base=base)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import UUID
 
+from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, StorageError
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
@@ -52,13 +53,15 @@ def collect_garbage(
     dry_run: bool = False,
     now: datetime | None = None,
     clock: HostClock | None = None,
+    base: BaseTable | None = None,
 ) -> GcReport:
     """Delete garbage that is old enough; of all resources and shards, or of some.
 
     ``retention`` gives each resource its age, ``min_age`` one for all. What has to have an age
     goes when an earlier collection has seen it, that long ago; so the first one leaves most of
     it. ``dry_run`` deletes nothing, and leaves no record of having seen anything. ``now`` and
-    ``clock`` are for tests; by default the storage's time and this machine's own clock count.
+    ``clock`` are for tests; by default the storage's time and this machine's own clock count. ``base`` is a
+    version of the base table that was opened just now.
     """
     if retention is not None and min_age is not None:
         raise InvalidInputError("pass retention or min_age, not both")
@@ -72,7 +75,7 @@ def collect_garbage(
     named = beside(store, partial(_shard_ids, store, shards))
     # The state that decisions rest on is read first, shards after the base table, and then made
     # durable: what it holds may go.
-    base = open_base(store)
+    base = base or open_base(store)
     shard_ids = named.result()
     workers = 1 if store.is_local else max(1, min(len(shard_ids), _AT_ONCE))
     each_has = 1 if store.is_local else _AT_ONCE // workers
@@ -121,7 +124,9 @@ def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[
     return listed_shards(store) if shards is None else [layout.parse_shard_id(shard) for shard in shards]
 
 
-def prune_compacted(store: ObjectStore, shards: Sequence[UUID] | None = None) -> None:
+def prune_compacted(
+    store: ObjectStore, shards: Sequence[UUID] | None = None, base: BaseTable | None = None
+) -> None:
     """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
 
     Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
@@ -129,7 +134,7 @@ def prune_compacted(store: ObjectStore, shards: Sequence[UUID] | None = None) ->
     A failure is only logged, because garbage collection does the same later.
     """
     try:
-        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards)
+        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards, base=base)
     except LanceWalError as error:
         logger.warning("compacted generations are still listed: %s", error)
 

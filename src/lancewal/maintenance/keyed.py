@@ -1,22 +1,24 @@
-"""Compaction of a table with a primary key: a merge that carries its marker, and its fence.
+"""Compaction of a table with a primary key: a merge that carries markers and fences, of one shard or many.
 
-1. Every commit raises the shard's fence by one (see :mod:`lancewal.base.markers`), from the value in the
-   version it was made for. Of two compactors of a shard one commits; the other, however long
+1. Every commit raises the fence of each of its shards by one (see :mod:`lancewal.base.markers`), from the
+   value in the version it was made for. Of two compactors of a shard one commits; the other, however long
    it was stopped, changes nothing and looks at the new state. Deletes are no exception: one that
    came late would take a key away that was written again since.
-2. The marker is in the commit with the last rows of its generations. Before that, readers go on
+2. The markers are in the commit with the last rows of their generations. Before that, readers go on
    reading the SSTables, whose rows lie over those of the base.
 3. Rows that were committed without a marker, by a compactor that died between two commits, are
    as new as the SSTables they came from: the next compactor replaces or deletes them. Keys
    that were deleted without a marker are hidden by the SSTables' tombstones anyway.
 4. A few deleted keys go with the rows, as a condition. Such a condition takes two kilobytes of
-   memory for each key, so many keys go by themselves: as the source of a merge that deletes
-   what it matches, in parts as large as those of rows.
+   memory for each key, and Lance reads the whole key column for it. So many keys, or any where the base
+   is large and has a BTree, go by themselves: as the source of a merge that deletes what it
+   matches, in parts as large as those of rows.
+5. Shards of one commit have no key in common, or Lance would insert it twice. Who routes rows sees to
+   that; it is checked nevertheless, and a shard that breaks the rule gets a commit of its own.
+6. A shard whose fence was raised by others, or that cannot be read, is left out, and the others go
+   through without it.
 
-The rows of a commit are the newest of their keys, found in two passes (:func:`newest_rows`). The first reads
-only keys, newest generation first, and notes which rows no newer generation replaces; it keeps keys in
-memory, no rows. The second reads the rows, oldest generation first, so that they reach the base table in
-the order in which they were written.
+The rows of a commit are the newest of their keys (:mod:`lancewal.maintenance.newest`).
 
 Compactors of other makes know nothing of the fence. Beside one of those a key may come back that
 was deleted in between; run one kind only.
@@ -26,18 +28,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, fence_id, row_count
-from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, key_values, superseded
+from lancewal.base import BaseTable, fence_id
+from lancewal.errors import LanceWalError
+from lancewal.format import SsTableEntry, TableSchema, superseded
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     JoinTooLargeError,
@@ -48,24 +49,18 @@ from lancewal.maintenance.commits import (
     open_base,
     until_won,
 )
-from lancewal.maintenance.plan import CommitPlan, ShardPlan
-from lancewal.maintenance.reports import Progress, ProgressCallback, ShardReport
+from lancewal.maintenance.newest import Generations, NewestRows, UnreadableError, read_shards
+from lancewal.maintenance.plan import ShardPlan
+from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback, ShardReport
 from lancewal.predicate import among, column_name, literal
-from lancewal.sstable import SsTable
-from lancewal.storage import ObjectStore, ordered_map
+from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-Mask = npt.NDArray[np.bool_]
-
 _SEPARATOR = ":"
-_REMOTE_READERS = 4
-#: Rows are read in batches of about this size.
-_BATCH_BYTES = 16 << 20
-_MOST_ROWS = 8192
-#: Where the base has so many times the rows of the source, an index on the key is faster than
-#: reading the key column once.
-_INDEX_PAYS_FROM = 500
+#: Pieces of rows below this size are put together.
+_SMALL_PIECE_BYTES = 64 << 10
+_JOINED_BYTES = 4 << 20
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
 #: Deleted keys that go with rows as a condition. More of them take longer than a commit of their own.
@@ -75,102 +70,211 @@ _LISTED_KEY_BYTES = 2 << 10
 
 
 class KeyedCompaction:
-    """Brings one shard's generations into a base table that has a key."""
+    """Brings generations of shards that share no key into a base table that has one.
 
-    def __init__(self, plan: ShardPlan, store: ObjectStore, progress: ProgressCallback | None) -> None:
-        self._plan = plan
+    Several ``parts`` have one commit each, and share it. ``base`` is for the first attempt.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ShardPlan],
+        store: ObjectStore,
+        progress: ProgressCallback | None,
+        base: BaseTable | None = None,
+    ) -> None:
+        self._parts = parts
+        self._limit = max(part.max_commit_bytes for part in parts)
         self._store = store
         self._progress = progress
-        self._report = ShardReport(plan.shard_id)
+        self._base = base
+        self._report = PackReport.of(part.shard_id for part in parts)
+        # What was read for a commit that has to be tried again, and for which columns.
+        self._read: dict[UUID, tuple[BaseTable, NewestRows]] = {}
 
-    def run(self) -> ShardReport:
-        name = f"compaction of shard {self._plan.shard_id}"
-        for commit in self._plan.commits:
-            _, lost = until_won(name, partial(self._merge_rest, commit))
-            self._report.retries += lost
+    def run(self) -> PackReport:
+        for number in range(max(len(part.commits) for part in self._parts)):
+            parts = [part for part in self._parts if part.shard_id not in self._report.failed]
+            commits = {p.shard_id: p.commits[number].sstables for p in parts if number < len(p.commits)}
+            self._bring(commits)
+            self._read.clear()
         return self._report
 
-    def _merge_rest(self, commit: CommitPlan) -> None:
-        """Merge what the base does not hold of one commit's generations."""
-        base = open_base(self._store)
-        held = base.compacted_generation(self._plan.shard_id)
-        rest = [entry for entry in commit.sstables if entry.generation > held]
-        self._skip([entry for entry in commit.sstables if entry.generation <= held])
+    def _bring(self, commits: Generations) -> None:
+        """Merge these generations in as few commits as possible; who fails is noted in the report."""
+        waiting = [commits]
+        while waiting:
+            some = waiting.pop()
+            try:
+                _, lost = until_won(_name(some), partial(self._merge_rest, some))
+                self._lost(some, lost)
+            except _LeftOutError as error:
+                others = {shard_id: some[shard_id] for shard_id in some if shard_id not in error.shards}
+                later = {shard_id: some[shard_id] for shard_id in error.again}
+                self._lost(later, 1)
+                # The others come first.
+                waiting += [part for part in (later, others) if part]
+            except Exception as error:
+                self._report.failed.update(dict.fromkeys(some, error))
+
+    def _merge_rest(self, commits: Generations) -> None:
+        """Merge what the base does not hold of these generations."""
+        base, self._base = self._base or open_base(self._store), None
+        rest: dict[UUID, list[SsTableEntry]] = {}
+        for shard_id, entries in commits.items():
+            held = base.compacted_generation(shard_id)
+            self._skip(shard_id, [entry.generation for entry in entries if entry.generation <= held])
+            missing = [entry for entry in entries if entry.generation > held]
+            if missing:
+                rest[shard_id] = missing
         if not rest:
             return
         try:
-            self._merge(base, rest)
+            rows = self._newest_rows(base, rest)
+            self._merge(base, rows)
         except AlreadyCompactedError as error:
+            if len(rest) > 1:
+                self._leave_out(rest, _moved(base, open_base(self._store), rest))
             raise LostRaceError(str(error)) from error
-        except LostRaceError:
+        except (LostRaceError, _LeftOutError):
             raise
-        except Exception:
+        except Exception as error:
             # SSTables that are gone were compacted and collected by others: look again.
             newest = open_base(self._store)
-            if newest.compacted_generation(self._plan.shard_id) > held:
+            moved = [
+                each for each in rest if newest.compacted_generation(each) > base.compacted_generation(each)
+            ]
+            self._leave_out(rest, moved)
+            if moved:
                 raise LostRaceError("the generations were compacted meanwhile") from None
             if _has_other_columns(newest, base):
                 raise LostRaceError("the table's columns were changed meanwhile") from None
+            if isinstance(error, UnreadableError):
+                self._report.failed.update(error.errors)
+                raise _LeftOutError(error.errors, ()) from None
             raise
 
-    def _merge(self, base: BaseTable, entries: Sequence[SsTableEntry]) -> None:
-        shard_id, through = self._plan.shard_id, entries[-1].generation
-        rows = newest_rows(self._store, shard_id, entries, base.schema)
-        fence = fence_id(shard_id)
-        raised = base.details.compacted.get(fence, 0)
-        report = self._report
+    def _leave_out(self, shards: Iterable[UUID], moved: Sequence[UUID]) -> None:
+        """Try those that ``moved`` again later, if there are others."""
+        if moved and set(moved) != set(shards):
+            raise _LeftOutError(moved, moved)
+
+    def _newest_rows(self, base: BaseTable, generations: Generations) -> dict[UUID, NewestRows]:
+        """The rows of all shards; raises if some cannot be read, or have keys in common."""
+        known = {
+            shard_id: rows
+            for shard_id, (read_for, rows) in self._read.items()
+            if shard_id in generations
+            and rows.entries == generations[shard_id]
+            and not _has_other_columns(base, read_for)
+        }
+        missing = {shard_id: entries for shard_id, entries in generations.items() if shard_id not in known}
+        errors: dict[UUID, Exception] = {}
+        for shard_id, found in read_shards(self._store, base.schema, missing):
+            if isinstance(found, Exception):
+                errors[shard_id] = found
+            else:
+                known[shard_id] = found
+                self._read[shard_id] = base, found
+        if errors:
+            raise UnreadableError(errors)
+        rows = {shard_id: known[shard_id] for shard_id in generations}
+        if len(rows) > 1:
+            repeated = superseded([each.keys for each in rows.values()])
+            sharing = [shard_id for shard_id, mask in zip(rows, repeated, strict=True) if mask.any()]
+            if sharing:
+                logger.warning(
+                    "shards %s hold keys of other shards: run verify", ", ".join(map(str, sharing))
+                )
+                raise _LeftOutError(sharing, sharing)
+        return rows
+
+    def _merge(self, base: BaseTable, shards: Mapping[UUID, NewestRows]) -> None:
+        fences = {shard_id: base.details.compacted.get(fence_id(shard_id), 0) for shard_id in shards}
+        markers = {shard_id: rows.entries[-1].generation for shard_id, rows in shards.items()}
         changed: Counter[str] = Counter()
-        for part in self._parts(rows, base):
-            raised += 1
-            markers = {fence: raised, **({shard_id: through} if part.is_last else {})}
+        commits = 0
+        sizes: Counter[UUID] = Counter()
+        for part in self._divided(shards, base, sizes):
             crash_point("merge: rows are read")
             # Lance does not see a conflict in a column that has only the id and the name of the one
             # that the rows were read for. Reading takes its time, so it is worth looking again.
-            if base.dataset.latest_version != base.dataset.version and _has_other_columns(
-                open_base(self._store), base
-            ):
-                raise LostRaceError("the table's columns were changed meanwhile")
-            num_bytes = 0 if part.deletes else int(part.source.nbytes)
-            changed.update(self._commit(base, part, markers))
-            report.num_bytes += num_bytes
-            report.commits += 1
+            if base.dataset.latest_version != base.dataset.version:
+                newest = open_base(self._store)
+                if _has_other_columns(newest, base):
+                    raise LostRaceError("the table's columns were changed meanwhile")
+                self._leave_out(shards, _moved(base, newest, shards, commits))
+            commits += 1
+            raised = {fence_id(shard_id): fence + commits for shard_id, fence in fences.items()}
+            changed.update(self._commit(base, part, {**raised, **(markers if part.is_last else {})}))
+            self._report.commits += 1
             if not part.is_last:
                 crash_point("merge: a part of the rows is committed")
         crash_point("merge: rows and marker are committed")
-        report.generations += [entry.generation for entry in entries]
-        report.rows_in += rows.rows_in
-        report.rows_inserted += changed["num_inserted_rows"]
-        report.rows_updated += changed["num_updated_rows"]
-        report.rows_deleted += changed["num_deleted_rows"]
+        self._report.rows_inserted += changed["num_inserted_rows"]
+        self._report.rows_updated += changed["num_updated_rows"]
+        self._report.rows_deleted += changed["num_deleted_rows"]
+        alone = len(shards) == 1
+        for shard_id, rows in shards.items():
+            done = ShardReport(
+                shard_id,
+                generations=[entry.generation for entry in rows.entries],
+                rows_in=rows.rows_in,
+                rows_upserted=rows.num_rows,
+                rows_inserted=changed["num_inserted_rows"] if alone else None,
+                rows_updated=changed["num_updated_rows"] if alone else None,
+                rows_deleted=changed["num_deleted_rows"] if alone else None,
+                num_bytes=sizes[shard_id],
+                commits=commits,
+            )
+            self._report.shards[shard_id].add(done)
+            self._tell(rows, markers[shard_id])
+
+    def _tell(self, rows: NewestRows, through: int) -> None:
+        shard_id = rows.shard_id
         logger.info(
             "compacted generations %d to %d: %d rows, %d keys deleted",
-            entries[0].generation,
+            rows.entries[0].generation,
             through,
             rows.num_rows,
             rows.num_dead,
             extra={"shard": str(shard_id), "generation": through},
         )
         if self._progress is not None:
-            self._progress(Progress(shard_id, "merged", through, report.rows_upserted))
+            upserted = self._report.shards[shard_id].rows_upserted
+            self._progress(Progress(shard_id, "merged", through, upserted))
 
-    def _parts(self, rows: NewestRows, base: BaseTable) -> Iterator[_Part]:
-        """What goes into each commit, deleted keys before rows; at least one part, maybe empty."""
-        limit = self._plan.max_commit_bytes
-        keys = _key_table(rows, base.schema)
-        chunks = _chunks(rows.batches(), base.schema.plain, limit)
-        if not rows.num_rows and rows.num_dead:
+    def _divided(
+        self, shards: Mapping[UUID, NewestRows], base: BaseTable, sizes: Counter[UUID]
+    ) -> Iterator[_Part]:
+        """What goes into each commit, deleted keys before rows; at least one part, maybe empty.
+
+        ``sizes`` counts the bytes of each shard's rows.
+        """
+        dead = [
+            pa.concat_arrays(parts)
+            for parts in zip(*(r.dead for r in shards.values() if r.dead), strict=True)
+        ]
+        num_dead = len(dead[0]) if dead else 0
+        num_rows = sum(rows.num_rows for rows in shards.values())
+        limit = self._limit
+        keys = _key_table(dead, base.schema)
+        if not num_rows and num_dead:
             for source, is_last in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
                 yield _Part(source, deletes=True, is_last=is_last)
             return
-        listed = rows.num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
+        listed = num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
+        if num_dead and base.key_index_pays(num_dead + num_rows, replaces=True):
+            # A condition makes Lance read the whole key column: going by the BTree is worth a commit.
+            listed = False
         if not listed:
             for source, _ in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
                 yield _Part(source, deletes=True)
-        for source, is_last in chunks:
-            yield _Part(source, dead=rows.dead if listed and is_last else (), is_last=is_last)
+        batches = _joined(_counted(shards, sizes))
+        for source, is_last in _chunks(batches, base.schema.plain, limit):
+            yield _Part(source, dead=dead if listed and is_last else (), is_last=is_last)
 
     def _commit(self, base: BaseTable, part: _Part, markers: Mapping[UUID, int]) -> dict[str, int]:
-        if not part.deletes and not part.dead and _index_pays(base, part.source):
+        if _index_pays(base, part):
             try:
                 # Lance counts the memory of a slice as that of the array it was cut from.
                 combined = replace(part, source=part.source.combine_chunks())
@@ -192,13 +296,47 @@ class KeyedCompaction:
             builder = builder.when_matched_update_all().when_not_matched_insert_all()
         if dead is not None:
             builder = builder.when_not_matched_by_source_delete(dead)
-        with commit_errors(f"compact shard {self._plan.shard_id}"):
+        with commit_errors(_name(self._report.shards)):
             stats: dict[str, int] = builder.execute(part.source)
         return stats
 
-    def _skip(self, entries: Sequence[SsTableEntry]) -> None:
-        known = {*self._report.skipped, *self._report.generations}
-        self._report.skipped += [entry.generation for entry in entries if entry.generation not in known]
+    def _lost(self, shards: Iterable[UUID], races: int) -> None:
+        self._report.retries += races
+        for shard_id in shards:
+            self._report.shards[shard_id].retries += races
+
+    def _skip(self, shard_id: UUID, generations: Sequence[int]) -> None:
+        report = self._report.shards[shard_id]
+        known = {*report.skipped, *report.generations}
+        report.skipped += [generation for generation in generations if generation not in known]
+
+
+class _LeftOutError(LanceWalError):
+    """The commit goes on without some ``shards``; those in ``again`` are tried in a later one."""
+
+    def __init__(self, shards: Collection[UUID], again: Collection[UUID]) -> None:
+        super().__init__("some shards are left out")
+        self.shards = shards
+        self.again = again
+
+
+def _name(shards: Collection[UUID]) -> str:
+    """For errors and logs."""
+    first = f"compaction of shard {next(iter(shards))}"
+    return first if len(shards) == 1 else f"{first} and {len(shards) - 1} others"
+
+
+def _moved(base: BaseTable, newest: BaseTable, shards: Iterable[UUID], raised: int = 0) -> list[UUID]:
+    """The shards that others have compacted since ``base``; we ``raised`` their fences so many times."""
+
+    def states(table: BaseTable, shard_id: UUID) -> tuple[int, int]:
+        return table.details.compacted.get(fence_id(shard_id), 0), table.compacted_generation(shard_id)
+
+    def ours(shard_id: UUID) -> tuple[int, int]:
+        fence, held = states(base, shard_id)
+        return fence + raised, held
+
+    return [shard_id for shard_id in shards if states(newest, shard_id) != ours(shard_id)]
 
 
 def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:
@@ -216,10 +354,34 @@ class _Part:
     is_last: bool = False
 
 
-def _key_table(rows: NewestRows, schema: TableSchema) -> pa.Table:
-    """The dead keys as rows with nothing but the key columns."""
+def _key_table(keys: Sequence[pa.Array], schema: TableSchema) -> pa.Table:
+    """Keys as rows with nothing but the key columns."""
     columns = pa.schema([schema.plain.field(name) for name in schema.primary_key])
-    return pa.Table.from_arrays(list(rows.dead), schema=columns) if rows.dead else columns.empty_table()
+    return pa.Table.from_arrays(list(keys), schema=columns) if keys else columns.empty_table()
+
+
+def _counted(shards: Mapping[UUID, NewestRows], sizes: Counter[UUID]) -> Iterator[pa.RecordBatch]:
+    for shard_id, rows in shards.items():
+        for batch in rows.batches():
+            sizes[shard_id] += batch.nbytes
+            yield batch
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, small batches put together: a merge has some cost for each batch."""
+    small: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.nbytes < _SMALL_PIECE_BYTES:
+            small.append(batch)
+            size += batch.nbytes
+        if small and (batch.nbytes >= _SMALL_PIECE_BYTES or size > _JOINED_BYTES):
+            yield pa.concat_batches(small)
+            small, size = [], 0
+        if batch.nbytes >= _SMALL_PIECE_BYTES:
+            yield batch
+    if small:
+        yield pa.concat_batches(small)
 
 
 def _chunks(
@@ -247,108 +409,10 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _index_pays(base: BaseTable, source: pa.Table) -> bool:
-    if len(base.schema.primary_key) != 1 or source.nbytes > _INDEXED_BYTES:
+def _index_pays(base: BaseTable, part: _Part) -> bool:
+    if part.dead or part.source.nbytes > _INDEXED_BYTES:
         return False
-    key_id = base.schema.field_ids[base.schema.primary_key[0]]
-    indexed = any(index.field_ids == (key_id,) for index in base.manifest.indexes)
-    return indexed and row_count(base.dataset) > _INDEX_PAYS_FROM * source.num_rows
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """Keys of one SSTable in the order of its rows, and which rows are tombstones or replaced within it."""
-
-    columns: list[pa.Array]
-    values: pa.Array
-    tombstones: Mask
-    newest: Mask | None
-
-
-@dataclass(frozen=True)
-class NewestRows:
-    """Which rows of each SSTable count, oldest generation first.
-
-    ``dead`` are the key columns of keys whose newest version is a tombstone.
-    """
-
-    schema: TableSchema
-    sstables: Sequence[SsTable]
-    kept: Sequence[Mask]
-    dead: Sequence[pa.Array]
-    rows_in: int
-
-    @property
-    def num_rows(self) -> int:
-        return sum(int(np.count_nonzero(mask)) for mask in self.kept)
-
-    @property
-    def num_dead(self) -> int:
-        return len(self.dead[0]) if self.dead else 0
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The live rows, in the table's current columns."""
-        for table, kept in zip(self.sstables, self.kept, strict=True):
-            if kept.any():
-                yield from _rows(table, self.schema, kept)
-
-
-def newest_rows(
-    store: ObjectStore, shard_id: UUID, entries: Sequence[SsTableEntry], schema: TableSchema
-) -> NewestRows:
-    """Which rows of ``entries`` (in any order) are the newest of their keys."""
-    newest_first = sorted(entries, key=lambda entry: -entry.generation)
-    kept: list[Mask] = []
-    dead: list[list[pa.Array]] = []
-    workers = 1 if store.is_local else _REMOTE_READERS
-    levels = list(ordered_map(partial(_read_keys, store, shard_id, schema), newest_first, workers))
-    for keys, replaced in zip(levels, superseded([keys.values for keys in levels]), strict=True):
-        counts = ~replaced
-        if keys.newest is not None:
-            counts &= keys.newest
-        dying = counts & keys.tombstones
-        if dying.any():
-            dead.append([column.filter(pa.array(dying)) for column in keys.columns])
-        kept.append(counts & ~keys.tombstones)
-    return NewestRows(
-        schema,
-        [SsTable.open(store, shard_id, entry) for entry in reversed(newest_first)],
-        kept[::-1],
-        [pa.concat_arrays(parts) for parts in zip(*dead, strict=True)],
-        sum(len(keys.values) for keys in levels),
-    )
-
-
-def _read_keys(store: ObjectStore, shard_id: UUID, schema: TableSchema, entry: SsTableEntry) -> _Keys:
-    table = SsTable.open(store, shard_id, entry)
-    columns, offsets, tombstones = table.keys(schema)
-    values = key_values(columns)
-    newest: Mask | None = None
-    if len(pc.unique(values)) != len(values):
-        # Written without a deletion vector; which version of a key counts there the lookup knows.
-        newest = table.lookup(columns) == offsets
-    return _Keys(columns, values, tombstones, newest)
-
-
-def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.RecordBatch]:
-    start = 0
-    scan = table.scan(schema, schema.names, with_tombstone=True, batch_size=rows_per_batch(table.entry))
-    for batch in scan:
-        mask = kept[start : start + batch.num_rows]
-        start += batch.num_rows
-        rows = batch.drop_columns([TOMBSTONE])
-        if not mask.all():
-            rows = rows.filter(pa.array(mask))
-        if rows.num_rows:
-            yield rows
-
-
-def rows_per_batch(entry: SsTableEntry) -> int:
-    """How many rows of an SSTable to read at a time, so that wide ones do not come thousands at once."""
-    if not entry.in_memory_bytes or not entry.physical_rows:
-        return _MOST_ROWS
-    row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
-    return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)
+    return base.key_index_pays(part.source.num_rows, replaces=not part.deletes)
 
 
 def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:

@@ -147,6 +147,26 @@ class ShardPlan:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Parts whose rows go into one commit: of different shards, which share no key, and small together.
+
+    A single part may take several commits. If the parts are ``in_order``, because their shards share keys,
+    each has a commit of its own, and none runs after one that failed.
+    """
+
+    parts: tuple[ShardPlan, ...]
+    in_order: bool = False
+
+    @property
+    def commits_expected(self) -> int:
+        return (
+            sum(part.commits_expected for part in self.parts)
+            if self.in_order
+            else max(part.commits_expected for part in self.parts)
+        )
+
+
+@dataclass(frozen=True)
 class CompactionPlan:
     """All shards that have something to compact, as of version ``base_version`` of the base table.
 
@@ -160,6 +180,24 @@ class CompactionPlan:
 
     def __bool__(self) -> bool:
         return bool(self.shards)
+
+    @property
+    def packs(self) -> list[Pack]:
+        """What is done by itself: shards that share keys in order, large shards, and small ones together."""
+        packs: list[Pack] = []
+        filling: list[ShardPlan] = []
+        size = 0
+        for unit in self.units:
+            (part, *more) = unit
+            if more or part.together or len(part.commits) > 1:
+                packs.append(Pack(tuple(unit), in_order=bool(more or part.together)))
+                continue
+            if filling and size + part.num_bytes > part.max_commit_bytes:
+                packs.append(Pack(tuple(filling)))
+                filling, size = [], 0
+            filling.append(part)
+            size += part.num_bytes
+        return [*packs, Pack(tuple(filling))] if filling else packs
 
     @property
     def units(self) -> list[list[ShardPlan]]:
@@ -185,9 +223,9 @@ class CompactionPlan:
     def commits_expected(self) -> int:
         """About how many versions of the base table this creates."""
         if self.has_key:
-            return sum(shard.commits_expected for shard in self.shards)
-        # Rows and marker of each shard, and at the end the tags of all.
-        return 2 * len(self.shards) + bool(self.shards)
+            return sum(pack.commits_expected for pack in self.packs)
+        # Rows and markers of each pack, and at the end the tags of all.
+        return 2 * len(self.packs) + bool(self.shards)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -240,9 +278,16 @@ def plan_compaction(
     rank their levels (:func:`lancewal.reader.source.newest_first`). Then a compaction never changes
     the result of a read, whether it is finished, running or failed.
 
-    Generations are grouped up to ``max_commit_bytes``. A single larger one takes several commits, the
-    last of which has its marker.
+    Generations are grouped up to ``max_commit_bytes``, and so are shards that share no key. A single larger
+    generation takes several commits, the last of which has its marker.
     """
+    return planned(store, shards, max_commit_bytes=max_commit_bytes)[0]
+
+
+def planned(
+    store: ObjectStore, shards: Sequence[UUID | str] | None = None, *, max_commit_bytes: int
+) -> tuple[CompactionPlan, BaseTable]:
+    """:func:`plan_compaction`, and the version of the base table that it was made for."""
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
     wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
@@ -272,12 +317,13 @@ def plan_compaction(
             continue
         together = tuple(sorted(m.shard_id for m in group)) if len(group) > 1 else ()
         for shard_id, after, pending in _in_order(group, markers):
-            workers = 1 if store.is_local else _REMOTE_READERS
+            known = store.is_local or all(entry.in_memory_bytes is not None for entry in pending)
+            workers = 1 if known else _REMOTE_READERS
             sizes = list(ordered_map(partial(_num_bytes, store, shard_id), pending, workers))
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
             plans.append(ShardPlan(base.uri, shard_id, after, commits, max_commit_bytes, together))
-    return CompactionPlan(base.uri, version, has_key, tuple(plans))
+    return CompactionPlan(base.uri, version, has_key, tuple(plans)), base
 
 
 def _sharing_keys(

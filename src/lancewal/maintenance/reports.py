@@ -6,7 +6,7 @@ import enum
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -31,18 +31,22 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 class ShardReport:
     """One shard. ``skipped`` are generations that another compactor compacted in the meantime.
 
-    ``rows_in`` counts every row of the generations, ``rows_inserted`` and ``rows_updated`` those
-    that reached the base, ``rows_deleted`` those that left it. ``rows_replaced`` are tombstones, and
-    rows whose key has a newer version in a later generation.
+    ``rows_in`` counts every row of the generations, ``rows_upserted`` those that reached the base.
+    ``rows_replaced`` are tombstones, and rows whose key has a newer version in a later generation.
+    ``commits`` and ``retries`` are those that the shard had a part in.
+
+    Lance counts for a commit as a whole how many rows were new to the base, and how many left it. Of a shard
+    that shared a commit with others these are ``None``; :class:`CompactionReport` has the sums.
     """
 
     shard_id: UUID
     generations: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     rows_in: int = 0
-    rows_inserted: int = 0
-    rows_updated: int = 0
-    rows_deleted: int = 0
+    rows_upserted: int = 0
+    rows_inserted: int | None = 0
+    rows_updated: int | None = 0
+    rows_deleted: int | None = 0
     num_bytes: int = 0
     commits: int = 0
     retries: int = 0
@@ -54,24 +58,53 @@ class ShardReport:
         return max([*self.generations, *self.skipped], default=0)
 
     @property
-    def rows_upserted(self) -> int:
-        return self.rows_inserted + self.rows_updated
-
-    @property
     def rows_replaced(self) -> int:
         return self.rows_in - self.rows_upserted
 
     def add(self, later: ShardReport) -> None:
-        """Add a further part of the same shard."""
+        """Add what was done for the same shard afterwards."""
         for each in fields(self):
             if each.name != "shard_id":
-                setattr(self, each.name, getattr(self, each.name) + getattr(later, each.name))
+                one, other = getattr(self, each.name), getattr(later, each.name)
+                setattr(self, each.name, None if one is None or other is None else one + other)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "shard_id": str(self.shard_id)}
 
 
-_SUMS = ("generations", "rows_in", "rows_upserted", "rows_deleted", "num_bytes", "commits", "retries")
+@dataclass
+class PackReport:
+    """What was done for shards that share commits, and which of them failed.
+
+    ``commits`` counts each commit once, however many shards it carried, and so do the other sums.
+    """
+
+    shards: dict[UUID, ShardReport] = field(default_factory=dict)
+    failed: dict[UUID, Exception] = field(default_factory=dict)
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    commits: int = 0
+    retries: int = 0
+
+    @classmethod
+    def of(cls, shard_ids: Iterable[UUID]) -> PackReport:
+        """Nothing done yet for these shards."""
+        return cls({shard_id: ShardReport(shard_id) for shard_id in shard_ids})
+
+    def add(self, other: PackReport) -> None:
+        for shard_id, report in other.shards.items():
+            if shard_id in self.shards:
+                self.shards[shard_id].add(report)
+            else:
+                self.shards[shard_id] = report
+        self.failed.update(other.failed)
+        for name in PACK_SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+PACK_SUMS = ("rows_inserted", "rows_updated", "rows_deleted", "commits", "retries")
+_SHARD_SUMS = ("generations", "rows_in", "rows_upserted", "num_bytes")
 
 
 @dataclass
@@ -82,6 +115,11 @@ class CompactionReport:
     shards: list[ShardReport] = field(default_factory=list)
     base_version: int = 0
     seconds: float = 0.0
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    commits: int = 0
+    retries: int = 0
     indexes_optimized: bool = False
     files_removed: int = 0
     files_added: int = 0
@@ -100,20 +138,8 @@ class CompactionReport:
         return sum(shard.rows_upserted for shard in self.shards)
 
     @property
-    def rows_deleted(self) -> int:
-        return sum(shard.rows_deleted for shard in self.shards)
-
-    @property
     def num_bytes(self) -> int:
         return sum(shard.num_bytes for shard in self.shards)
-
-    @property
-    def commits(self) -> int:
-        return sum(shard.commits for shard in self.shards)
-
-    @property
-    def retries(self) -> int:
-        return sum(shard.retries for shard in self.shards)
 
     def totals(self) -> dict[str, float]:
         """What it adds to :data:`process_totals`."""
@@ -129,8 +155,8 @@ class CompactionReport:
 
     def to_dict(self) -> dict[str, Any]:
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "shards"}
-        totals = {name: getattr(self, name) for name in _SUMS}
-        return {**own, **totals, "shards": [shard.to_dict() for shard in self.shards]}
+        sums = {name: getattr(self, name) for name in _SHARD_SUMS}
+        return {**own, **sums, "shards": [shard.to_dict() for shard in self.shards]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)

@@ -27,7 +27,7 @@ from lancewal.maintenance.reports import Finding, Kind, Severity, VerifyReport
 from lancewal.reader import TableReader
 from lancewal.shard import ShardManifestStore, ShardRouter, discover_manifests, is_retired
 from lancewal.sstable import copy_of
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectStore, in_thread, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -68,18 +68,34 @@ def verify(
         _verify_shard(store, shard_id, deep, readers, part)
         return part
 
-    for shard_id, part in zip(present, ordered_map(check, present, workers), strict=True):
-        report.checked.update(part.checked)
-        report.findings += part.findings
-        if progress is not None:
-            progress(shard_id)
-    if wanted is None:
-        base = open_base(store)
-        report.base_version = base.version
-        _verify_base(base, store, set(present), deep, report)
-        _check_split_shards(base, store, deep, report)
+    def check_table() -> VerifyReport:
+        part = VerifyReport(store.uri)
+        if wanted is None:
+            base = open_base(store)
+            part.base_version = base.version
+            _verify_base(base, store, set(present), deep, part)
+            _check_split_shards(base, store, deep, part)
+        return part
+
+    # The table as a whole is checked beside its shards where each request is a network round trip.
+    whole = None if store.is_local else in_thread(check_table, "lancewal-io")
+    try:
+        for shard_id, part in zip(present, ordered_map(check, present, workers), strict=True):
+            _add(report, part)
+            if progress is not None:
+                progress(shard_id)
+    finally:
+        if whole is not None:
+            whole.wait()
+    _add(report, check_table() if whole is None else whole.result())
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _add(report: VerifyReport, part: VerifyReport) -> None:
+    report.base_version = max(report.base_version, part.base_version)
+    report.checked.update(part.checked)
+    report.findings += part.findings
 
 
 def _shard_directories(store: ObjectStore, report: VerifyReport, wanted: set[UUID] | None) -> list[UUID]:

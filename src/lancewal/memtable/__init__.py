@@ -1,6 +1,7 @@
 """Rows in memory, readable while they grow."""
 
 from lancewal.memtable.memtable import (
+    BATCH_OVERHEAD_BYTES,
     FEW_ROWS,
     MemTable,
     MemTableView,
@@ -12,6 +13,7 @@ from lancewal.memtable.memtable import (
 )
 
 __all__ = [
+    "BATCH_OVERHEAD_BYTES",
     "FEW_ROWS",
     "MemTable",
     "MemTableView",

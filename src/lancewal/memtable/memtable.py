@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
 from lancewal.format import (
     TOMBSTONE,
@@ -47,9 +48,8 @@ _FEW = 0.05
 
 
 class _Seen(NamedTuple):
-    """The first ``batches`` of a MemTable as one table, and where the deletes are."""
+    """The first rows of a MemTable as one table, and where the deletes are."""
 
-    batches: int
     rows: pa.Table
     deletes: npt.NDArray[np.int64]
 
@@ -69,30 +69,39 @@ class RowsSoFar:
         #: The first row of each batch, and how many there are; only ever appended to.
         self.starts: list[int] = [0]
         # Both are replaced as a whole.
-        self._seen = _Seen(0, no_rows(schema.stored), np.empty(0, np.int64))
+        self._seen = _Seen(no_rows(schema.stored), np.empty(0, np.int64))
         self._keys: tuple[int, KeySet] = (0, KeySet.empty())
         self._texts: dict[tuple[int, FullTextParams], _GrowingTextIndex] = {}
 
-    def of(self, batches: Sequence[pa.RecordBatch]) -> _Seen:
-        """``batches``, which are the MemTable's first ones, and perhaps some behind them."""
+    def of(self, view: MemTableView) -> _Seen:
+        """The rows of ``view``, and perhaps some behind them."""
         seen = self._seen
-        if seen.batches >= len(batches):
+        if seen.rows.num_rows >= view.row_count:
             return seen
         with self._lock:
             seen = self._seen
-            fresh = batches[seen.batches :]
+            first = seen.rows.num_rows
+            fresh = view.batches_from(first)
             if not fresh:
                 return seen
             added = pa.Table.from_batches(fresh, self.schema.stored)
-            first, deletes = seen.rows.num_rows, [seen.deletes]
+            deletes = [seen.deletes]
             for batch in fresh:
                 marks = batch.column(TOMBSTONE)
                 if marks.true_count:
                     deletes.append(first + np.flatnonzero(marks.to_numpy(zero_copy_only=False)))
                 first += batch.num_rows
-            rows = pa.concat_tables([seen.rows, added]) if seen.batches else added
-            self._seen = _Seen(len(batches), rows, np.concatenate(deletes))
+            rows = pa.concat_tables([seen.rows, added]) if seen.rows.num_rows else added
+            self._seen = _Seen(rows, np.concatenate(deletes))
             return self._seen
+
+    def hold(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Let go of the batches that were seen: ``batches`` have the same rows, in fewer pieces."""
+        with self._lock:
+            rows = self._seen.rows.num_rows
+            if rows:
+                held = pa.Table.from_batches(batches, self.schema.stored).slice(0, rows)
+                self._seen = _Seen(held, self._seen.deletes)
 
     def starts_of(self, batches: Sequence[pa.RecordBatch]) -> list[int]:
         """The first row of each of ``batches``, the number of their rows, and perhaps more."""
@@ -154,25 +163,28 @@ class MemTableView:
         generation: int,
         batches: Sequence[pa.RecordBatch],
         rows: RowsSoFar,
+        starts: Sequence[int] | None = None,
     ) -> None:
+        """``starts`` are those of ``batches`` where they are not the batches that ``rows`` grew by."""
         self.shard_id = shard_id
         self.generation = generation
         self.batches = batches
         self.rows = rows
         self.schema = rows.schema
         self.indexes = rows.indexes
-        self.row_count = rows.starts_of(batches)[len(batches)]
+        self._starts = rows.starts_of(batches) if starts is None else starts
+        self.row_count = self._starts[len(batches)]
 
     @cached_property
     def stored(self) -> pa.Table:
         """Every row, in insert order, with the tombstone column; chunks are the batches, not copies."""
-        rows = self.rows.of(self.batches).rows
+        rows = self.rows.of(self).rows
         return rows if rows.num_rows == self.row_count else rows.slice(0, self.row_count)
 
     @cached_property
     def tombstones(self) -> Mask:
         """Which rows are deletes."""
-        deletes = self.rows.of(self.batches).deletes
+        deletes = self.rows.of(self).deletes
         mask = np.zeros(self.row_count, dtype=np.bool_)
         mask[deletes[: deletes.searchsorted(self.row_count)]] = True
         return mask
@@ -205,12 +217,22 @@ class MemTableView:
         """Rows by position, in the order asked, with the tombstone column."""
         if len(positions) > FEW_ROWS:
             return self.stored.take(pa.array(positions))
-        starts = self.rows.starts
         pieces = []
         for position in positions.tolist():
-            place = bisect_right(starts, position, hi=len(self.batches)) - 1
-            pieces.append(self.batches[place].slice(position - starts[place], 1))
+            place = self._batch_of(position)
+            pieces.append(self.batches[place].slice(position - self._starts[place], 1))
         return pa.Table.from_batches(pieces, self.schema.stored)
+
+    def batches_from(self, first: int) -> list[pa.RecordBatch]:
+        """The rows from position ``first`` on."""
+        if first >= self.row_count:
+            return []
+        place = self._batch_of(first)
+        skipped = first - self._starts[place]
+        return [self.batches[place].slice(skipped), *self.batches[place + 1 :]]
+
+    def _batch_of(self, position: int) -> int:
+        return bisect_right(self._starts, position, hi=len(self.batches)) - 1
 
 
 #: What Python and Arrow need per batch beside the rows (schema, arrays, buffers).
@@ -247,8 +269,6 @@ class MemTable:
         self._measure_at = 0
         self._batches: list[pa.RecordBatch] = []
         self._row_bytes = 0
-        self._visible_batches = 0
-        self._durable_batches = 0
         #: The last WAL position that holds rows of this MemTable; 0 before the first.
         self.covered_wal_position = 0
         self.index_seconds = 0.0
@@ -267,18 +287,15 @@ class MemTable:
         return self.first_position + len(self._batches)
 
     @property
-    def durable_batches(self) -> int:
-        return self._durable_batches
-
-    @property
     def estimated_size(self) -> int:
         """Bytes held: rows, bookkeeping and indexes; 0 without rows, since no flush would free them."""
         if not self._batches:
             return 0
-        if self.row_count >= self._measure_at:
+        rows = self._starts[-1]
+        if rows >= self._measure_at:
             self._index_bytes = self.indexes.memory_bytes
-            # Every put asks twice, and a few rows change little.
-            self._measure_at = self.row_count + max(self.row_count, _SMALL_ROWS) // 64
+            # Every put asks several times, and a few rows change little.
+            self._measure_at = rows + max(rows, _SMALL_ROWS) // 64
         return self._row_bytes + self._index_bytes
 
     @property
@@ -290,19 +307,23 @@ class MemTable:
         """All batches, visible or not, for the flush; do not change."""
         return self._batches
 
-    def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> range:
-        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``; returns their writer-wide positions.
+    def takes(self, rows: int, batches: int, limits: ShardWriterConfig) -> bool:
+        """Whether so many more can be inserted without going beyond a limit; an empty MemTable takes any."""
+        count = len(self._batches)
+        return not count or (
+            self.estimated_size < limits.max_memtable_size
+            and self._starts[-1] + rows <= limits.max_memtable_rows
+            and count + batches <= limits.max_memtable_batches
+        )
 
-        They stay invisible until :meth:`show` or :meth:`note_durable` says otherwise.
-        """
-        start = self.end_position
+    def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> None:
+        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``."""
         for batch in batches:
             self._batches.append(batch)
             self._starts.append(self._starts[-1] + batch.num_rows)
         self._row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
         if self._index_on_insert:
             self.update_indexes()
-        return range(start, self.end_position)
 
     def update_indexes(self, max_rows: int | None = None) -> int:
         """Index what is not indexed yet (whole batches, at least one, up to ``max_rows``).
@@ -338,21 +359,10 @@ class MemTable:
     def unindexed_rows(self) -> int:
         return 0 if self._index_failed or not self.indexes.specs else self.row_count - self._indexed_rows
 
-    def show(self, end_position: int) -> None:
-        """Make batches below the writer-wide ``end_position`` visible; never hides any."""
-        self._visible_batches = max(self._visible_batches, end_position - self.first_position)
-
-    def note_durable(self, end_position: int, wal_position: int) -> None:
-        """Batches below ``end_position`` are in the WAL, the last of them at ``wal_position``."""
-        self._durable_batches = max(self._durable_batches, end_position - self.first_position)
-        self.covered_wal_position = max(self.covered_wal_position, wal_position)
-        self.show(end_position)
-
-    def view(self) -> MemTableView:
-        """What is visible now, fixed."""
-        return MemTableView(
-            self.shard_id, self.generation, self._batches[: self._visible_batches], self._rows
-        )
+    def view(self, end_position: int) -> MemTableView:
+        """The batches below the writer-wide ``end_position``, fixed."""
+        batches = self._batches[: max(end_position - self.first_position, 0)]
+        return MemTableView(self.shard_id, self.generation, batches, self._rows)
 
 
 def scan_views(

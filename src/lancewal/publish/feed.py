@@ -36,9 +36,10 @@ from lancewal.shard import (
     discover_shards,
     first_readable,
     is_flushed,
+    listed_shards,
 )
 from lancewal.sstable import SsTable, without_dead_values
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import RECHECK_AFTER, Clock, ObjectStore, boot_time, in_thread, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ INSERT = "insert"
 #: For each shard the position that is read next.
 Positions = dict[UUID, int]
 
-_REMOTE_READERS = 16
+_REMOTE_READERS = 64
 #: Entries up to this size may be pointers, whose rows are elsewhere.
 _MAY_BE_POINTER_BYTES = 64 * 1024
 #: Above this many entries one listing is cheaper than a request for each size.
@@ -79,11 +80,14 @@ class ChangeFeed:
     {'id': [1, 2, 1], '_change_type': ['upsert', 'upsert', 'delete']}
     """
 
-    def __init__(self, store: ObjectStore, schema: TableSchema) -> None:
+    def __init__(self, store: ObjectStore, schema: TableSchema, clock: Clock = boot_time) -> None:
         self._store = store
+        self._clock = clock
         self._table_schema = schema
         self._workers = 1 if store.is_local else _REMOTE_READERS
         self._tips: dict[UUID, WatchedTip] = {}
+        #: Where each log ended when it was last looked at with its manifest, and when that was.
+        self._ends: dict[UUID, tuple[int, float]] = {}
         self.schema = feed_schema(schema)
 
     @classmethod
@@ -106,6 +110,12 @@ class ChangeFeed:
 
     def end(self, shard_id: UUID) -> int:
         """The position after the last readable entry of a shard: the tip, or a pointer that is still open."""
+        started = self._clock()
+        end = self._find_end(shard_id)
+        self._ends[shard_id] = end, started
+        return end
+
+    def _find_end(self, shard_id: UUID) -> int:
         manifest = ShardManifestStore(self._store, shard_id).read_latest()
         tip = self._tips.setdefault(shard_id, WatchedTip(self._store, shard_id)).find(manifest)
         if tip == layout.FIRST_WAL_POSITION or is_flushed(manifest, tip - 1):
@@ -137,7 +147,7 @@ class ChangeFeed:
         for name, limit in (("max_entries", max_entries), ("max_bytes", max_bytes)):
             if limit is not None and limit < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {limit}")
-        goal = self.latest() if until is None else dict(until)
+        goal = self._ends_from(start) if until is None else dict(until)
         place = {**start}
         backlog = {
             shard: range(place.get(shard, layout.FIRST_WAL_POSITION), end) for shard, end in goal.items()
@@ -148,6 +158,25 @@ class ChangeFeed:
         for shard, positions in backlog.items():
             place[shard] = positions.stop
         return place if max_bytes is None else self._within_bytes(start, backlog, max_bytes)
+
+    def _ends_from(self, start: Mapping[UUID, int]) -> Positions:
+        """The end of every shard, in one request for each that a reader at ``start`` has read to its end."""
+        listing = in_thread(lambda: listed_shards(self._store), "lancewal-io")
+        found = ordered_map(lambda shard: self._end_from(shard, start[shard]), start, self._workers)
+        ends = dict(zip(start, found, strict=True))
+        new = [shard for shard in listing.result() if shard not in ends]
+        return {**ends, **dict(zip(new, ordered_map(self.end, new, self._workers), strict=True))}
+
+    def _end_from(self, shard_id: UUID, place: int) -> int:
+        known, looked_at = self._ends.get(shard_id, (None, 0.0))
+        # What was free a moment ago can have been written since, but not written, flushed and collected.
+        if (
+            known == place
+            and self._clock() - looked_at <= RECHECK_AFTER.total_seconds()
+            and WalTailer(self._store, shard_id).read_entry(place) is None
+        ):
+            return place
+        return self.end(shard_id)
 
     def changes(self, start: Mapping[UUID, int], end: Mapping[UUID, int]) -> Iterator[pa.RecordBatch]:
         """All changes from one place up to another, shard by shard."""

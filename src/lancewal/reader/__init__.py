@@ -7,13 +7,14 @@ from lancewal.reader.scan import Scan
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, TableState, read_state
-from lancewal.reader.table_reader import TableReader
+from lancewal.reader.table_reader import MaxStaleness, TableReader
 
 __all__ = [
     "SHARD_ID",
     "SOURCE",
     "BaseSource",
     "LookupResult",
+    "MaxStaleness",
     "Newer",
     "Request",
     "Scan",

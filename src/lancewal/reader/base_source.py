@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import lance
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.base import BaseTable, lance_errors, row_count
-from lancewal.format import KeySet, has_dictionary, key_values, numbers, one_array, without_null_words_in
+from lancewal.format import (
+    KeySet,
+    has_dictionary,
+    key_values,
+    key_words,
+    numbers,
+    one_array,
+    without_null_words_in,
+)
 from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among
+from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import (
@@ -33,14 +41,6 @@ from lancewal.reader.source import (
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
 from lancewal.sstable import KeyProbe, refusing
 
-Addresses = npt.NDArray[np.uint64]
-
-_NOWHERE: Addresses = np.empty(0, np.uint64)
-#: Keys in one ``IN``: Lance's planner slows down beyond.
-KEYS_AT_A_TIME = 5_000
-#: An index search for a key costs as much as comparing so many keys of the base. It is
-#: several times as much, but a level is read again and again before it is compacted.
-_ROWS_PER_SEARCH = 50
 #: Adding a key of one set to another costs as much as asking a second set for so many rows.
 _ROWS_PER_UNITED_KEY = 8
 
@@ -55,77 +55,6 @@ _SEARCHED_ROWS = 32_768
 _VARIABLE_BYTES = 64
 #: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
 _UNCOPIED_BYTES = 64 << 10
-
-
-class BaseOverlap:
-    """Row addresses, in one version of the base, of the keys that newer levels hold.
-
-    They are asked of the BTree on the key. Without it every key of the base has to be compared with those
-    of newer levels. With it the cost is that of the newer keys, and for SSTables it is paid once for
-    each base version.
-    """
-
-    def __init__(self, base: BaseTable) -> None:
-        self._base = base
-        self._known: weakref.WeakKeyDictionary[KeySet, Addresses] = weakref.WeakKeyDictionary()
-        # Those of all levels that were asked for last.
-        self._joined: tuple[list[weakref.ref[KeySet]], Addresses] = [], _NOWHERE
-        #: Whether there is such a BTree.
-        self.usable = len(base.schema.primary_key) == 1 and _has_btree(base)
-
-    def addresses(self, levels: Sequence[KeySet]) -> Addresses | None:
-        """Ascending addresses of the superseded rows; ``None`` when comparing keys is cheaper."""
-        unknown = sum(len(keys) for keys in levels if keys not in self._known)
-        if unknown * _ROWS_PER_SEARCH > row_count(self._base.dataset):
-            return None
-        which = [weakref.ref(keys) for keys in levels]
-        joined = self._joined
-        if joined[0] != which:
-            joined = self._joined = which, np.unique(np.concatenate([self._of(keys) for keys in levels]))
-        return joined[1]
-
-    def _of(self, keys: KeySet) -> Addresses:
-        known = self._known.get(keys)
-        if known is None:
-            known = self._known[keys] = self._searched(keys.to_array())
-        return known
-
-    def _searched(self, keys: pa.Array) -> Addresses:
-        (name,) = self._base.schema.primary_key
-        parts = [_NOWHERE]
-        for start in range(0, len(keys), KEYS_AT_A_TIME):
-            asked = among(name, keys.slice(start, KEYS_AT_A_TIME))
-            with lance_errors("search the base table's key index"):
-                found = self._base.dataset.scanner(columns=[], filter=asked, with_row_address=True).to_table()
-            parts.append(numbers(one_array(found.column("_rowaddr"))))
-        return np.concatenate(parts)
-
-
-def positions_of(dead: Addresses, addresses: Addresses) -> npt.NDArray[np.int64]:
-    """Where in ``addresses`` those that are ``dead`` stand, ascending.
-
-    Costs little more than the dead among them where ``addresses`` ascend, as in a scan in order.
-    """
-    if not len(addresses) or not len(dead):
-        return np.empty(0, np.int64)
-    if (addresses[1:] <= addresses[:-1]).any():
-        return np.flatnonzero(np.isin(addresses, dead))
-    low, high = np.searchsorted(dead, [addresses[0], addresses[-1] + np.uint64(1)])
-    near = dead[low:high]
-    places = np.searchsorted(addresses, near)
-    here: npt.NDArray[np.int64] = places[addresses[places] == near]
-    return here
-
-
-def _has_btree(base: BaseTable) -> bool:
-    """Whether a BTree on the key covers all fragments; one that does not would be a slow search."""
-    key = base.schema.field_ids[base.schema.primary_key[0]]
-    return any(
-        "BTree" in index.details_type
-        and index.field_ids == (key,)
-        and base.manifest.covered_fragments(index.name) == base.manifest.fragment_ids
-        for index in base.manifest.indexes
-    )
 
 
 class BaseSource:
@@ -145,6 +74,7 @@ class BaseSource:
         self._key_names = list(base.schema.primary_key)
         self._has_dictionaries = any(map(has_dictionary, base.schema.columns.types))
         self._overlap = BaseOverlap(base)
+        self._places = KeyPlaces(base)
 
     def of_fragments(self, fragment_ids: frozenset[int]) -> BaseSource:
         """A part of the base table, for one of several tasks that read it; only :meth:`batches` knows."""
@@ -188,14 +118,16 @@ class BaseSource:
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         """A key that is twice in the base, which Lance does not rule out, has two rows here."""
-        tables, numbers_of_keys = [], []
-        for start in range(0, len(keys), KEYS_AT_A_TIME):
-            asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys.columns]
-            rows, found = self._lookup(asked, columns)
-            tables.append(rows)
-            numbers_of_keys.append(found + start)
-        found = np.concatenate(numbers_of_keys)
-        return Found(found, pa.concat_tables(tables), found)
+        read = [*columns, *(name for name in self._key_names if name not in columns)]
+        parts = list(self._rows_of(keys, read))
+        if not parts:
+            return Found.nothing()
+        rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        found = pc.index_in(_keys_of(rows, self._key_names), value_set=keys.values)
+        if found.null_count:  # rows that were found by a word which stands for several keys
+            rows, found = rows.filter(found.is_valid()), found.drop_null()
+        known = numbers(one_array(found)).astype(np.int64)
+        return Found(known, rows.select(list(columns)), known)
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
         """Rows by Lance's row ids, in the order asked."""
@@ -261,25 +193,34 @@ class BaseSource:
         keys = key_values([batch.column(name) for name in self._key_names])
         return np.flatnonzero(superseded.contains(keys))
 
-    def _lookup(self, keys: Sequence[pa.Array], columns: Sequence[str]) -> tuple[pa.Table, Rows]:
+    def _rows_of(self, keys: KeyProbe, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows that have one of the keys, and maybe some more; the key is among ``columns``."""
+        for where in self._places.scans:
+            for start in range(0, len(keys), KEYS_AT_A_TIME):
+                asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys.columns]
+                yield self._scanned_for(asked, columns, where)
+        if self._places.are_kept:
+            rows = self._places.kept().find(key_words(keys.values))
+            if len(rows):
+                yield self.take(rows.view(np.int64), columns)
+
+    def _scanned_for(
+        self, keys: Sequence[pa.Array], columns: Sequence[str], where: Mapping[str, Any]
+    ) -> pa.Table:
         sql = " AND ".join(
             among(name, column if len(column) == 1 else column.unique())
             for name, column in zip(self._key_names, keys, strict=True)
         )
-        exact = len(keys) == 1 or len(keys[0]) == 1
-        read = [*columns, *(name for name in self._key_names if name not in columns)]
         with lance_errors("look up rows of the base table"):
-            if exact:
-                rows = self._joinable(self._dataset.scanner(columns=read, filter=sql).to_table())
-            else:
-                # Each column has a wanted value, but not every combination was asked for.
-                candidates = self._dataset.scanner(
-                    columns=self._key_names, filter=sql, with_row_id=True
-                ).to_table()
-                wanted = pc.is_in(_keys_of(candidates, self._key_names), value_set=key_values(keys))
-                rows = self.take(numbers(one_array(candidates["_rowid"].filter(wanted))), read)
-        found = pc.index_in(_keys_of(rows, self._key_names), value_set=key_values(keys))
-        return rows.select(list(columns)), numbers(found).astype(np.int64)
+            if len(keys) == 1 or len(keys[0]) == 1:
+                found = self._dataset.scanner(columns=list(columns), filter=sql, **where).to_table()
+                return self._joinable(found)
+            # Each column has a wanted value, but not every combination was asked for.
+            candidates = self._dataset.scanner(
+                columns=self._key_names, filter=sql, with_row_id=True, **where
+            ).to_table()
+        wanted = pc.is_in(_keys_of(candidates, self._key_names), value_set=key_values(keys))
+        return self.take(numbers(one_array(candidates["_rowid"].filter(wanted))), columns)
 
     def _scan(
         self,

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from lancewal.format import no_rows
 from lancewal.memtable import checked_columns
+from lancewal.reader.merge import Snapshot
 from lancewal.reader.source import ABSENT, Mask, Rows, Source, labelled, shown_schema
-from lancewal.reader.state import Snapshot
 from lancewal.sstable import KeyProbe
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
@@ -71,7 +71,11 @@ def _one(
     snapshot: Snapshot, key: KeyProbe, columns: Sequence[str], shown: pa.Schema, row_source: bool
 ) -> LookupResult:
     """The way of a single key, which is asked for so often that it goes without bookkeeping."""
+    prepared = False
     for source in snapshot.newest_levels_first():
+        if not source.in_memory and not prepared:
+            prepared = True
+            snapshot.prepare_lookup(key)
         found = source.look_up(key, columns)
         if len(found.numbers):
             # A key that is twice in the base, which Lance does not rule out, is answered once.
@@ -102,11 +106,17 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
     unknown = np.ones(len(keys), np.bool_)
     locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
 
+    prepared = False
+
     def ask(source: Source, asked: Mask) -> None:
         """Look for the keys that ``asked`` marks, and for those that are here no more."""
+        nonlocal prepared
         numbers = np.flatnonzero(asked)
         if not len(numbers):
             return
+        if not source.in_memory and not prepared:
+            prepared = True
+            snapshot.prepare_lookup(keys.subset(np.flatnonzero(unknown)))
         found = source.look_up(keys.subset(numbers), columns)
         known = numbers[found.known]
         asked[known] = unknown[known] = False

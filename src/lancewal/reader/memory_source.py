@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -34,13 +34,10 @@ from lancewal.reader.source import (
 )
 from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.sstable import KeyProbe
-from lancewal.storage import ordered_map
-
-#: Entries that are on their way while one is looked at, where each is a round trip.
-_REMOTE_AHEAD = 2
 
 #: With more than this share of the rows left, asking every row is as fast.
 _MAX_SHARE = 0.125
+_FIRST = pa.array([0])
 
 
 @dataclass(frozen=True)
@@ -163,9 +160,11 @@ class MemorySource:
     in_memory = True
     identity = None
 
-    def __init__(self, view: MemTableView, schema: TableSchema) -> None:
+    def __init__(self, view: MemTableView, schema: TableSchema, written: TableSchema | None = None) -> None:
+        """``written`` is the schema of the rows where the view has not all of their columns."""
         self._view = view
         self._schema = schema
+        self._written = written or view.schema
         self.name = f"memtable:{view.generation}"
 
     @property
@@ -337,7 +336,7 @@ class MemorySource:
     @cached_property
     def _column_sources(self) -> dict[str, ColumnSource] | None:
         """``None`` when the rows were written with the very schema that is shown."""
-        written, shown = self._view.schema, self._schema
+        written, shown = self._written, self._schema
         as_stored = shown.shows_as_stored
         if as_stored and written.columns is shown.columns:
             return None
@@ -347,12 +346,15 @@ class MemorySource:
         return dict(column_sources(written.stored, shown, written.version))
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some rows in a row, and how to get them: all columns of the table and the tombstones."""
+class Parts(Protocol):
+    """The rows of a level in pieces that can be had alone: all columns of the table and the tombstones."""
 
-    num_rows: int
-    fetch: Callable[[], pa.Table]
+    @property
+    def starts(self) -> Rows:
+        """The first row of each part, none of which is empty, and the number of rows."""
+
+    def fetch(self, places: Sequence[int], *, ahead: bool) -> Iterator[pa.Table]:
+        """Parts by their number, ascending; ``ahead`` where most of them will be needed."""
 
 
 class StreamedSource(MemorySource):
@@ -361,19 +363,16 @@ class StreamedSource(MemorySource):
     ``view`` holds the keys and the tombstones of all rows: it tells which of them count.
     """
 
-    def __init__(
-        self, view: MemTableView, schema: TableSchema, parts: Sequence[Part], *, is_remote: bool
-    ) -> None:
-        super().__init__(view, schema)
+    def __init__(self, view: MemTableView, schema: TableSchema, parts: Parts) -> None:
+        super().__init__(view, schema, schema)
         self._parts = parts
-        self._starts = np.concatenate([[0], np.cumsum([part.num_rows for part in parts])]).astype(np.int64)
-        self._is_remote = is_remote
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         predicate = request.predicate
         wanted = self._wanted(predicate, newer)
+        names = list(dict.fromkeys([*request.columns, *(predicate.columns if predicate else ())]))
         # With a limit the first part may be enough.
-        for first, rows in self._read(wanted, ahead=request.limit is None):
+        for first, rows in self._read(wanted, names, ahead=request.limit is None):
             mask = wanted[first : first + rows.num_rows]
             yield from selected(rows, mask, request.columns, predicate).to_batches()
 
@@ -382,10 +381,9 @@ class StreamedSource(MemorySource):
         if predicate is None or self._is_about_keys(predicate):
             return wanted
         matching = np.zeros(self.row_count, np.bool_)
-        columns = sorted(predicate.columns) or self._schema.names[:1]
-        for first, rows in self._read(wanted):
+        for first, rows in self._read(wanted, sorted(predicate.columns) or self._schema.names[:1]):
             here = slice(first, first + rows.num_rows)
-            matching[here] = wanted[here] & predicate.mask(rows.select(columns))
+            matching[here] = wanted[here] & predicate.mask(rows)
         return matching
 
     def narrowed(self, predicate: Predicate) -> Narrowed | None:
@@ -409,22 +407,22 @@ class StreamedSource(MemorySource):
     def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
         asked = wanted.copy()
         asked[:first_row] = False
-        for first, rows in self._read(asked):
+        for first, rows in self._read(asked, [name]):
             skipped = max(first_row - first, 0)
-            yield first + skipped, rows.column(name).slice(skipped)
+            yield first + skipped, rows.column(0).slice(skipped)
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         deleted = self._view.tombstones[positions]
-        part_of = np.searchsorted(self._starts, positions, side="right") - 1
+        starts = self._parts.starts
+        part_of = np.searchsorted(starts, positions, side="right") - 1
+        parts = np.unique(part_of).tolist()
         pieces, places = [], []
-        for part in np.unique(part_of).tolist():
+        for part, rows in zip(parts, self._parts.fetch(parts, ahead=True), strict=True):
             asked = np.flatnonzero(part_of == part)
-            rows = self._parts[part].fetch().select(list(columns))
-            # Taken, not cut out: a slice would hold all rows of the part.
-            pieces.append(rows.take(pa.array(positions[asked] - self._starts[part])))
+            pieces.append(self._aligned(_copied(rows, positions[asked] - starts[part]), columns))
             places.append(asked)
         if not pieces:
-            return self._schema.stored.empty_table().select(list(columns)), deleted
+            return self._aligned(self._schema.stored.empty_table(), columns), deleted
         found = pa.concat_tables(pieces)
         if len(pieces) > 1:
             found = found.combine_chunks().take(pa.array(np.argsort(np.concatenate(places))))
@@ -440,11 +438,19 @@ class StreamedSource(MemorySource):
     def _is_about_keys(self, predicate: Predicate) -> bool:
         return bool(predicate.columns) and predicate.columns <= set(self._view.schema.primary_key)
 
-    def _read(self, wanted: Mask, *, ahead: bool = True) -> Iterator[tuple[int, pa.Table]]:
+    def _read(
+        self, wanted: Mask, columns: Sequence[str], *, ahead: bool = True
+    ) -> Iterator[tuple[int, pa.Table]]:
         """The parts that hold a wanted row, each with the position of its first row."""
-        bounds = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
-        chosen = [place for place, (start, end) in enumerate(bounds) if wanted[start:end].any()]
-        workers = _REMOTE_AHEAD if self._is_remote and ahead else 1
-        fetched = ordered_map(lambda place: self._parts[place].fetch(), chosen, workers)
-        for place, rows in zip(chosen, fetched, strict=True):
-            yield int(self._starts[place]), rows
+        starts = self._parts.starts
+        chosen = np.flatnonzero(np.add.reduceat(wanted, starts[:-1], dtype=np.int64)).tolist()
+        for place, rows in zip(chosen, self._parts.fetch(chosen, ahead=ahead), strict=True):
+            yield int(starts[place]), self._aligned(rows, columns)
+
+
+def _copied(rows: pa.Table, places: Rows) -> pa.Table:
+    """Rows by place. Taken, not cut out: a slice would hold all rows."""
+    if len(places) > FEW_ROWS:
+        return rows.take(pa.array(places))
+    # Arrow joins all chunks before it takes a row from one.
+    return pa.concat_tables([rows.slice(place, 1).take(_FIRST) for place in places.tolist()])

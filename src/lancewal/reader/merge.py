@@ -1,4 +1,4 @@
-"""The merge of levels: which rows newer levels hide, found once for all levels and kept for the next read.
+"""The levels of a table at one moment, and which rows newer ones hide: found once, kept for the next read.
 
 SSTables do not change, so what their keys say of each other is kept for each set of SSTables, within the
 process's cache. Rows in memory change with every put: their keys are asked of each SSTable's.
@@ -6,14 +6,29 @@ process's cache. Rows in memory change with every put: their keys are asked of e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
+from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.format import KeySet, superseded
-from lancewal.reader.source import Hidden, Newer, ShardLevel
-from lancewal.storage import Shelf, ordered_map
+from lancewal.base import BaseTable
+from lancewal.format import KeySet, ShardManifest, TableSchema, superseded
+from lancewal.reader.base_source import BaseSource
+from lancewal.reader.pruning import ShardIdentity, ShardPruner
+from lancewal.reader.source import Hidden, Newer, ShardLevel, Source, newest_first
+from lancewal.reader.sstable_source import SsTableSource
+from lancewal.sstable import KeyProbe
+from lancewal.storage import Shelf, lazy_property, ordered_map
+
+R = TypeVar("R")
+
+_REMOTE_READERS = 64
+#: Levels that are read side by side whatever their size, and the bytes up to which more are.
+_LEVELS_AT_ONCE = 4
+_AHEAD_BYTES = 128 << 20
 
 #: By the identities of SSTables, newest first.
 _hidden: Shelf[tuple[Hashable, ...], list[Hidden]] = Shelf()
@@ -54,13 +69,13 @@ class NewerThanBase(Newer):
         self._levels = levels
         self._readers = readers
 
-    @cached_property
+    @lazy_property
     def keys(self) -> list[KeySet]:
         memory, flushed = _split(self._levels)
         sets = [_keys_of(flushed, self._readers), KeySet.union(level.keys() for level in memory)]
         return [keys for keys in sets if len(keys)]
 
-    @cached_property
+    @lazy_property
     def levels(self) -> list[KeySet]:
         found = ordered_map(lambda level: level.keys(), self._levels, self._readers)
         return [keys for keys in found if len(keys)]
@@ -90,3 +105,118 @@ def _key_values(levels: Sequence[ShardLevel], readers: int) -> Iterator[pa.Array
 
 def _identities(flushed: Sequence[ShardLevel]) -> tuple[Hashable, ...]:
     return tuple(level.identity for level in flushed)
+
+
+@dataclass(frozen=True)
+class ShardSnapshot:
+    """One shard: its levels that the base does not hold yet, newest first."""
+
+    manifest: ShardManifest
+    sources: tuple[ShardLevel, ...]
+    #: Whether its rows in memory come from a writer of this process, not from the WAL.
+    is_live: bool
+
+    @property
+    def shard_id(self) -> UUID:
+        return self.manifest.shard_id
+
+    @cached_property
+    def identity(self) -> ShardIdentity:
+        return ShardIdentity.of(self.manifest)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All levels of a table at one moment. ``pruned`` are the shards that were not asked for."""
+
+    base_source: BaseSource
+    shards: tuple[ShardSnapshot, ...]
+    pruned: tuple[UUID, ...] = ()
+    is_remote: bool = False
+
+    @property
+    def base(self) -> BaseTable:
+        return self.base_source.base
+
+    @property
+    def schema(self) -> TableSchema:
+        return self.base.schema
+
+    @property
+    def pruner(self) -> ShardPruner:
+        return self.base_source.pruner
+
+    @cached_property
+    def groups(self) -> list[tuple[ShardIdentity, list[ShardLevel]]]:
+        """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
+
+        A group is a shard, unless a key can be in several; their levels are in the order of
+        :func:`~lancewal.reader.source.newest_first`. With each goes the identity of one of its shards.
+        """
+        filled = {shard.identity: shard for shard in self.shards if shard.sources}
+        return [
+            (group[0], _in_order([filled[identity] for identity in group]))
+            for group in self.pruner.key_groups(list(filled))
+        ]
+
+    def newest_levels_first(self) -> list[Source]:
+        """Every level, in an order in which the first one that has a key has its newest version."""
+        levels: list[Source] = []
+        for _, group in self.groups:
+            levels += group
+        levels.append(self.base_source)
+        return levels
+
+    def levels(self) -> Iterator[tuple[Source, Newer]]:
+        """Every level, newest first, the base last, with what is newer than it."""
+        yield from self.levels_above_base()
+        yield self.base_source, self.newer_than_base
+
+    def levels_above_base(self) -> Iterator[tuple[Source, Newer]]:
+        for _, group in self.groups:
+            # Without a primary key no row replaces another.
+            if self.schema.primary_key:
+                yield from merged(group, self._key_readers)
+            else:
+                yield from ((source, Newer()) for source in group)
+
+    @cached_property
+    def newer_than_base(self) -> Newer:
+        """The keys of all levels above the base."""
+        levels = [level for _, group in self.groups for level in group] if self.schema.primary_key else []
+        return NewerThanBase(levels, self._key_readers)
+
+    def ask_levels(self, ask: Callable[[Source, Newer], R]) -> list[R]:
+        """What every level answers, newest level first."""
+        return list(ordered_map(lambda level: ask(*level), self.levels(), self.levels_at_once))
+
+    @cached_property
+    def levels_at_once(self) -> int:
+        """How many levels are read side by side, each of which holds a batch of its rows meanwhile."""
+        sizes = [each.num_bytes or _AHEAD_BYTES for each in self._flushed]
+        small = min(_REMOTE_READERS, _AHEAD_BYTES // max(sizes, default=1)) if self.is_remote else 0
+        # The base is one more.
+        return min(1 + len(sizes), max(_LEVELS_AT_ONCE, small))
+
+    def prepare_lookup(self, keys: KeyProbe) -> None:
+        """Open what a lookup of these keys needs of all SSTables at once, where each is far away."""
+        if self.is_remote:
+            unopened = [each for each in self._flushed if not each.is_open_for(keys)]
+            list(ordered_map(lambda each: each.open_for(keys), unopened, min(len(unopened), _REMOTE_READERS)))
+
+    @cached_property
+    def _flushed(self) -> list[SsTableSource]:
+        return [each for shard in self.shards for each in shard.sources if isinstance(each, SsTableSource)]
+
+    @property
+    def _key_readers(self) -> int:
+        return _REMOTE_READERS if self.is_remote else 1
+
+
+def _in_order(shards: Sequence[ShardSnapshot]) -> list[ShardLevel]:
+    """The levels of some shards, newest first; those of one shard are in that order already."""
+    if len(shards) == 1:
+        return list(shards[0].sources)
+    levels = [(shard.shard_id, source) for shard in shards for source in shard.sources]
+    levels.sort(key=lambda level: newest_first(level[1].in_memory, level[1].generation, level[0]))
+    return [source for _, source in levels]

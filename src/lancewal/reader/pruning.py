@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from uuid import UUID
 
 import numpy as np
@@ -22,7 +23,7 @@ from lancewal.format import (
     result_type_to_arrow,
 )
 from lancewal.predicate import Predicate
-from lancewal.shard import BUCKET, IDENTITY
+from lancewal.shard import BUCKET, IDENTITY, ShardRouter
 
 Mask = npt.NDArray[np.bool_]
 
@@ -50,6 +51,8 @@ class ShardPruner:
 
     def __init__(self, details: MemWalDetails, schema: TableSchema) -> None:
         names = {number: name for name, number in schema.field_ids.items()}
+        self._details = details
+        self._schema = schema
         self._fields: dict[int, tuple[ShardingField, str]] = {}
         for spec in details.sharding_specs:
             if len(spec.fields) == 1 and spec.fields[0].transform in (BUCKET, IDENTITY):
@@ -57,6 +60,24 @@ class ShardPruner:
                 column = names.get(field.source_ids[0]) if len(field.source_ids) == 1 else None
                 if column is not None and (not schema.primary_key or column in schema.primary_key):
                     self._fields[spec.spec_id] = (field, column)
+
+    @cached_property
+    def named(self) -> Mapping[UUID, ShardIdentity]:
+        """Shards that are known by their ids alone: those of the buckets, where there is one spec.
+
+        Every router, LanceDB's too, sends the rows of a bucket to the shard with its name. (The ids of
+        identity shards are names as well, but of values that nobody can list.)
+        """
+        specs = self._details.sharding_specs
+        if len(specs) != 1 or not self._fields or specs[0].fields[0].transform != BUCKET:
+            return {}
+        return {
+            shard_id: ShardIdentity(
+                shard_id, shard.spec_id, tuple((each.field_id, each.value) for each in shard.field_entries)
+            )
+            for shard in ShardRouter.for_table(self._details, self._schema).known_shards()
+            for shard_id in (shard.shard_id, *shard.rivals)
+        }
 
     def key_groups(self, shards: Sequence[ShardIdentity]) -> list[list[ShardIdentity]]:
         """The shards in groups, such that all versions of a key are in the shards of one group.
@@ -74,6 +95,12 @@ class ShardPruner:
             value = None if known is None else dict(shard.values).get(known[0].field_id)
             groups.setdefault(value, []).append(shard)
         return [list(shards)] if None in groups else list(groups.values())
+
+    def matching(self, predicate: Predicate | None) -> Callable[[ShardIdentity], bool] | None:
+        """Whether rows of a shard can fulfil the predicate; ``None`` where those of any shard can."""
+        if predicate is None or all(predicate.values_of(name) is None for _, name in self._fields.values()):
+            return None
+        return lambda shard: self.may_match(shard, predicate)
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
         """Whether a row of the shard can fulfil the predicate."""
@@ -109,6 +136,17 @@ class KeyLocator:
         """By spec: its sharding field, and the column of the keys that it is computed from."""
         self._placed = placed
         self._values: dict[int, pa.Array] = {}
+        self._stored: dict[int, set[bytes]] = {}
+
+    def is_in(self, shard: ShardIdentity) -> bool:
+        """Whether any of the keys can be in the shard."""
+        placed = self._placed.get(shard.spec_id)
+        stored = None if placed is None else dict(shard.values).get(placed[0].field_id)
+        if placed is None or stored is None:
+            return True
+        if shard.spec_id not in self._stored:
+            self._stored[shard.spec_id] = ShardPruner._stored_values(*placed)
+        return stored in self._stored[shard.spec_id]
 
     def keys_in(self, shard: ShardIdentity) -> Mask | None:
         """Which keys can be in the shard; ``None``: any of them."""

@@ -20,14 +20,12 @@ from lancewal.format import readable_columns
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
+from lancewal.reader.merge import ShardSnapshot, Snapshot
 from lancewal.reader.source import Request, Source, labelled, shown_schema
-from lancewal.reader.state import ShardSnapshot, Snapshot
 from lancewal.storage import check_process, ordered_map
 
 #: A filter that names at most so many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
-
-_MAX_LEVELS_AHEAD = 4
 
 _Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
@@ -82,7 +80,7 @@ class Scan:
         if pinned is not None:
             total = int(self._pinned(pinned).num_rows)
         else:
-            total = sum(source.count(self.predicate, newer) for source, newer in self.snapshot.levels())
+            total = sum(self.snapshot.ask_levels(lambda source, newer: source.count(self.predicate, newer)))
         remaining = max(total - self.offset, 0)
         return remaining if self.limit is None else min(remaining, self.limit)
 
@@ -143,7 +141,9 @@ class Scan:
                 return
 
     def _all(self) -> Iterator[pa.RecordBatch]:
-        for source, first, rest in ordered_map(_opened, self._levels(), self._levels_ahead()):
+        # With a limit the first levels may be enough; nearby none waits for long.
+        ahead = self.snapshot.levels_at_once if self.snapshot.is_remote and self.limit is None else 1
+        for source, first, rest in ordered_map(_opened, self._levels(), ahead):
             for batch in chain(first, rest):
                 if batch.num_rows:
                     rows = labelled(batch, source) if self._row_source else batch
@@ -155,14 +155,6 @@ class Scan:
         request = Request(self._columns, self.predicate, enough)
         for source, newer in self.snapshot.levels():
             yield source, partial(source.batches, request, newer)
-
-    def _levels_ahead(self) -> int:
-        """How many levels are opened at a time, where each waits for the network before its first batch."""
-        waiting = sum(not source.in_memory for shard in self.snapshot.shards for source in shard.sources) + 1
-        # With a limit the first levels may be enough.
-        if not self.snapshot.is_remote or self.limit is not None:
-            return 1
-        return min(waiting, _MAX_LEVELS_AHEAD)
 
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"

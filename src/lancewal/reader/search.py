@@ -7,8 +7,8 @@ when the table is.
 from __future__ import annotations
 
 import operator as operators
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,28 +26,24 @@ from lancewal.index import (
 )
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
+from lancewal.reader.merge import Snapshot
 from lancewal.reader.source import (
     DISTANCE,
     SCORE,
     Hits,
     NearestQuery,
-    Newer,
+    Rows,
     Source,
     TextLevel,
     WordsQuery,
 )
-from lancewal.reader.state import Snapshot
 from lancewal.reader.words import query_terms
 from lancewal.storage import ordered_map
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 DEFAULT_NPROBES = 20
 #: Candidates per row asked for that Lance ranks again by exact distance: quantised
 #: distances must not compete with exact ones of other levels.
 DEFAULT_REFINE_FACTOR = 5
-_MAX_AT_ONCE = 4
 
 
 def checked_nearest(
@@ -93,7 +89,7 @@ def nearest(snapshot: Snapshot, query: NearestQuery, columns: Sequence[str] | No
     parts: list[Hits] = []
     # Under cosine a zero vector has no direction: nothing is near it.
     if query.metric is not Metric.COSINE or query.vector.any():
-        parts = _of_levels(snapshot, lambda source, newer: source.nearest(query, newer))
+        parts = snapshot.ask_levels(lambda source, newer: source.nearest(query, newer))
     return _best_rows(snapshot, parts, query.k, shown, DISTANCE, largest_first=False)
 
 
@@ -137,30 +133,18 @@ def find_words(snapshot: Snapshot, query: WordsQuery, columns: Sequence[str] | N
     if query_terms(query.params, query.text):
         levels = text_levels(snapshot, query)
         corpus = CorpusStatistics()
-        waiting = sum(level.waits for level in levels)
+        at_once = min(snapshot.levels_at_once, sum(level.waits for level in levels))
         if not all(level.scores_alone for level in levels):
-            counted = _at_once(lambda level: level.statistics(), levels, waiting)
+            counted = ordered_map(lambda level: level.statistics(), levels, at_once)
             corpus = CorpusStatistics.combined(counted)
-        parts = _at_once(lambda level: level.search(corpus), levels, waiting)
+        parts = list(ordered_map(lambda level: level.search(corpus), levels, at_once))
     return _best_rows(snapshot, parts, query.k, shown, SCORE, largest_first=True)
 
 
 def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
     """All levels, newest first, in the parts that full-text search sees."""
-    parts = _of_levels(snapshot, lambda source, newer: source.words(query, newer))
+    parts = snapshot.ask_levels(lambda source, newer: source.words(query, newer))
     return [level for levels in parts for level in levels]
-
-
-def _of_levels(snapshot: Snapshot, ask: Callable[[Source, Newer], R]) -> list[R]:
-    """What every level answers, newest level first."""
-    levels = list(snapshot.levels())
-    waiting = sum(not source.in_memory for source, _ in levels)
-    return _at_once(lambda level: ask(*level), levels, waiting)
-
-
-def _at_once(call: Callable[[T], R], items: Sequence[T], waiting: int) -> list[R]:
-    """``call`` for every item, in order; several at a time where more than one of them waits for I/O."""
-    return list(ordered_map(call, items, min(waiting, _MAX_AT_ONCE)))
 
 
 def _best_rows(
@@ -184,13 +168,16 @@ def _best_rows(
     order = np.argsort(-values if largest_first else values, kind="stable")[:k]
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     rows = np.concatenate([part.rows for part in parts])
-    tables, places = [], []
-    for number, part in enumerate(parts):
-        chosen = np.flatnonzero(owners[order] == number)
-        if len(chosen):
-            taken = part.source.take(rows[order[chosen]], columns)
-            tables.append(pa.Table.from_arrays(taken.columns, schema=pa.schema(list(shown)[:-1])))
-            places.append(chosen)
+    places = [np.flatnonzero(owners[order] == number) for number in range(len(parts))]
+    chosen = [
+        (part.source, rows[order[place]]) for part, place in zip(parts, places, strict=True) if len(place)
+    ]
+
+    def take(hits: tuple[Source, Rows]) -> pa.Table:
+        taken = hits[0].take(hits[1], columns)
+        return pa.Table.from_arrays(taken.columns, schema=pa.schema(list(shown)[:-1]))
+
+    tables = list(ordered_map(take, chosen, len(chosen) if snapshot.is_remote else 1))
     found = pa.concat_tables(tables).combine_chunks()
     if len(tables) > 1:
         found = found.take(pa.array(np.argsort(np.concatenate(places))))

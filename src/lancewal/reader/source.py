@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from lancewal.format import KeySet, TableSchema, refuse_added
 from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
 from lancewal.sstable import KeyProbe
+from lancewal.storage import lazy_property
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -113,12 +113,12 @@ class Newer:
         self._keys = keys
         self.hidden = hidden
 
-    @cached_property
+    @lazy_property
     def keys(self) -> list[KeySet]:
         """Sets to be asked one by one, none of them empty."""
         return [keys for keys in self._keys if len(keys)]
 
-    @cached_property
+    @lazy_property
     def levels(self) -> list[KeySet]:
         """The keys of each newer level that has any."""
         return self.keys
@@ -163,6 +163,11 @@ class Found(NamedTuple):
     known: Rows
     rows: pa.Table
     numbers: Rows
+
+    @classmethod
+    def nothing(cls) -> Found:
+        """None of the keys."""
+        return _NOTHING
 
     @classmethod
     def at(cls, positions: Rows, take: Callable[[Rows], tuple[pa.Table, Mask]]) -> Found:

@@ -110,6 +110,17 @@ class SsTableSource:
             return sum(len(offsets) for offsets in found)
         return sum(int(np.count_nonzero(~dead[offsets])) for offsets in found)
 
+    def is_open_for(self, keys: KeyProbe) -> bool:
+        return self._sstable.is_open_for(keys)
+
+    def open_for(self, keys: KeyProbe) -> None:
+        self._sstable.open_for(keys)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """What its rows took in memory; ``None`` if Lance wrote it."""
+        return self._sstable.entry.in_memory_bytes
+
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         def take(offsets: Rows) -> tuple[pa.Table, Mask]:
             rows = self._sstable.take(offsets, self._schema, columns, with_tombstone=True)

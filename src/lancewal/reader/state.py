@@ -16,9 +16,12 @@ flush, jobs compact and collectors delete beside the reader:
    manifest once more. Entries vanish when they are flushed and collected meanwhile, and then the WAL
    seems to end where they began; or rows were published that the first manifest lacks, and newer
    ones follow them in the WAL. So the end is believed only when both manifests tell of the same rows.
+   The first one may be that of an earlier read: if it is still the newest afterwards, it was so before.
 3. **The base version with its markers**, last. A compaction between 2 and 3 only raises a
    marker, and SSTables at or below it are left out here. Were the base read first, a
-   compaction followed by pruning would hide the rows from both reads.
+   compaction followed by pruning would hide the rows from both reads. Beside the second look at the
+   manifest the base may be read: it is later than a manifest that was known before and has not
+   changed. If it has changed, the base is read again.
 4. A marker that has reached ``current_generation`` as read means that the base holds
    generations which this reader knows as MemTable or WAL rows, or not at all: those rows
    would lie over newer ones. The snapshot starts again. Where the marker is not about this shard's
@@ -27,42 +30,49 @@ flush, jobs compact and collectors delete beside the reader:
    snapshot starts again.
 
 A shard that appears after the listing is left out: its rows are younger than the read.
+
+With ``max_staleness`` a shard, the listing and the base are kept for that long, each since it was asked
+for, and never set back. What keeps a snapshot right is the order of 2 and 3 for each shard, so a base goes
+with shards that were read before it, however long before. Rows of writers in this process are taken anew.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, LanceWalError, StorageError
-from lancewal.format import ShardManifest, TableSchema
+from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.merge import NewerThanBase, merged
-from lancewal.reader.pruning import ShardIdentity, ShardPruner
-from lancewal.reader.source import Newer, ShardLevel, Source, newest_first
+from lancewal.reader.merge import ShardSnapshot, Snapshot
+from lancewal.reader.pruning import ShardIdentity
+from lancewal.reader.source import ShardLevel
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
 from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
-from lancewal.storage import ObjectStore, Shelf, check_process, layout, ordered_map
-from lancewal.writer import live_writer
+from lancewal.storage import ObjectStore, Shelf, check_process, in_thread, layout, ordered_map
+from lancewal.writer import live_writer, open_writers
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 WantsShard = Callable[[ShardIdentity], bool]
 
 #: Each attempt fails only when a flush or a compaction got in between.
 _ATTEMPTS = 16
-_REMOTE_READERS = 16
+_REMOTE_READERS = 64
 #: What an open version of a table is taken to hold in memory.
 _BASE_BYTES = 1 << 20
 
@@ -78,6 +88,8 @@ class ShardPlace:
     manifest: ShardManifest
     wal_end: int
     views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
+    #: When its reading began, by the clock of the process that read it.
+    read_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
     def shard_id(self) -> UUID:
@@ -149,99 +161,6 @@ def read_state(store: ObjectStore) -> TableState:
     return StateReader(store, live_writers=False).state()
 
 
-@dataclass(frozen=True)
-class ShardSnapshot:
-    """One shard: its levels that the base does not hold yet, newest first."""
-
-    manifest: ShardManifest
-    sources: tuple[ShardLevel, ...]
-    #: Whether its rows in memory come from a writer of this process, not from the WAL.
-    is_live: bool
-
-    @property
-    def shard_id(self) -> UUID:
-        return self.manifest.shard_id
-
-    @cached_property
-    def identity(self) -> ShardIdentity:
-        return ShardIdentity.of(self.manifest)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All levels of a table at one moment. ``pruned`` are the shards that were not asked for."""
-
-    base_source: BaseSource
-    shards: tuple[ShardSnapshot, ...]
-    pruned: tuple[UUID, ...] = ()
-    is_remote: bool = False
-
-    @property
-    def base(self) -> BaseTable:
-        return self.base_source.base
-
-    @property
-    def schema(self) -> TableSchema:
-        return self.base.schema
-
-    @property
-    def pruner(self) -> ShardPruner:
-        return self.base_source.pruner
-
-    @cached_property
-    def groups(self) -> list[tuple[ShardIdentity, list[ShardLevel]]]:
-        """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
-
-        A group is a shard, unless a key can be in several; their levels are in the order of
-        :func:`~lancewal.reader.source.newest_first`. With each goes the identity of one of its shards.
-        """
-        filled = {shard.identity: shard for shard in self.shards if shard.sources}
-        return [
-            (group[0], _in_order([filled[identity] for identity in group]))
-            for group in self.pruner.key_groups(list(filled))
-        ]
-
-    def newest_levels_first(self) -> list[Source]:
-        """Every level, in an order in which the first one that has a key has its newest version."""
-        levels: list[Source] = []
-        for _, group in self.groups:
-            levels += group
-        levels.append(self.base_source)
-        return levels
-
-    def levels(self) -> Iterator[tuple[Source, Newer]]:
-        """Every level, newest first, the base last, with what is newer than it."""
-        yield from self.levels_above_base()
-        yield self.base_source, self.newer_than_base
-
-    def levels_above_base(self) -> Iterator[tuple[Source, Newer]]:
-        for _, group in self.groups:
-            # Without a primary key no row replaces another.
-            if self.schema.primary_key:
-                yield from merged(group, self._key_readers)
-            else:
-                yield from ((source, Newer()) for source in group)
-
-    @cached_property
-    def newer_than_base(self) -> Newer:
-        """The keys of all levels above the base."""
-        levels = [level for _, group in self.groups for level in group] if self.schema.primary_key else []
-        return NewerThanBase(levels, self._key_readers)
-
-    @property
-    def _key_readers(self) -> int:
-        return _REMOTE_READERS if self.is_remote else 1
-
-
-def _in_order(shards: Sequence[ShardSnapshot]) -> list[ShardLevel]:
-    """The levels of some shards, newest first; those of one shard are in that order already."""
-    if len(shards) == 1:
-        return list(shards[0].sources)
-    levels = [(shard.shard_id, source) for shard in shards for source in shard.sources]
-    levels.sort(key=lambda level: newest_first(level[1].in_memory, level[1].generation, level[0]))
-    return [source for _, source in levels]
-
-
 class ShardReader:
     """Reads one shard's state; keeps what a later read can use again."""
 
@@ -254,32 +173,80 @@ class ShardReader:
             store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
         )
         self._sstables: dict[str, SsTableSource] | None = None
+        #: The newest manifest when it was last looked for.
+        self._manifest: ShardManifest | None = None
+        self._keeping = threading.Lock()
+        self._kept: ShardPlace | None = None
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
+
+    @property
+    def shard_id(self) -> UUID:
+        return self._shard_id
 
     @cached_property
     def _tail(self) -> ShardTail:
         return ShardTail(self._store, self._shard_id)
 
     def read(self) -> ShardPlace | None:
-        """Steps 1 and 2; ``None`` for a shard that has no manifest yet."""
+        """Steps 1 and 2, up to the second look at the manifest; ``None`` for a shard that has none yet."""
+        now = time.monotonic()
         views, epoch = self._live_rows()
-        manifest = self._manifests.read_latest()
-        if manifest is None:
-            return None
-        self.identity = ShardIdentity.of(manifest)
+        manifest = self._manifest
+        if manifest is None or (views and epoch != manifest.writer_epoch):
+            manifest = self.newest_manifest()
+            if manifest is None:
+                return None
         if views and epoch == manifest.writer_epoch:
-            return ShardPlace(manifest, first_unsettled(manifest), views)
+            return ShardPlace(manifest, first_unsettled(manifest), views, now)
+        return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
+
+    def confirmed(self, place: ShardPlace) -> ShardPlace:
+        """The second look: ``place`` itself, or what the manifest says that has come since.
+
+        With the latter a base goes that is read after this.
+        """
         for _ in range(_ATTEMPTS):
-            end = self._tail.find_end(manifest)
-            newest = self._manifests.require_latest()
-            if _rows_of(newest) == _rows_of(manifest):
-                return ShardPlace(manifest, end)
-            manifest = newest
+            newest = self.newest_manifest() or self._manifests.require_latest()
+            if newest.version == place.manifest.version:
+                return place
+            if place.views and newest.writer_epoch == place.manifest.writer_epoch:
+                return replace(place, manifest=newest, wal_end=first_unsettled(newest))
+            if not place.views and _rows_of(newest) == _rows_of(place.manifest):
+                return replace(place, manifest=newest)
+            place = ShardPlace(newest, self._tail.find_end(newest), read_at=place.read_at)
         raise ConflictError(
             f"shard {self._shard_id} was flushed {_ATTEMPTS} times while its state was read; read again "
             "when less is going on"
         )
+
+    def newest_manifest(self) -> ShardManifest | None:
+        manifest = self._manifests.read_latest()
+        self._manifest = manifest
+        if manifest is not None:
+            self.identity = ShardIdentity.of(manifest)
+        return manifest
+
+    def keep(self, place: ShardPlace) -> None:
+        """Have later reads use ``place``, for as long as they may."""
+        with self._keeping:
+            if self._kept is None or self._kept.read_at < place.read_at:
+                self._kept = place
+
+    def kept(self, after: float) -> ShardPlace | None:
+        """What was read after that time, with the rows that a writer of this process has by now."""
+        place = self._kept
+        if place is None or place.read_at <= after:
+            return None
+        views, epoch = self._live_rows()
+        if not views:
+            # Its writer was closed, and may have put rows before.
+            return None if place.views else place
+        manifest = place.manifest
+        # What was flushed since is no longer in memory, and not in this manifest either.
+        if epoch != manifest.writer_epoch or views[0].generation > manifest.current_generation:
+            return None
+        return replace(place, wal_end=first_unsettled(manifest), views=views)
 
     def _live_rows(self) -> tuple[tuple[MemTableView, ...], int]:
         """The MemTables of the shard's writer in this process, oldest first, and its epoch."""
@@ -347,33 +314,49 @@ def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
 class StateReader:
     """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
 
-    What it keeps never decides what is read: every state asks storage for the newest
-    manifests, WAL entries and base version.
+    Unless a state may be stale, what it keeps never decides what is read: every state asks storage
+    for the newest manifests, WAL entries and base version.
     """
 
-    def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
-        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL."""
+    def __init__(self, store: ObjectStore, *, live_writers: bool = True, max_staleness: float = 0.0) -> None:
+        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL.
+
+        ``max_staleness`` is how many seconds ago a snapshot may have been read.
+        """
         self._store = store
         self._live_writers = live_writers
-        self._shards: dict[str, ShardReader] = {}
+        self._max_staleness = max_staleness
+        self._shards: tuple[list[ShardReader], float] = [], float("-inf")
+        self._keeping = threading.Lock()
         self._base: BaseSource | None = None
+        self._base_at = float("-inf")
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
         return self._newest_base().base
 
+    def known_base(self) -> BaseSource:
+        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
+        return self._base or self._newest_base()
+
     def state(self) -> TableState:
-        """The state as data."""
-        return self._retried(self._read_state)
+        """The newest state as data."""
+        return self._retried(lambda _: self._read_state())
 
-    def snapshot(self, wants: WantsShard | None = None) -> Snapshot:
+    def snapshot(self, wants: WantsShard | None = None, *, max_staleness: float | None = None) -> Snapshot:
         """The state, opened; shards that ``wants`` is false for are left out."""
-        return self._retried(lambda: self._take_snapshot(wants))
+        staleness = self._max_staleness if max_staleness is None else max_staleness
 
-    def _retried(self, read: Callable[[], T]) -> T:
+        def take(attempt: int) -> Snapshot:
+            # What is kept may be too old to be read any more; what is new is not.
+            return self._take_snapshot(wants, staleness if attempt == 1 else 0.0)
+
+        return self._retried(take)
+
+    def _retried(self, read: Callable[[int], T]) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return read()
+                return read(attempt)
             except SnapshotMovedError as error:
                 if attempt == _ATTEMPTS:
                     raise ConflictError(
@@ -384,66 +367,117 @@ class StateReader:
         raise AssertionError("the last attempt raises")
 
     def _read_state(self) -> TableState:
-        places, base = self._read_places(self._readers())
+        places, base, _ = self._read_places(None, time.monotonic())
         for shard, place in places:
             shard.held(place, base.base)
         found, shards = base.base, tuple(place for _, place in places)
         return TableState(self._store.uri, found.version, shards, found.manifest.checksum)
 
-    def _take_snapshot(self, wants: WantsShard | None) -> Snapshot:
-        pruned: list[UUID] = []
-        places, base = self._read_places(
-            [shard for shard in self._readers() if _is_wanted(shard, wants, pruned)]
-        )
-        # Only now is a shard that was read for the first time known well enough to be left out.
-        wanted = [each for each in places if _is_wanted(each[0], wants, pruned)]
-        shards = self._all_of(lambda each: each[0].open(each[1], base.base), wanted)
-        return Snapshot(base, tuple(shards), tuple(sorted(pruned)), not self._store.is_local)
+    def _take_snapshot(self, wants: WantsShard | None, max_staleness: float) -> Snapshot:
+        places, base, pruned = self._read_places(wants, time.monotonic() - max_staleness)
+        shards = self._all_of(lambda each: each[0].open(each[1], base.base), places)
+        return Snapshot(base, tuple(shards), pruned, not self._store.is_local)
 
     def _read_places(
-        self, shards: Sequence[ShardReader]
-    ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource]:
-        """Steps 1 to 3, in their order."""
-        read = self._all_of(ShardReader.read, shards)
-        places = [(shard, place) for shard, place in zip(shards, read, strict=True) if place is not None]
-        return places, self._newest_base()
+        self, wants: WantsShard | None, after: float
+    ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, tuple[UUID, ...]]:
+        """Steps 1 to 3 in their order, but for what was read after that time; and the shards left out."""
+        now = time.monotonic()
+        named = {} if wants is None else self.known_base().pruner.named
+        found: dict[ShardReader, ShardPlace | None] = {}
+
+        def is_wanted(shard: ShardReader) -> bool | None:
+            """``None``: only its manifest tells."""
+            if wants is None:
+                return True
+            identity = shard.identity or named.get(shard.shard_id)
+            return None if identity is None else wants(identity)
+
+        def read(shards: Sequence[ShardReader]) -> None:
+            wanted = [shard for shard in shards if shard not in found and is_wanted(shard)]
+            found.update((shard, shard.kept(after)) for shard in wanted)
+            stale = [shard for shard in wanted if found[shard] is None]
+            found.update(zip(stale, self._all_of(lambda shard: shard.read(), stale), strict=True))
+
+        known, listed_at = self._shards
+        shards = known
+        if listed_at <= after or not self._has_live_shards(known):
+            # Beside the listing: those that were there before.
+            shards, _ = self._beside(self._readers, lambda: read(known))
+        self._all_of(ShardReader.newest_manifest, [shard for shard in shards if is_wanted(shard) is None])
+        read(shards)
+        places = {shard: place for shard in shards if (place := found.get(shard)) is not None}
+        fresh = {shard: place for shard, place in places.items() if place.read_at >= now}
+        since = max([place.read_at for place in places.values()], default=after)
+        base, confirmed = self._beside(
+            lambda: self._base_after(max(since, after)),
+            lambda: self._all_of(lambda shard: shard.confirmed(fresh[shard]), list(fresh)),
+        )
+        if any(place is not fresh[shard] for shard, place in zip(fresh, confirmed, strict=True)):
+            base = self._newest_base()
+        for shard, place in zip(fresh, confirmed, strict=True):
+            places[shard] = place
+            shard.keep(place)
+        pruned = sorted(shard.shard_id for shard in shards if is_wanted(shard) is False)
+        return list(places.items()), base, tuple(pruned)
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""
-        known = self._shards
-        found: dict[str, ShardReader] = {}
+        now = time.monotonic()
+        known = {str(shard.shard_id): shard for shard in self._shards[0]}
+        found = []
         for name in self._store.list_directories(layout.MEM_WAL_DIR):
             reader = known.get(name)
             if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
                 reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
             if reader is not None:
-                found[name] = reader
-        self._shards = found
-        return list(found.values())
+                found.append(reader)
+        self._shards = found, now
+        return found
+
+    def _has_live_shards(self, shards: Sequence[ShardReader]) -> bool:
+        """Whether the shards that writers of this process have are among those that were listed."""
+        known = {shard.shard_id for shard in shards}
+        uri = self._store.uri.rstrip("/")
+        return not self._live_writers or all(
+            shard_id in known for table, shard_id in open_writers() if table == uri
+        )
 
     def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
         """``call`` for every shard, at once where each waits for the network."""
-        if self._store.is_local:
+        if self._store.is_local or len(shards) < 2:
             return [call(shard) for shard in shards]
         return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
 
-    def _known_base(self) -> BaseSource:
-        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
-        return self._base or self._newest_base()
+    def _beside(self, call: Callable[[], R], others: Callable[[], T]) -> tuple[R, T]:
+        """What both return: at once where each waits for the network, else the others first."""
+        if self._store.is_local:
+            result = others()
+            return call(), result
+        task = in_thread(call, "lancewal-io")
+        try:
+            result = others()
+        finally:
+            task.wait()
+        return task.result(), result
+
+    def _base_after(self, after: float) -> BaseSource:
+        """The base as it was read after that time, or else the newest."""
+        is_recent = self._base_at > after
+        return self._base if is_recent and self._base is not None else self._newest_base()
 
     def _newest_base(self) -> BaseSource:
         check_process()
+        now = time.monotonic()
         known = self._base
-        if known is None or known.base.dataset.latest_version != known.base.version:
+        if known is None:
             options = self._store.storage_options
             known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
-            self._base = known
+        elif (newest := known.base.refreshed(self._store)) is not known.base:
+            known = BaseSource(newest)
+        with self._keeping:
+            if self._base_at < now:
+                # In this order: whoever looks at the time first never takes an older base for a recent one.
+                self._base = known
+                self._base_at = now
         return known
-
-
-def _is_wanted(shard: ShardReader, wants: WantsShard | None, pruned: list[UUID]) -> bool:
-    """Whether a shard is to be read; one that is known and not wanted is noted in ``pruned``."""
-    if wants is None or shard.identity is None or wants(shard.identity):
-        return True
-    pruned.append(shard.identity.shard_id)
-    return False

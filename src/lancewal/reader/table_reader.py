@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -12,22 +13,26 @@ from lancewal.errors import InvalidInputError
 from lancewal.format import TableSchema
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import LookupResult, lookup
-from lancewal.reader.pruning import KeyLocator, ShardIdentity
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
-from lancewal.reader.state import StateReader, WantsShard
+from lancewal.reader.state import StateReader
 from lancewal.reader.tail import SnapshotMovedError
 from lancewal.storage import ObjectStore
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
+#: How old a state may be that a read shows: seconds, or a timedelta; ``None`` for the newest.
+MaxStaleness = float | timedelta | None
+
 
 class TableReader(StateReader):
     """Reads one table, merged. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, *, live_writers: bool = True) -> None:
-        super().__init__(store, live_writers=live_writers)
+    def __init__(
+        self, store: ObjectStore, *, live_writers: bool = True, max_staleness: MaxStaleness = None
+    ) -> None:
+        super().__init__(store, live_writers=live_writers, max_staleness=_seconds(max_staleness))
         self._intake: Intake | None = None
 
     def scan(
@@ -40,7 +45,7 @@ class TableReader(StateReader):
     ) -> Scan:
         """A scan of the state that the table has now."""
         while True:
-            source = self._known_base()
+            source = self.known_base()
             schema = source.base.schema
             try:
                 predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
@@ -49,15 +54,15 @@ class TableReader(StateReader):
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            pruner = source.pruner
-            snapshot = self.snapshot(lambda shard: pruner.may_match(shard, predicate))  # noqa: B023
+            snapshot = self.snapshot(source.pruner.matching(predicate))
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
+        max_staleness = None
         while True:
-            source = self._known_base()
+            source = self.known_base()
             base = source.base
             if not base.schema.primary_key:
                 raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
@@ -65,12 +70,13 @@ class TableReader(StateReader):
             if not len(asked[0]):
                 return lookup(self.snapshot(lambda _: False), asked, columns)
             locator = source.pruner.locate(base.schema, asked)
-            snapshot = self.snapshot(_holding(locator))
+            snapshot = self.snapshot(locator.is_in, max_staleness=max_staleness)
             if _same_columns(snapshot.schema, base.schema):
                 try:
                     return lookup(snapshot, asked, columns)
                 except SnapshotMovedError as error:
                     logger.debug("lookup started again: %s", error)
+                    max_staleness = 0.0
 
     def vector_search(
         self,
@@ -114,14 +120,6 @@ class TableReader(StateReader):
         return intake
 
 
-def _holding(locator: KeyLocator) -> WantsShard:
-    def holds(shard: ShardIdentity) -> bool:
-        possible = locator.keys_in(shard)
-        return possible is None or bool(possible.any())
-
-    return holds
-
-
 def _same_columns(first: TableSchema, second: TableSchema) -> bool:
     return first is second or (
         first.primary_key == second.primary_key
@@ -163,3 +161,17 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))
+
+
+def _seconds(max_staleness: MaxStaleness) -> float:
+    """A setting as seconds; refuses what is no duration."""
+    given: Any = max_staleness
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    if given is None:
+        return 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        raise InvalidInputError(
+            f"max_staleness must be a number of seconds, 0 or more, or a timedelta, not {max_staleness!r}"
+        )
+    return float(given)

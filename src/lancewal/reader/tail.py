@@ -1,8 +1,11 @@
 """What a shard's WAL holds beyond its SSTables, for readers without the writer's help.
 
-Entries stay decoded in memory under a lease of the process's cache. Of an entry that gets no lease its
-keys are kept, which say what is newest, and its rows are fetched again by whoever needs them
-(:class:`~lancewal.reader.memory_source.StreamedSource`).
+Rows stay in memory under a lease of the process's cache. Of entries that get no lease the keys are
+kept, which say what is newest, and their rows are fetched again by whoever needs them
+(:class:`~lancewal.reader.memory_source.StreamedSource`). Keys that get no lease push rows out.
+
+Both are kept as a few runs (:mod:`lancewal.reader.runs`), however many entries there are. What was found
+out about rows, such as the index of their keys, goes by their number, so it stays when runs are joined.
 """
 
 from __future__ import annotations
@@ -10,26 +13,28 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import ConflictError, WalCorruptError, WalTruncatedError
-from lancewal.format import TOMBSTONE, ShardManifest, TableSchema, WalEntry
+from lancewal.format import ShardManifest, TableSchema, WalEntry
 from lancewal.index import IndexStore
 from lancewal.memtable import MemTableView, RowsSoFar
-from lancewal.reader.memory_source import MemorySource, Part, StreamedSource
+from lancewal.reader.memory_source import MemorySource, StreamedSource
+from lancewal.reader.runs import Run, in_fewer, in_some, keys_of
+from lancewal.reader.source import Rows
 from lancewal.shard import WalTailer, WatchedTip, first_unsettled, is_flushed
 from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
 
 #: A tail that nobody read for so long makes room for others.
 _IDLE_SECONDS = 60.0
-#: Keys of small entries are joined up to so many rows: a batch costs more than a few keys.
-_RUN_ROWS = 65_536
 
 
 class SnapshotMovedError(ConflictError):
@@ -82,85 +87,66 @@ ROOM = LogRoom()
 in_forked_child(ROOM.after_fork)
 
 
-class _KeyRun:
-    """Keys and tombstones of entries side by side whose rows are not kept."""
-
-    def __init__(self) -> None:
-        self._parts: list[pa.RecordBatch] = []
-        self.rows = 0
-
-    def add(self, keys: Sequence[pa.RecordBatch]) -> int:
-        """Copy ``keys``, which would hold whole entries in memory; the place of the first."""
-        first = self.rows
-        for part in keys:
-            self._parts.append(part.take(pa.array(np.arange(part.num_rows))))
-            self.rows += part.num_rows
-        return first
-
-    def slice(self, first: int, rows: int) -> pa.RecordBatch:
-        parts = self._parts
-        if len(parts) > 1:
-            parts = self._parts = pa.Table.from_batches(parts).combine_chunks().to_batches()
-        return parts[0].slice(first, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class TailEntry:
-    """An entry with rows: decoded, under a lease, or only its keys, as a place in a run of them."""
-
-    position: int
-    generation: int | None
-    num_rows: int
-    num_bytes: int
-    decoded: WalEntry | None
-    #: The version of the base table that the rows were written for, if they say so.
-    written_for: int | None
-    lease: Lease | None = None
-    run: _KeyRun | None = None
-    place: int = 0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TailEntries:
-    """The entries from ``start`` up to ``end`` (exclusive) whose rows no SSTable holds, oldest first.
+    """The entries from ``start`` up to ``end`` (exclusive) that a manifest leaves to the WAL, oldest first.
 
-    ``schema`` says which columns are keys, where only keys are kept.
+    ``generation`` is that manifest's current one. The rows have the columns of ``schema``.
     """
 
-    entries: tuple[TailEntry, ...] = ()
+    runs: tuple[Run, ...] = ()
     start: int = 0
     end: int = 0
+    generation: int = 0
     schema: TableSchema | None = None
 
     @property
     def written_for(self) -> int | None:
         """The version that the oldest rows were written for which say it."""
-        return next((entry.written_for for entry in self.entries if entry.written_for is not None), None)
+        return next((run.written_for for run in self.runs if run.written_for is not None), None)
 
     @cached_property
     def is_whole(self) -> bool:
         """Whether all rows are in memory."""
-        return all(entry.decoded is not None for entry in self.entries)
+        return all(run.is_whole for run in self.runs)
 
-    def is_for(self, schema: TableSchema) -> bool:
-        """Whether what is kept serves a reader that sees the columns of ``schema``."""
-        return self.schema is schema or self.is_whole or _same_keys(self.schema, schema)
+    def serves(self, manifest: ShardManifest, schema: TableSchema) -> bool:
+        """Whether all that ``manifest`` leaves up to the end is here, for a reader that sees ``schema``.
+
+        Another thread may have kept what a newer manifest leaves, which is less.
+        """
+        covered = self.start <= first_unsettled(manifest) <= self.end
+        known = self.schema
+        return (
+            covered
+            and self.generation <= manifest.current_generation
+            and known is not None
+            and _same_columns(known, schema)
+        )
+
+    def up_to(self, end: int) -> TailEntries:
+        if end >= self.end:
+            return self
+        runs = (run.between(self.start, end) for run in self.runs)
+        return replace(self, runs=tuple(run for run in runs if run is not None), end=end)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of one generation so far; their keys alone where not all rows are kept."""
+    """The rows of one generation so far. ``rows`` has the keys alone where not all rows are kept."""
 
     generation: int
-    first_position: int
-    entries: int
-    is_whole: bool
-    batches: list[pa.RecordBatch]
-    rows: RowsSoFar = field(repr=False)
+    runs: tuple[Run, ...]
+    rows: RowsSoFar
+    num_rows: int
+
+    @property
+    def first_position(self) -> int:
+        return int(self.runs[0].positions[0])
 
 
 class ShardTail:
-    """The tail of one shard; decoded entries and key indexes are kept from read to read.
+    """The tail of one shard; rows, keys and key indexes are kept from read to read.
 
     Safe from any thread: what is kept is replaced as a whole and never changed.
     """
@@ -169,11 +155,13 @@ class ShardTail:
         self._shard_id = shard_id
         self._tailer = WalTailer(store, shard_id)
         self._tip = WatchedTip(store, shard_id)
-        self._is_remote = not store.is_local
         self.last_read = time.monotonic()
         self._kept = TailEntries()
         self._groups: tuple[_Group, ...] = ()
-        self._extending = threading.Lock()
+        # The last levels, and of which entries and for which columns they are.
+        self._sources: tuple[TailEntries, TableSchema, list[MemorySource]] | None = None
+        # Held while runs are joined and groups extended, never for I/O.
+        self._lock = threading.Lock()
         ROOM.add(self)
 
     def find_end(self, manifest: ShardManifest) -> int:
@@ -186,165 +174,207 @@ class ShardTail:
         Raises :class:`SnapshotMovedError` for one that was collected.
         """
         self.last_read = time.monotonic()
-        start = first_unsettled(manifest)
+        start, generation = first_unsettled(manifest), manifest.current_generation
         kept = self._kept
-        # Another thread may have kept what a newer manifest leaves uncovered, which is less.
-        if not kept.start <= start <= kept.end or not kept.is_for(schema):
-            kept = TailEntries((), start, start)
-        entries = [
-            entry
-            for entry in kept.entries
-            if entry.position >= start and not is_flushed(manifest, entry.position, entry.generation)
-        ]
-        if not kept.is_whole:
-            entries = self._with_room(entries)
-        run = _KeyRun()
+        base = kept if kept.serves(manifest, schema) else TailEntries((), start, start, generation)
+        runs = [run for each in base.runs if (run := _unflushed(each, manifest)) is not None]
+        if not base.is_whole:
+            runs = self._with_room(runs, schema)
         try:
-            for stored in self._tailer.entries(kept.end, end):
-                if not stored.sentinel and not is_flushed(manifest, stored.position, stored.generation):
-                    if run.rows >= _RUN_ROWS:
-                        run = _KeyRun()
-                    entries.append(_kept_of(stored, schema, run))
+            fresh = self._tailer.entries(base.end, end)
+            for entries in in_some(entry for entry in fresh if not _is_over(entry, manifest)):
+                _keep(entries, runs, schema)
         except WalTruncatedError as error:
             raise SnapshotMovedError(str(error)) from error
-        self._kept = TailEntries(tuple(entries), start, max(end, kept.end), schema)
-        if kept.end <= end:
-            return self._kept
-        return TailEntries(tuple(entry for entry in entries if entry.position < end), start, end, schema)
+        unchanged = (start, generation) == (kept.start, kept.generation) and _are_same(runs, kept.runs)
+        if base is kept and unchanged and end <= kept.end:
+            return kept.up_to(end)
+        found = TailEntries(tuple(runs), start, max(end, base.end), generation, schema)
+        with self._lock:
+            # Else another thread may be joining the same runs.
+            if self._kept is kept:
+                found = self._kept = replace(found, runs=tuple(in_fewer(found.runs)))
+        return found.up_to(end)
 
     def sources(self, tail: TailEntries, manifest: ShardManifest, schema: TableSchema) -> list[MemorySource]:
         """The rows of ``tail`` as levels, one a generation, oldest first."""
-        generations = _by_generation(tail.entries, manifest.current_generation)
+        known = self._sources
+        if known is not None and known[0] is tail and known[1] is schema:
+            return known[2]
+        generations = _by_generation(tail.runs, manifest.current_generation)
         # Two threads that extend one group at once would share what grows with it, but not its batches.
-        with self._extending:
-            groups = [self._group(generation, entries, schema) for generation, entries in generations]
-            self._groups = tuple(groups)
-        sources = []
-        for group, (generation, entries) in zip(groups, generations, strict=True):
-            view = MemTableView(self._shard_id, generation, group.batches, group.rows)
-            if group.is_whole:
-                sources.append(MemorySource(view, schema))
-            else:
-                parts = [Part(entry.num_rows, partial(self._rows, entry, schema)) for entry in entries]
-                sources.append(StreamedSource(view, schema, parts, is_remote=self._is_remote))
+        with self._lock:
+            groups = [self._group(generation, runs, schema) for generation, runs in generations]
+            if tail is self._kept:
+                self._groups = tuple(groups)
+        sources = [self._source(group, schema) for group in groups]
+        self._sources = (tail, schema, sources)
         return sources
 
     def forget(self) -> None:
         """Let go of everything; the next read starts anew."""
         self._kept = TailEntries()
         self._groups = ()
+        self._sources = None
 
-    def _with_room(self, entries: list[TailEntry]) -> list[TailEntry]:
-        """``entries``, decoded where there is room for all of them by now."""
-        missing = sum(entry.num_bytes for entry in entries if entry.decoded is None)
-        if not ROOM.has_room(missing):
-            return entries
-        return [
-            entry
-            if entry.decoded is not None or (lease := ROOM.lease(entry.num_bytes)) is None
-            else replace(entry, decoded=self._fetched(entry), lease=lease, run=None)
-            for entry in entries
-        ]
+    def _with_room(self, runs: list[Run], schema: TableSchema) -> list[Run]:
+        """``runs``, with their rows where there is room for all of them by now."""
+        if not ROOM.has_room(sum(run.num_bytes for run in runs if not run.is_whole)):
+            return runs
+        whole: list[Run] = []
+        for run in runs:
+            if run.is_whole:
+                whole.append(run)
+            else:
+                for entries in in_some(self._entries(run.positions.tolist())):
+                    _keep(entries, whole, schema)
+        return whole
 
-    def _group(self, generation: int, entries: Sequence[TailEntry], schema: TableSchema) -> _Group:
+    def _group(self, generation: int, runs: Sequence[Run], schema: TableSchema) -> _Group:
         """Extends the group that was made of a part of the same entries, or makes one anew."""
-        first = entries[0].position
-        whole = all(entry.decoded is not None for entry in entries)
+        whole = all(run.is_whole for run in runs)
+        held = schema if whole else keys_of(schema)
+        made = _Group(generation, tuple(runs), RowsSoFar(held, IndexStore((), held)), _row_count(runs))
         for known in self._groups:
-            same_start = (known.generation, known.first_position) == (generation, first)
-            same_schema = known.rows.schema is schema if whole else _same_keys(known.rows.schema, schema)
-            if same_start and same_schema and known.is_whole == whole and known.entries <= len(entries):
-                added = list(_batches(entries[known.entries :], schema, whole))
-                batches = [*known.batches, *added] if added else known.batches
-                return replace(known, entries=len(entries), batches=batches)
-        held = schema if whole else _keys_of(schema)
-        batches = list(_batches(entries, schema, whole))
-        rows = RowsSoFar(held, IndexStore((), held))
-        return _Group(generation, first, len(entries), whole, batches, rows)
+            same_start = (known.generation, known.first_position) == (generation, made.first_position)
+            if same_start and _same_columns(known.rows.schema, held):
+                if known.num_rows <= made.num_rows:
+                    known.rows.hold(_batches(made, schema))
+                return replace(made, rows=known.rows)
+            if same_start and _same_columns(keys_of(known.rows.schema), keys_of(held)):
+                # What is known of keys is so whatever is kept beside them.
+                return replace(made, rows=RowsSoFar(held, known.rows.indexes))
+        return made
 
-    def _rows(self, entry: TailEntry, schema: TableSchema) -> pa.Table:
-        decoded = entry.decoded or self._fetched(entry)
-        return pa.Table.from_batches(_aligned(decoded, schema), schema.stored)
+    def _source(self, group: _Group, schema: TableSchema) -> MemorySource:
+        batches = _batches(group, schema)
+        starts = [0, *accumulate(batch.num_rows for batch in batches)]
+        view = MemTableView(self._shard_id, group.generation, batches, group.rows, starts)
+        if all(run.is_whole for run in group.runs):
+            return MemorySource(view, schema)
+        return StreamedSource(view, schema, _Parts(group.runs, schema, self._entries))
 
-    def _fetched(self, entry: TailEntry) -> WalEntry:
+    def _entries(self, positions: Sequence[int], first_ahead: int | None = None) -> Iterator[WalEntry]:
+        """Entries that were read before, once more."""
         try:
-            (stored,) = self._tailer.entries(entry.position, entry.position + 1)
+            yield from self._tailer.entries_at(positions, first_ahead=first_ahead)
         except WalTruncatedError as error:
             raise SnapshotMovedError(
                 f"{error} Its rows were flushed while they were read; read again, and collect garbage "
                 "with a min_age above the duration of reads"
             ) from error
-        if stored.num_rows != entry.num_rows:
-            raise WalCorruptError(
-                self._shard_id, entry.position, "it is another one than when it was read first"
-            )
-        return stored
 
 
-def _kept_of(stored: WalEntry, schema: TableSchema, run: _KeyRun) -> TailEntry:
-    """The whole entry where there is room, else its keys."""
-    entry = TailEntry(
-        stored.position, stored.generation, stored.num_rows, stored.num_bytes, stored, stored.base_version
-    )
-    lease = ROOM.lease(stored.num_bytes)
+class _Parts:
+    """The rows of some runs in pieces that can be had alone: a run that is whole, or one entry of another."""
+
+    def __init__(
+        self, runs: Sequence[Run], schema: TableSchema, read: Callable[..., Iterator[WalEntry]]
+    ) -> None:
+        self._runs = runs
+        self._schema = schema
+        self._read = read
+        self._firsts = [0, *accumulate(1 if run.is_whole else len(run.ends) for run in runs)]
+        ends, before = [np.zeros(1, np.int64)], 0
+        for run in runs:
+            ends.append((run.ends[-1:] if run.is_whole else run.ends) + before)
+            before += run.num_rows
+        self.starts: Rows = np.concatenate(ends)
+
+    def fetch(self, places: Sequence[int], *, ahead: bool) -> Iterator[pa.Table]:
+        """Parts by their number; ``ahead`` where most of them will be needed."""
+        positions = [position for place in places if (position := self._position(place)) is not None]
+        read = self._read(positions, None if ahead else 1)
+        for place in places:
+            position = self._position(place)
+            if position is None:
+                rows = pa.Table.from_batches(self._run(place).batches)
+            else:
+                entry = next(read)
+                rows = pa.Table.from_batches(entry.rows(self._schema), self._schema.stored)
+                if rows.num_rows != self.starts[place + 1] - self.starts[place]:
+                    raise WalCorruptError(
+                        entry.shard_id, position, "it is another one than when it was read first"
+                    )
+            yield rows
+
+    def _run(self, place: int) -> Run:
+        return self._runs[bisect_right(self._firsts, place) - 1]
+
+    def _position(self, place: int) -> int | None:
+        """Where the part is in the log; ``None`` if it is in memory."""
+        number = bisect_right(self._firsts, place) - 1
+        run = self._runs[number]
+        return None if run.is_whole else int(run.positions[place - self._firsts[number]])
+
+
+def _is_over(entry: WalEntry, manifest: ShardManifest) -> bool:
+    """Whether an entry has no rows for a reader of the log."""
+    return entry.sentinel or not entry.num_rows or is_flushed(manifest, entry.position, entry.generation)
+
+
+def _unflushed(run: Run, manifest: ShardManifest) -> Run | None:
+    """What ``manifest`` leaves of a run."""
+    last = int(run.positions[-1])
+    if is_flushed(manifest, last, run.generation):
+        return None
+    return run.between(first_unsettled(manifest), last + 1)
+
+
+def _keep(entries: Sequence[WalEntry], runs: list[Run], schema: TableSchema) -> None:
+    """Add ``entries`` to ``runs``: whole where there is room, of others the keys."""
+    run = Run.of(entries, schema)
+    lease = ROOM.lease(run.held_bytes)
     if lease is not None:
-        return replace(entry, lease=lease)
-    return replace(entry, decoded=None, run=run, place=run.add(_key_batches(stored, schema)))
+        runs.append(replace(run, lease=lease))
+    elif len(entries) > 1:
+        middle = len(entries) // 2
+        _keep(entries[:middle], runs, schema)
+        _keep(entries[middle:], runs, schema)
+    else:
+        runs.append(_leased_keys(run, runs, schema))
 
 
-def _aligned(entry: WalEntry, schema: TableSchema) -> list[pa.RecordBatch]:
-    return list(entry.rows(schema))
+def _leased_keys(run: Run, runs: list[Run], schema: TableSchema) -> Run:
+    """The keys of a run; rows of ``runs`` go for them. Without keys nothing can be read: they stay anyhow."""
+    keys = run.keys_only(schema)
+    leased = ((place, each) for place, each in enumerate(runs) if each.is_whole and each.lease is not None)
+    while (lease := ROOM.lease(keys.held_bytes)) is None and (found := next(leased, None)) is not None:
+        place, whole = found
+        runs[place] = whole.keys_only(schema)
+    return replace(keys, lease=lease)
 
 
-def _key_batches(entry: WalEntry, schema: TableSchema) -> list[pa.RecordBatch]:
-    names = [*schema.primary_key, TOMBSTONE]
-    held = _keys_of(schema).stored
-    return [
-        pa.RecordBatch.from_arrays([batch.column(name) for name in names], schema=held)
-        for batch in _aligned(entry, schema)
-    ]
+def _batches(group: _Group, schema: TableSchema) -> list[pa.RecordBatch]:
+    """The rows of a group or, where not all are kept, their keys."""
+    if all(run.is_whole for run in group.runs):
+        return [batch for run in group.runs for batch in run.batches]
+    return [batch for run in group.runs for batch in run.key_batches(schema)]
 
 
-def _batches(entries: Sequence[TailEntry], schema: TableSchema, whole: bool) -> Iterator[pa.RecordBatch]:
-    """The rows of ``entries``, or their keys."""
-    run: _KeyRun | None = None
-    first = end = 0
-    for entry in entries:
-        if run is not None and (entry.run is not run or entry.place != end):
-            yield run.slice(first, end - first)
-            run = None
-        if entry.decoded is not None:
-            yield from _aligned(entry.decoded, schema) if whole else _key_batches(entry.decoded, schema)
-            continue
-        if run is None:
-            run, first = entry.run, entry.place
-        end = entry.place + entry.num_rows
-    if run is not None:
-        yield run.slice(first, end - first)
+def _row_count(runs: Sequence[Run]) -> int:
+    return sum(run.num_rows for run in runs)
 
 
-def _keys_of(schema: TableSchema) -> TableSchema:
-    """The key columns of ``schema`` alone."""
-    columns = pa.schema([schema.columns.field(name) for name in schema.primary_key])
-    return TableSchema(columns, schema.primary_key)
+def _are_same(one: Sequence[Run], other: Sequence[Run]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
-def _same_keys(one: TableSchema | None, other: TableSchema) -> bool:
-    """Whether keys that were read as the columns of ``one`` are those of ``other``."""
-    if one is None or one.primary_key != other.primary_key:
-        return False
-    return all(
-        one.columns.field(name).equals(other.columns.field(name), check_metadata=True)
-        for name in other.primary_key
+def _same_columns(one: TableSchema, other: TableSchema) -> bool:
+    """Whether rows that were read as the columns of ``one`` are those of ``other``, which is not older."""
+    return one is other or (
+        one.primary_key == other.primary_key
+        and bool(one.columns.equals(other.columns, check_metadata=True))
+        and not other.replaced_since(one.version)
     )
 
 
-def _by_generation(entries: Sequence[TailEntry], current: int) -> list[tuple[int, list[TailEntry]]]:
-    """Entries in order, cut where the generation rises; one without counts to the one before it."""
-    groups: list[tuple[int, list[TailEntry]]] = []
-    for entry in entries:
-        generation = max(entry.generation or 0, groups[-1][0] if groups else current)
+def _by_generation(runs: Sequence[Run], current: int) -> list[tuple[int, list[Run]]]:
+    """Runs in order, cut where the generation rises; one without counts to the one before it."""
+    groups: list[tuple[int, list[Run]]] = []
+    for run in runs:
+        generation = max(run.generation or 0, groups[-1][0] if groups else current)
         if not groups or generation > groups[-1][0]:
             groups.append((generation, []))
-        groups[-1][1].append(entry)
+        groups[-1][1].append(run)
     return groups

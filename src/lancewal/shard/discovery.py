@@ -70,10 +70,10 @@ def _warn_once(table_uri: str, name: str, why: str) -> None:
 class PresentShards:
     """The shards that a table has, by one listing; their manifests are read as they are asked for."""
 
-    def __init__(self, base: BaseTable, store: ObjectStore) -> None:
+    def __init__(self, base: BaseTable, store: ObjectStore, listed: Iterable[UUID] | None = None) -> None:
         self._store = store
         self._markers = appended_generations(base)
-        self.ids = frozenset(listed_shards(store))
+        self.ids = frozenset(listed_shards(store) if listed is None else listed)
 
     def manifests(self, shard_ids: Iterable[UUID]) -> list[ShardManifest]:
         """The newest manifests of those that are there."""

@@ -49,6 +49,7 @@ from lancewal.storage import (
     ObjectStore,
     PutOutcome,
     boot_time,
+    both,
     check_process,
     layout,
     ordered_map,
@@ -310,27 +311,36 @@ class WalAppender:
         cls,
         store: ObjectStore,
         shard_id: UUID | str,
-        spec_id: int = 0,
+        spec_id: int | None = 0,
         *,
         manifest_scan_batch_size: int = DEFAULT_SCAN_BATCH_SIZE,
         clock: Clock = boot_time,
+        look: Callable[[ShardManifestStore], ShardManifest | None] = ShardManifestStore.read_to_claim,
         check: Callable[[ShardManifest], object] | None = None,
         keep_metadata: bool = False,
     ) -> WalAppender:
         """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
 
-        A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
+        ``look`` reads that manifest, and may make it. A log that lost an entry is refused before
+        anything is written: the sentinel would fill the hole.
         """
         shard = layout.parse_shard_id(shard_id)
         manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
+        at_once = not store.is_local
         started = clock()
-        tip = established_tip(store, shard, manifests.read_latest())
-        epoch, manifest = manifests.claim_epoch(spec_id, check=check)
+        # The listing may be older than the manifest: what came in between is found by the appends.
+        found, positions = both(
+            lambda: look(manifests), lambda: retained_positions(store, shard), at_once=at_once
+        )
+        tip = _unbroken_end(store, shard, found, positions)
+        epoch, manifest = manifests.claim_epoch(spec_id, check=check, write_hint=False)
         appender = cls(store, manifests, epoch, manifest, clock, keep_metadata=keep_metadata)
         # Found before the claim, so whoever claims after us puts its sentinel there or above.
-        appender._next = max(tip, appender._floor)
+        appender._next = appender.next_position_hint = max(tip, appender._floor)
         appender._confirmed_at = started
-        appender.sentinel_position = appender.fence_predecessor()
+        appender.sentinel_position, _ = both(
+            appender.fence_predecessor, manifests.write_hint, at_once=at_once
+        )
         return appender
 
     def fence_predecessor(self) -> int | None:

@@ -17,6 +17,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -31,7 +32,16 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.format import ShardFieldEntry, ShardManifest, ShardStatus, decode_manifest, encode_manifest
-from lancewal.storage import RECHECK_AFTER, Clock, ObjectStore, PutOutcome, boot_time, layout, ordered_map
+from lancewal.storage import (
+    RECHECK_AFTER,
+    Clock,
+    ObjectStore,
+    PutOutcome,
+    boot_time,
+    both,
+    layout,
+    ordered_map,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +59,15 @@ class _Seen:
 
     manifest: ShardManifest
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A version with its content, and the newest version where that is known too."""
+
+    version: int | None = None
+    content: ShardManifest | bytes | None = None
+    newest: int | None = None
 
 
 class ShardManifestStore:
@@ -77,21 +96,24 @@ class ShardManifestStore:
 
     def read_latest(self) -> ShardManifest | None:
         """The newest manifest; ``None`` when the shard has none yet."""
+        return self._read(self._newest)
+
+    def read_to_claim(self) -> ShardManifest | None:
+        """As :meth:`read_latest`, in the fewest requests, for whoever lists the shard's log as well."""
+        return self._read(self._newest if self._store.is_local else self._listed)
+
+    def _read(self, newest: Callable[[float], ShardManifest | None]) -> ShardManifest | None:
         for _ in range(_READ_ATTEMPTS):
             started = self._clock()
-            seen = self._seen
-            version = self._newest_version(seen, started)
-            if version is None:
-                return None
-            if seen is None or seen.manifest.version != version:
-                try:
-                    seen = _Seen(self.read_version(version), started)
-                except FileNotFoundError:
-                    # Superseded and collected since it was found: this process stood still.
-                    self._seen = None
-                    continue
-            self._seen = _Seen(seen.manifest, started)
-            return seen.manifest
+            try:
+                manifest = newest(started)
+            except FileNotFoundError:
+                # Superseded and collected since it was found: this process stood still.
+                self._seen = None
+                continue
+            if manifest is not None:
+                self._seen = _Seen(manifest, started)
+            return manifest
         raise StorageError(
             f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished while being read"
         )
@@ -100,13 +122,18 @@ class ShardManifestStore:
         """The newest manifest of a shard that must exist."""
         manifest = self.read_latest()
         if manifest is None:
-            raise InvalidInputError(
-                f"shard {self._shard_id} has no manifest; open a writer on it or initialise it first"
-            )
+            raise self._no_manifest()
         return manifest
 
+    def _no_manifest(self) -> InvalidInputError:
+        return InvalidInputError(
+            f"shard {self._shard_id} has no manifest; open a writer on it or initialise it first"
+        )
+
     def read_version(self, version: int) -> ShardManifest:
-        data = self._store.get(layout.manifest_file(self._shard_id, version))
+        return self._decoded(version, self._store.get(layout.manifest_file(self._shard_id, version)))
+
+    def _decoded(self, version: int, data: bytes) -> ShardManifest:
         return decode_manifest(data, shard_id=self._shard_id, version=version)
 
     def initialize_shard(
@@ -114,16 +141,22 @@ class ShardManifestStore:
         spec_id: int = 0,
         field_entries: Sequence[ShardFieldEntry] = (),
         *,
-        first_generation: int | None = None,
+        check: Callable[[], object] | None = None,
+        is_new: bool = False,
     ) -> ShardManifest:
         """Write version 1 with the shard's field values; a shard made the same way is left as it is.
 
-        So is one of the spec without any values: Lance says none when it makes a shard.
-        ``first_generation`` is above the base table's marker, which is looked up unless it is given.
+        So is one of the spec without any values: Lance says none when it makes a shard. ``check`` may
+        refuse before anything is written. ``is_new``: the table had neither shards nor markers just now.
         """
         values = {entry.field_id: entry.value for entry in field_entries}
         started = self._clock()
-        present = self.read_latest()
+        present = None
+        if not is_new:
+            look = check or (lambda: None)
+            _, present = both(
+                look, self.read_to_claim, at_once=check is not None and not self._store.is_local
+            )
         if present is None:
             first = ShardManifest(
                 version=layout.FIRST_MANIFEST_VERSION,
@@ -131,7 +164,7 @@ class ShardManifestStore:
                 shard_spec_id=spec_id,
                 shard_id=self._shard_id,
                 shard_field_entries=tuple(field_entries),
-                current_generation=first_generation or self._first_generation(),
+                current_generation=layout.FIRST_GENERATION if is_new else self._first_generation(),
             )
             if self._create(first, started):
                 return first
@@ -144,39 +177,42 @@ class ShardManifestStore:
         return present
 
     def claim_epoch(
-        self, spec_id: int = 0, *, check: Callable[[ShardManifest], object] | None = None
+        self,
+        spec_id: int | None = 0,
+        *,
+        check: Callable[[ShardManifest], object] | None = None,
+        write_hint: bool = True,
     ) -> tuple[int, ShardManifest]:
         """Take the shard over: from here on no older holder commits a manifest.
 
         Its appends end at a sentinel only, see ``WalAppender.fence_predecessor``. Refuses a
         sealed shard and a foreign sharding spec before anything is written, and what ``check``
-        raises for the manifest that is there.
+        raises for the manifest that is there. Without a ``spec_id`` it is the manifest's, 0 for a new shard.
+        Whoever passes ``write_hint=False`` calls :meth:`write_hint`.
         """
-        for _ in range(MAX_COMMIT_ATTEMPTS):
-            started = self._clock()
-            current = self.read_latest()
+
+        def claimed(current: ShardManifest | None) -> ShardManifest:
             if current is None:
-                claimed = ShardManifest(
+                return ShardManifest(
                     version=layout.FIRST_MANIFEST_VERSION,
                     writer_epoch=1,
-                    shard_spec_id=spec_id,
+                    shard_spec_id=spec_id or 0,
                     shard_id=self._shard_id,
                     current_generation=self._first_generation(),
                 )
-            else:
-                self._refuse_claim(current, spec_id)
-                if check is not None:
-                    check(current)
-                claimed = replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
-            if self._create(claimed, started):
-                logger.info(
-                    "claimed shard", extra={"shard": str(self._shard_id), "epoch": claimed.writer_epoch}
-                )
-                return claimed.writer_epoch, claimed
-        raise ConflictError(
-            f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
-            "several processes are fighting for this shard"
-        )
+            self._refuse_claim(current, spec_id)
+            if check is not None:
+                check(current)
+            return replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
+
+        manifest = self._commit(claimed, write_hint)
+        if manifest is None:
+            raise ConflictError(
+                f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
+                "several processes are fighting for this shard"
+            )
+        logger.info("claimed shard", extra={"shard": str(self._shard_id), "epoch": manifest.writer_epoch})
+        return manifest.writer_epoch, manifest
 
     def check_fenced(self, epoch: int) -> None:
         """Raise :class:`FencedError` when another writer holds the shard."""
@@ -195,21 +231,49 @@ class ShardManifestStore:
         It may meet a manifest that holds its own outcome already, when this process stood
         still for minutes after a commit: it should recognise that and return the argument.
         """
-        for _ in range(MAX_COMMIT_ATTEMPTS):
-            started = self._clock()
-            current = self.require_latest()
+
+        def next_version(current: ShardManifest | None) -> ShardManifest:
+            if current is None:
+                raise self._no_manifest()
             if epoch is not None and current.writer_epoch != epoch:
                 raise FencedError(self._shard_id, epoch, current.writer_epoch, "at a manifest commit")
             changed = change(current)
             if changed is current:
                 return current
-            changed = replace(changed, version=current.version + 1, writer_epoch=current.writer_epoch)
-            if self._create(changed, started):
+            return replace(changed, version=current.version + 1, writer_epoch=current.writer_epoch)
+
+        manifest = self._commit(next_version)
+        if manifest is None:
+            raise ConflictError(
+                f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} manifest commits in a row lost their race; "
+                "nothing was written, try again"
+            )
+        return manifest
+
+    def _commit(
+        self, next_version: Callable[[ShardManifest | None], ShardManifest], write_hint: bool = True
+    ) -> ShardManifest | None:
+        """Create what ``next_version`` makes of the newest manifest; ``None`` when all races were lost.
+
+        The first try takes the manifest that was seen last for the newest, which saves a round trip. If it is
+        not, its successor's place is taken: the try is lost, and nothing was written. The place cannot have
+        been emptied since, see :meth:`_create`. What such a manifest makes ``next_version`` refuse, or leave
+        as it is, is for the newest one to decide.
+        """
+        seen = self._seen
+        if seen is not None and self._clock() - seen.at <= RECHECK_AFTER.total_seconds():
+            changed = seen.manifest
+            with suppress(LanceWalError):
+                changed = next_version(seen.manifest)
+            if changed is not seen.manifest and self._create(changed, seen.at, write_hint):
                 return changed
-        raise ConflictError(
-            f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} manifest commits in a row lost their race; "
-            "nothing was written, try again"
-        )
+        for _ in range(MAX_COMMIT_ATTEMPTS):
+            started = self._clock()
+            current = self.read_latest()
+            changed = next_version(current)
+            if changed is current or self._create(changed, started, write_hint):
+                return changed
+        return None
 
     def seal(self, epoch: int) -> ShardManifest:
         """Refuse all later claims. The caller holds ``epoch``, so that no live writer is left."""
@@ -227,7 +291,20 @@ class ShardManifestStore:
 
     def repair_hint(self) -> None:
         """Write the version hint anew, whatever it says now."""
-        self._write_hint(self.require_latest().version)
+        self.require_latest()
+        self.write_hint()
+
+    def write_hint(self) -> None:
+        """Write the number of the manifest that was seen last where others look first."""
+        seen = self._seen
+        if seen is None:
+            return
+        # The commit stands whatever becomes of the hint, so its failure is no failure.
+        try:
+            path = layout.version_hint(self._shard_id)
+            self._store.put(path, b'{"version":%d}' % seen.manifest.version, durable=False)
+        except LanceWalError as error:
+            logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
 
     def read_hint(self) -> int | None:
         """What the hint file says; ``None`` when it is missing or unusable."""
@@ -245,19 +322,19 @@ class ShardManifestStore:
         """
         return stored_markers(self._store).get(self._shard_id, 0) + layout.FIRST_GENERATION
 
-    def _refuse_claim(self, current: ShardManifest, spec_id: int) -> None:
+    def _refuse_claim(self, current: ShardManifest, spec_id: int | None) -> None:
         if current.status is ShardStatus.SEALED:
             raise SealedShardError(
                 f"shard {self._shard_id} is sealed and takes no writer until somebody calls "
                 f"table.unseal_shard('{self._shard_id}')"
             )
-        if current.shard_spec_id != spec_id:
+        if spec_id is not None and current.shard_spec_id != spec_id:
             raise InvalidInputError(
                 f"shard {self._shard_id} belongs to sharding spec {current.shard_spec_id}, "
                 f"the writer asked for spec {spec_id}; open it with spec {current.shard_spec_id}"
             )
 
-    def _create(self, manifest: ShardManifest, started: float) -> bool:
+    def _create(self, manifest: ShardManifest, started: float, write_hint: bool = True) -> bool:
         """Create the version after the one read at ``started``; False when somebody else has."""
         data = encode_manifest(manifest, secrets.token_bytes(16))
         path = layout.manifest_file(self._shard_id, manifest.version)
@@ -277,45 +354,81 @@ class ShardManifestStore:
                 self._seen = None
                 return False
         self._seen = _Seen(manifest, started)
-        self._write_hint(manifest.version)
+        if write_hint:
+            self.write_hint()
         return True
 
-    def _write_hint(self, version: int) -> None:
-        # The commit stands whatever becomes of the hint, so its failure is no failure.
-        try:
-            self._store.put(layout.version_hint(self._shard_id), b'{"version":%d}' % version, durable=False)
-        except LanceWalError as error:
-            logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
-
-    def _newest_version(self, seen: _Seen | None, started: float) -> int | None:
-        known = seen.manifest.version if seen else self._hinted_version()
-        newest = self._probe_upwards(known) if known is not None else None
-        since = seen.at if seen else started
+    def _newest(self, started: float) -> ShardManifest | None:
+        """Found by probing from what was seen last, or from the hint; by listing where that is not sound."""
+        seen = self._seen
+        found = self._from_hint() if seen is None else _Found(seen.manifest.version, seen.manifest)
+        newest = found.newest if found.newest is not None else self._probe_upwards(found.version)
+        since = started if seen is None else seen.at
         # Within this time no successor of a version that was the newest can have been
         # collected, so the first one that is missing never existed.
         if newest is None or self._clock() - since > RECHECK_AFTER.total_seconds():
-            return self._listed_version()
-        return newest
-
-    def _hinted_version(self) -> int | None:
-        """The hinted version, where it is part of the chain and not a stray in an emptied slot."""
-        version = self.read_hint()
-        if version is None or version == layout.FIRST_MANIFEST_VERSION:
+            newest = self._listed_version()
+        if newest is None:
             return None
-        return version if self._exists(version - 1) else None
+        if newest != found.version or found.content is None:
+            return self.read_version(newest)
+        return (
+            found.content
+            if isinstance(found.content, ShardManifest)
+            else self._decoded(newest, found.content)
+        )
 
-    def _probe_upwards(self, version: int) -> int | None:
-        """The last version of the chain that ``version`` is in; ``None`` when a listing must tell."""
-        workers = 1 if self._store.is_local else self._scan_batch_size + 1
+    def _listed(self, started: float) -> ShardManifest | None:
+        newest = self._listed_version()
+        return None if newest is None else self.read_version(newest)
+
+    def _from_hint(self) -> _Found:
+        """The hinted version, read while its neighbours are looked for."""
+        version = self.read_hint()
+        if version is None:
+            return _Found()
+        if version == layout.FIRST_MANIFEST_VERSION:
+            # Without a neighbour below nothing says whether it is part of the chain.
+            content, newest = both(
+                lambda: self._content(version), self._listed_version, at_once=not self._store.is_local
+            )
+            return _Found(version, content, newest)
+        content, (below, *above) = both(
+            lambda: self._content(version),
+            lambda: self._probe([version - 1, *range(version + 1, version + 1 + self._scan_batch_size)]),
+            at_once=not self._store.is_local,
+        )
+        if not below:
+            # Perhaps a stray in an emptied slot.
+            return _Found()
+        return _Found(version, content, self._probe_upwards(version, [content is not None, *above]))
+
+    def _content(self, version: int) -> bytes | None:
+        try:
+            return self._store.get(layout.manifest_file(self._shard_id, version))
+        except FileNotFoundError:
+            return None
+
+    def _probe_upwards(self, version: int | None, found: Sequence[bool] | None = None) -> int | None:
+        """The last version of the chain that ``version`` is in; ``None`` when a listing must tell.
+
+        ``found`` is what a first round has seen from ``version`` on.
+        """
+        if version is None:
+            return None
         for _ in range(_MAX_PROBE_ROUNDS):
-            probes = range(version, version + 1 + self._scan_batch_size)
-            found = list(ordered_map(self._exists, probes, workers))
+            if found is None:
+                found = self._probe(range(version, version + 1 + self._scan_batch_size))
             if not all(found):
                 gap = found.index(False)
                 # One behind the gap: it came while we looked, or the chain is broken here.
                 return None if gap == 0 or any(found[gap:]) else version + gap - 1
             version += self._scan_batch_size
+            found = None
         return None
+
+    def _probe(self, versions: Sequence[int]) -> list[bool]:
+        return list(ordered_map(self._exists, versions, 1 if self._store.is_local else len(versions)))
 
     def _exists(self, version: int) -> bool:
         return self._store.head(layout.manifest_file(self._shard_id, version)) is not None

@@ -40,7 +40,8 @@ class Replay:
         start = first_unsettled(appender.claimed)
         end = appender.sentinel_position
         if end is None:
-            end = tailer.next_position()
+            # Nobody has appended since the appender looked: it has no predecessor.
+            end = appender.next_position_hint
         self.range = ReplayRange(start, max(start, end))
         self._generations: dict[int, int | None] = {}
 

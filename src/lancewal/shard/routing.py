@@ -98,17 +98,21 @@ class Shard:
     field_entries: tuple[ShardFieldEntry, ...]
     rivals: tuple[UUID, ...] = field(default=(), compare=False)
 
-    def create(self, store: ObjectStore, *, first_generation: int | None = None) -> ShardManifest:
+    def create(self, store: ObjectStore, manifests: ShardManifestStore | None = None) -> ShardManifest:
         """Write the shard's first manifest unless it is there; an equal one is left as it is.
 
         Refuses when a rival is there by now: somebody else made it since the router was made.
+        ``manifests`` are the shard's, for a caller that goes on with what is read here.
         """
+        manifests = manifests or ShardManifestStore(store, self.shard_id)
+        return manifests.initialize_shard(
+            self.spec_id, self.field_entries, check=lambda: self._refuse_rivals(store)
+        )
+
+    def _refuse_rivals(self, store: ObjectStore) -> None:
         turned_up = [rival for rival in self.rivals if store.list(layout.manifest_dir(rival))]
         if turned_up:
             raise SplitShardError([self.shard_id, *turned_up])
-        return ShardManifestStore(store, self.shard_id).initialize_shard(
-            self.spec_id, self.field_entries, first_generation=first_generation
-        )
 
 
 class ShardRouter:
@@ -165,14 +169,17 @@ class ShardRouter:
         return cls(spec, field, source)
 
     @classmethod
-    def of_table(cls, base: BaseTable, store: ObjectStore) -> ShardRouter:
+    def of_table(
+        cls, base: BaseTable, store: ObjectStore, listed: Sequence[UUID] | None = None
+    ) -> ShardRouter:
         """The router for writing: each value goes to the shard that is there for it, whatever its id.
 
-        Which shards there are is known by one listing. Shards that somebody named by hand are known by
-        the values in their manifests; in an unsharded table every shard is for the one value.
+        Which shards there are is known by one listing, unless they were ``listed`` just now. Shards
+        that somebody named by hand are known by the values in their manifests; in an unsharded table
+        every shard is for the one value.
         """
         router = cls.for_table(base.details, base.schema)
-        router._present = present = PresentShards(base, store)
+        router._present = present = PresentShards(base, store, listed)
         for manifest in present.manifests(sorted(router._unnamed(present.ids))):
             stored = router._value_held(manifest)
             if stored is not None:

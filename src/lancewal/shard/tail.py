@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Self
 from uuid import UUID
 
 from lancewal.errors import InvalidInputError, WalCorruptError, WalTruncatedError
@@ -19,8 +20,39 @@ from lancewal.shard.log import (
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.storage import RECHECK_AFTER, Clock, ObjectInfo, ObjectStore, boot_time, layout, ordered_map
 
-DEFAULT_READ_AHEAD = 8
+#: Entries that are on their way or wait for the consumer, at most, and before the size of any is known.
+DEFAULT_READ_AHEAD = 96
+_FIRST_READ_AHEAD = 8
+#: How many bytes of entries that may be, in all readers of the process together.
+_BYTES_AHEAD = 64 << 20
 _HEADER_BYTES = 64 * 1024
+
+
+class _Window:
+    """How many entries may be ahead of the consumer, by the sizes of those that came."""
+
+    #: Those that are in use. Without a lock, because the garbage collector may end one.
+    _all: ClassVar[set[_Window]] = set()
+
+    def __init__(self, most: int, first: int) -> None:
+        self._most = most
+        self._last = first
+        self._largest = 0.0
+
+    def __enter__(self) -> Self:
+        self._all.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._all.discard(self)
+
+    def after(self, entry: WalEntry | None) -> int:
+        # A large one makes others likely, for a while.
+        self._largest = max(0.95 * self._largest, entry.num_bytes if entry is not None else 0, 1)
+        readers = max(1, len(self._all))
+        fitting = min(self._most // readers, int(_BYTES_AHEAD / readers / self._largest))
+        self._last = max(2, min(2 * self._last, fitting))
+        return self._last
 
 
 class WalTailer:
@@ -109,12 +141,22 @@ class WalTailer:
         """
         first = self.first_position() if start is None else start
         last = self.next_position() if end is None else end
-        positions = range(first, last)
-        read = ordered_map(self.read_entry, positions, self._workers)
-        for position, entry in zip(positions, read, strict=True):
-            if entry is None:
-                raise self._missing(position, last)
-            yield entry
+        yield from self.entries_at(range(first, last))
+
+    def entries_at(self, positions: Sequence[int], *, first_ahead: int | None = None) -> Iterator[WalEntry]:
+        """The entries at some positions, ascending, every one of which must be there.
+
+        ``first_ahead`` is how many are read before the first one was looked at.
+        """
+        first = first_ahead or _FIRST_READ_AHEAD
+        with _Window(self._workers, first) as window:
+            read = ordered_map(
+                self.read_entry, positions, self._workers, first=first, ahead_after=window.after
+            )
+            for position, entry in zip(positions, read, strict=True):
+                if entry is None:
+                    raise self._missing(position, positions[-1] + 1)
+                yield entry
 
     def follow(
         self,

@@ -162,6 +162,19 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._target: dict[UUID, int] | None = None
+        self._opened: ChangeFeed | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For tasks, which open a feed of their own."""
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def _feed(self) -> ChangeFeed:
+        """One for all triggers: it knows where each log ended."""
+        rows = self._rows
+        if self._opened is None:
+            self._opened = rows.feed()
+        return self._opened
 
     @property
     def _rows(self) -> _FeedRows:
@@ -195,7 +208,7 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if _SNAPSHOT in start:
             return _encode(parse_positions(start[_SNAPSHOT][POSITIONS], "the stream's offset"))
         unlimited = isinstance(limit, ReadAllAvailable)
-        place = self._rows.feed().advance(
+        place = self._feed.advance(
             _decode(start),
             until=self._target,
             max_entries=None if unlimited else self._max_entries,
@@ -204,10 +217,10 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _encode(place)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return _encode(self._rows.feed().latest())
+        return _encode(self._feed.latest())
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._rows.feed().latest()
+        self._target = self._feed.latest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         if _SNAPSHOT not in start:

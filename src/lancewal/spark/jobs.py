@@ -1,6 +1,6 @@
-"""Flush, compaction and garbage collection as Spark jobs, one task per shard.
+"""Flush, compaction and garbage collection as Spark jobs, one task per shard or for some shards.
 
-A job is a data source: every partition is one shard's work, every row its report. That needs
+A job is a data source: every partition is a task's work, every row the report of a shard. That needs
 neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
 scheduled, retried and shown like those of any query. Repeated or concurrent work on a shard
 does no harm.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,10 +30,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.maintenance import (
     DEFAULT_COMMIT_BYTES,
+    Pack,
     Resource,
     ShardPlan,
     collect_garbage,
-    execute_shard,
+    execute_pack,
     finish_compaction,
     plan_compaction,
 )
@@ -58,15 +59,26 @@ REPORT_SCHEMA = st.StructType(
 )
 
 
+Details: TypeAlias = Mapping[str, Any]
+Parts: TypeAlias = Sequence[Details]
+#: Shard, what was done, and why it failed.
+Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
+
+#: A task for fewer small shards costs more than it saves; more tasks only make more commits.
+_SHARDS_PER_TASK = 16
+_MOST_TASKS = 8
+
+
 @dataclass
 class Unit(InputPartition):
     """The work of one task: parts that run one after the other, each with a report of its own.
 
-    ``in_order``: no part may run after one that failed.
+    ``in_order``: no part may run after one that failed. ``as_one``: the parts share their commits.
     """
 
     parts: tuple[Mapping[str, Any], ...]
     in_order: bool = False
+    as_one: bool = False
 
 
 class JobReader(DataSourceReader):
@@ -87,60 +99,75 @@ class JobReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Unit)
         _, work = _JOBS[self._job]
-        for part in partition.parts:
+        parts = partition.parts
+        for some in [parts] if partition.as_one and parts else [(part,) for part in parts]:
             started = time.perf_counter()
-            details: Mapping[str, Any] = {}
-            error = None
             try:
-                details = work(OpenTable.open(self._options), {**self._arguments, **part})
+                done = work(OpenTable.open(self._options), self._arguments, some)
             except Exception as failure:
                 # A shard that fails must not stop the others; the job fails at its end.
-                logger.warning("%s failed: %s", self._job, failure, extra={"shard": part.get("shard_id")})
-                error = f"{type(failure).__name__}: {failure}"
-            row = {
-                "shard_id": part.get("shard_id"),
-                "seconds": time.perf_counter() - started,
-                "details": json.dumps(details, default=str),
-                "error": error,
-            }
-            yield pa.RecordBatch.from_pylist([row], schema=arrow_schema(REPORT_SCHEMA))
-            if error is not None and partition.in_order:
+                done = [(part["shard_id"], {}, failure) for part in some]
+            seconds = time.perf_counter() - started
+            rows = [_row(self._job, seconds, *each) for each in done]
+            yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(REPORT_SCHEMA))
+            if partition.in_order and any(row["error"] is not None for row in rows):
                 return
 
 
-def _per_shard(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
+def _row(
+    job: str, seconds: float, shard_id: str | None, details: Details, failure: Exception | None
+) -> Details:
+    if failure is not None:
+        logger.warning("%s failed: %s", job, failure, extra={"shard": shard_id})
+    return {
+        "shard_id": shard_id,
+        "seconds": seconds,
+        "details": json.dumps(details, default=str),
+        "error": None if failure is None else f"{type(failure).__name__}: {failure}",
+    }
+
+
+def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
     return [Unit(({"shard_id": str(m.shard_id)},)) for m in discover_manifests(table.store)]
 
 
-def _flush(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    manifest = ShardManifestStore(table.store, UUID(arguments["shard_id"])).require_latest()
-    return {"rows": flush_shard(table.base, manifest, table.store)}
+def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    (part,) = parts
+    manifest = ShardManifestStore(table.store, UUID(part["shard_id"])).require_latest()
+    return [(part["shard_id"], {"rows": flush_shard(table.base, manifest, table.store)}, None)]
 
 
-def _plan_compact(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
+def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
     limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
     plan = plan_compaction(table.store, max_commit_bytes=limit)
-
-    def parts(shards: Sequence[ShardPlan]) -> tuple[Mapping[str, Any], ...]:
-        return tuple({"shard_id": str(shard.shard_id), "plan": shard.to_dict()} for shard in shards)
-
-    if not plan.has_key:
-        # Without a key the shards' commits exclude each other: one task for all.
-        return [Unit(parts(plan.shards))] if plan else []
-    return [Unit(parts(unit), in_order=True) for unit in plan.units]
-
-
-def _compact(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return execute_shard(ShardPlan.from_dict(arguments["plan"]), store=table.store).to_dict()
+    units = []
+    for pack in plan.packs:
+        parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in pack.parts)
+        # Several tasks for many small shards: reading them takes longer than the commits.
+        tasks = 1 if pack.in_order else min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
+        units += [Unit(parts[n::tasks], pack.in_order, as_one=not pack.in_order) for n in range(tasks)]
+    if plan.has_key or not units:
+        return units
+    # Without a key commits exclude each other: one task for all.
+    return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
 
 
-def _plan_gc(table: OpenTable, arguments: Mapping[str, Any]) -> list[Unit]:
+def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    pack = Pack(tuple(ShardPlan.from_dict(part["plan"]) for part in parts))
+    done = execute_pack(pack, store=table.store, base=table.base)
+    return [
+        (str(shard_id), {} if shard_id in done.failed else report.to_dict(), done.failed.get(shard_id))
+        for shard_id, report in done.shards.items()
+    ]
+
+
+def _plan_gc(table: OpenTable, arguments: Details) -> list[Unit]:
     # One more task for what belongs to no shard.
     return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
 
 
-def _gc(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    shard_id = arguments["shard_id"]
+def _gc(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    shard_id = parts[0]["shard_id"]
     seconds = arguments.get("min_age_seconds")
     report = collect_garbage(
         table.store,
@@ -149,11 +176,12 @@ def _gc(table: OpenTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
         shards=[] if shard_id is None else [shard_id],
         dry_run=bool(arguments.get("dry_run")),
     )
-    return {"collected": report.counts(), "bytes": sum(each.num_bytes for each in report.collected)}
+    details = {"collected": report.counts(), "bytes": sum(each.num_bytes for each in report.collected)}
+    return [(shard_id, details, None)]
 
 
-_Plan = Callable[[OpenTable, Mapping[str, Any]], list[Unit]]
-_Work = Callable[[OpenTable, Mapping[str, Any]], dict[str, Any]]
+_Plan = Callable[[OpenTable, Details], list[Unit]]
+_Work = Callable[[OpenTable, Details, Parts], Done]
 _JOBS: dict[str, tuple[_Plan, _Work]] = {
     "flush": (_per_shard, _flush),
     "compact": (_plan_compact, _compact),
@@ -209,7 +237,7 @@ def compact(
     max_commit_bytes: int | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Bring all SSTables into the base table, in parallel, with one or more atomic commits per shard.
+    """Bring all SSTables into the base table, in parallel, with one or more atomic commits per task.
 
     A table without a primary key is compacted by one task: its commits exclude each other.
     """

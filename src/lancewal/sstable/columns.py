@@ -93,14 +93,12 @@ def write_numbered(
     uri: str,
     schema: NumberedSchema,
     storage_version: str,
-    storage_options: dict[str, str],
 ) -> lance.LanceDataset:
-    """A new dataset at ``uri`` with ``rows`` in one fragment."""
+    """A new dataset in the local directory ``uri`` with ``rows`` in one fragment."""
     reader = pa.RecordBatchReader.from_batches(schema.arrow, rows)
     how: dict[str, Any] = {
         "mode": "create",
         "data_storage_version": storage_version,
-        "storage_options": storage_options,
         "max_rows_per_file": _ROWS_PER_FILE,
     }
     if schema.is_dense:
@@ -113,7 +111,6 @@ def write_numbered(
         empty,
         lance.LanceOperation.Merge([schema.renumber(fragment)], schema.lance_schema()),
         read_version=empty.version,
-        storage_options=storage_options,
     )
 
 

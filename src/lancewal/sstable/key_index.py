@@ -21,7 +21,7 @@ from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import BloomFilter, can_rule_out, key_columns, key_hashes, key_values, numbers, one_array
 from lancewal.sstable.notes import SsTableNotes, checksum
-from lancewal.storage import Shelf, layout
+from lancewal.storage import Shelf, layout, ordered_map
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -167,6 +167,8 @@ class KeyIndex:
         storage_options: dict[str, str],
         notes: SsTableNotes,
         key_of_rows: Callable[[Rows], tuple[Rows, pa.Array]],
+        *,
+        is_remote: bool = False,
     ) -> None:
         """Reads the page bounds; raises StorageError when the files are missing or broken.
 
@@ -181,10 +183,10 @@ class KeyIndex:
         # Idle readers: Lance's file reader serves one thread at a time.
         self._readers: list[LanceFileReader] = []
         with lance_errors(f"read the key index of {directory_uri}"):
-            lookup = self._open(layout.PK_PAGE_LOOKUP_NAME)
+            names = (layout.PK_PAGE_LOOKUP_NAME, layout.PK_PAGE_DATA_NAME)
+            lookup, data = ordered_map(self._open, names, 2 if is_remote else 1)
             metadata = lookup.metadata().schema.metadata or {}
             pages = lookup.read_all(batch_size=max(lookup.num_rows(), 1)).to_table()
-            data = self._open(layout.PK_PAGE_DATA_NAME)
             self._rows: int = data.num_rows()
             self._readers.append(data)
             self._page_rows = int(metadata.get(b"batch_size", _DEFAULT_PAGE_ROWS))

@@ -31,8 +31,8 @@ class SsTableNotes:
     The others are checksums of what answers for keys: whole files by their names, the bounds of
     the key index's pages, and each page. ``None`` or empty if nobody noted them.
 
-    The files of the key index have checksums only on local disks, where reading them whole costs
-    little. They are needed because some damaged bits make Lance's reader take all memory before
+    The files of the key index are compared with theirs only on local disks, where reading them whole
+    costs little. That is needed because some damaged bits make Lance's reader take all memory before
     the content can be checked.
     """
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
+from functools import partial
 from uuid import UUID
 
 import crc32c
@@ -33,7 +33,14 @@ from lancewal.format import (
 )
 from lancewal.sstable.key_index import KeyIndex, Rows, damaged_index
 from lancewal.sstable.notes import SsTableNotes, file_checksum
-from lancewal.storage import ObjectStore, in_forked_child, lance_cache_bytes, layout
+from lancewal.storage import (
+    ObjectStore,
+    in_forked_child,
+    lance_cache_bytes,
+    layout,
+    lazy_property,
+    ordered_map,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +68,7 @@ class OpenedSsTable:
         #: Whether Lance's session may keep files of its indexes open.
         self.may_have_index_files = False
 
-    @cached_property
+    @lazy_property
     def dataset(self) -> lance.LanceDataset:
         self._refuse_links()
         indexes = self._store.local_path(f"{self._directory}/{_INDEXES_DIR}")
@@ -74,7 +81,7 @@ class OpenedSsTable:
         for name in ("dataset", "_fragments") if only_dataset else ("dataset", "_fragments", "key_index"):
             self.__dict__.pop(name, None)
 
-    @cached_property
+    @lazy_property
     def stored(self) -> TableSchema:
         """The SSTable's own columns and primary key, tombstone column included."""
         with lance_errors(f"read the columns of {self.uri}"):
@@ -82,7 +89,7 @@ class OpenedSsTable:
             primary_key = [field.name() for field in fields.unenforced_primary_key()]
             return TableSchema.from_lance(self.dataset.schema, fields.fields(), primary_key)
 
-    @cached_property
+    @lazy_property
     def written_for(self) -> int | None:
         """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
         # The notes first: the manifest has a copy of them, so nothing needs to be opened.
@@ -91,7 +98,7 @@ class OpenedSsTable:
         stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
         return int(stated) if stated.isdigit() else None
 
-    @cached_property
+    @lazy_property
     def notes(self) -> SsTableNotes:
         """What lancewal noted when it wrote the SSTable; empty if Lance wrote it."""
         return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
@@ -103,13 +110,14 @@ class OpenedSsTable:
             return SsTableNotes()
         return SsTableNotes.parse(text.decode(errors="replace"), self.uri)
 
-    @cached_property
+    @lazy_property
     def key_index(self) -> KeyIndex | None:
         """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
         self._refuse_links()
         try:
             self._check_index_files()
-            return KeyIndex(self.uri, self._storage_options, self.notes, self._key_of_rows)
+            remote = not self._store.is_local
+            return KeyIndex(self.uri, self._storage_options, self.notes, self._key_of_rows, is_remote=remote)
         except StorageError:
             if self._store.head(f"{self._directory}/{layout.PK_PAGE_LOOKUP_NAME}") is None:
                 return None
@@ -128,7 +136,7 @@ class OpenedSsTable:
                 if file_checksum(path) != noted:
                     raise damaged_index(self.uri, f"{name} does not have its checksum")
 
-    @cached_property
+    @lazy_property
     def bloom(self) -> BloomFilter | None:
         """The bloom filter; ``None`` if there is no usable one, which only makes lookups slower."""
         bloom, problem = self.checked_bloom()
@@ -150,6 +158,15 @@ class OpenedSsTable:
             return None, f"it is damaged: its checksum is {actual:08x}, not {noted:08x}"
         return bloom, None
 
+    def has(self, *names: str) -> bool:
+        """Whether these attributes were asked for before, so that they cost nothing now."""
+        return all(name in self.__dict__ for name in names)
+
+    def open_for_lookups(self) -> None:
+        """Open the key index and the rows."""
+        files = ("key_index", "_fragments")
+        list(ordered_map(partial(getattr, self), files, 1 if self._store.is_local else len(files)))
+
     def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:
         """The rows at ``offsets`` that are not deleted in Lance, and their keys."""
         names = list(self.stored.primary_key)
@@ -162,7 +179,7 @@ class OpenedSsTable:
         rows = self._rows_at(offsets, columns)
         return without_null_words_in(rows) if self.has_dictionaries else rows
 
-    @cached_property
+    @lazy_property
     def has_dictionaries(self) -> bool:
         """Whether rows may have dictionaries with nulls, which Arrow cannot concatenate."""
         return any(map(has_dictionary, self.dataset.schema.types))
@@ -178,12 +195,12 @@ class OpenedSsTable:
             rows = fragments[0].take(ascending.tolist(), columns=list(columns))
             return rows if np.array_equal(ascending, offsets) else rows.take(pa.array(places))
 
-    @cached_property
+    @lazy_property
     def physical_rows(self) -> int:
         with lance_errors(f"open the SSTable at {self.uri}"):
             return sum(int(fragment.physical_rows) for fragment in self._fragments)
 
-    @cached_property
+    @lazy_property
     def _fragments(self) -> list[lance.LanceFragment]:
         return list(self.dataset.get_fragments())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from uuid import UUID
 
 import lance
@@ -32,7 +31,7 @@ from lancewal.predicate import Predicate
 from lancewal.sstable.columns import Alignment
 from lancewal.sstable.key_index import ABSENT, KeyOrder, KeyProbe, Mask, Rows
 from lancewal.sstable.opened import ROW_ADDRESS, OpenedSsTable, forget_sstable, open_sstable
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectStore, layout, lazy_property
 
 #: The offset column of scans that ask for it. Lance refuses this name, so no table has such a column.
 ROW_OFFSET = "_rowoffset"
@@ -193,6 +192,18 @@ class SsTable:
         found[asked] = self._find_by_scan(values) if index is None else index.find(values)
         return found
 
+    def is_open_for(self, keys: KeyProbe) -> bool:
+        """Whether the files are open that a lookup of these keys needs."""
+        opened = self._opened
+        return opened.has("key_index", "_fragments") or (
+            opened.has("bloom") and not len(keys.candidates(opened.bloom))
+        )
+
+    def open_for(self, keys: KeyProbe) -> None:
+        """Open those files, side by side where each is far away."""
+        if len(keys.candidates(self._opened.bloom)):
+            self._opened.open_for_lookups()
+
     def take(
         self,
         offsets: Rows,
@@ -219,7 +230,7 @@ class SsTable:
             rows = rows.append_column(TOMBSTONE_FIELD, pa.array(self._tombstones(stored)))
         return rows
 
-    @cached_property
+    @lazy_property
     def _has_tombstones(self) -> bool:
         """Whether there is a tombstone column; without one every row is live."""
         return TOMBSTONE in self._opened.stored.columns.names
@@ -259,7 +270,7 @@ class SsTable:
         *columns, offsets, tombstones = (one_array(column) for column in rows.columns)
         return columns, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_)
 
-    @cached_property
+    @lazy_property
     def _scanned_keys(self) -> tuple[pa.Array, Rows]:
         """All keys and their newest rows, for an SSTable without a key index."""
         stored = self._opened.stored

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,19 +20,28 @@ import pyarrow as pa
 from lance.file import LanceFileWriter
 
 from lancewal.base import lance_errors
-from lancewal.errors import InvalidInputError, StorageError
-from lancewal.format import BloomFilter, SsTableEntry, TableSchema, key_columns
+from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
+from lancewal.format import BloomFilter, SsTableEntry, TableSchema, key_columns, newest_manifest_name
 from lancewal.index import FullTextParams, IndexSpec, VectorParams
 from lancewal.sstable.columns import NumberedSchema, write_numbered
 from lancewal.sstable.key_index import KeyOrder, Mask, Rows, bounds_checksum, page_checksum
 from lancewal.sstable.notes import SsTableNotes, file_checksum
 from lancewal.sstable.reader import SsTable
 from lancewal.sstable.storable import needs_present_structs, with_present_dead_structs
-from lancewal.storage import ObjectStore, in_thread, layout, ordered_map
+from lancewal.storage import ObjectStore, Room, in_thread, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
 _SYNCS_AT_ONCE = 8
+#: More files than an SSTable with three indexes has.
+_UPLOADS_AT_ONCE = 32
+#: Larger files are uploaded in parts, several at a time, so that they are not held in memory as a whole.
+_UPLOAD_BYTES = 8 << 20
+_PARTS_BYTES = 64 << 20
+#: What all uploads of this process hold in memory together.
+_uploads = Room(128 << 20)
+_VERSIONS_DIR = "_versions"
+_TRANSACTIONS_DIR = "_transactions"
 
 
 def sync_directory(store: ObjectStore, directory: str) -> None:
@@ -68,6 +80,65 @@ def _sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _workshop(store: ObjectStore, directory: str) -> Iterator[ObjectStore]:
+    """The store in which the files of an SSTable are made; when the block ends, they are in ``store``.
+
+    Lance writes a dataset and its indexes file by file, and reads rows back for each index. On object
+    storage each of these is a round trip. So the files are made in a local directory for temporary files,
+    and uploaded side by side.
+    """
+    if store.is_local:
+        yield store
+        sync_directory(store, directory)
+        return
+    with tempfile.TemporaryDirectory(prefix="lancewal-", ignore_cleanup_errors=True) as place:
+        local = ObjectStore.from_uri(place, fsync=False)
+        yield local
+        _upload(local, store, directory)
+
+
+def _upload(local: ObjectStore, store: ObjectStore, directory: str) -> None:
+    """Copy the SSTable to ``store``, in any order: nobody looks at it before a manifest lists it.
+
+    Each index was a commit of its own. Of these only the last version is copied, and no transaction: they
+    serve concurrent commits, and nobody commits to an SSTable.
+    """
+    names = [info.path.removeprefix(f"{directory}/") for info in local.list(directory)]
+    versions = [name for name in names if name.startswith(f"{_VERSIONS_DIR}/")]
+    newest = newest_manifest_name(name.partition("/")[2] for name in versions)
+    assert newest is not None, "Lance has committed a version"
+    left_out = {*versions} - {f"{_VERSIONS_DIR}/{newest[0]}"}
+    kept = [n for n in names if n not in left_out and not n.startswith(f"{_TRANSACTIONS_DIR}/")]
+
+    def copy(name: str) -> None:
+        path = local.local_path(f"{directory}/{name}")
+        assert path is not None, "the workshop is local"
+        size = os.path.getsize(path)
+        upload = threading.Lock()
+        try:
+            with upload:
+                _uploads.enter(upload, min(size, _PARTS_BYTES))
+                if size > _UPLOAD_BYTES:
+                    store.put_from(f"{directory}/{name}", partial(_chunks_of, path))
+                else:
+                    store.put(f"{directory}/{name}", next(_chunks_of(path), b""), durable=False)
+        except OutcomeUnknownError as error:
+            # A file that may be there means nothing: the directory is not listed.
+            raise StorageError(str(error)) from error
+        finally:
+            _uploads.leave(upload)
+
+    for _ in ordered_map(copy, kept, min(_UPLOADS_AT_ONCE, len(kept))):
+        continue
+
+
+def _chunks_of(path: str) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while chunk := file.read(_UPLOAD_BYTES):
+            yield chunk
 
 
 PAGE_ROWS = 8192
@@ -317,24 +388,22 @@ def write_sstable(
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
     sorted_keys = None if order is None else Keys(stored_keys, order.values, order.offsets())
-    write = partial(write_sidecars, store, directory, sorted_keys, schema.version)
-    sidecars = in_thread(write, "lancewal-sidecars")
-    try:
-        with lance_errors(f"write the SSTable at {uri}"):
+    with lance_errors(f"write the SSTable at {uri}"), _workshop(store, directory) as workshop:
+        write = partial(write_sidecars, workshop, directory, sorted_keys, schema.version)
+        sidecars = in_thread(write, "lancewal-sidecars")
+        try:
             dataset = write_numbered(
                 coalesced(
                     batches, numbered.arrow, newest, fill_dead_for=storage_version if fill_dead else None
                 ),
-                uri,
+                layout.child_uri(workshop.uri, directory),
                 numbered,
                 storage_version,
-                dict(store.storage_options),
             )
-        build_indexes(dataset, indexes)
-    finally:
-        sidecars.wait()
-    notes = sidecars.result()
-    sync_directory(store, directory)
+            build_indexes(dataset, indexes)
+        finally:
+            sidecars.wait()
+        notes = sidecars.result()
     return SsTableEntry(
         generation=generation,
         path=name,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from lancewal.errors import InvalidInputError
@@ -89,7 +89,7 @@ class Cache:
                 return None
             self._leased_bytes += num_bytes
             self._make_room()
-        return Lease(num_bytes, self._returned)
+        return Lease(num_bytes, self)
 
     def after_fork(self) -> None:
         """Start empty, with a new lock: another thread may have held it when the process was forked."""
@@ -113,14 +113,26 @@ class Cache:
 class Lease:
     """A reserved part of the budget, returned when the lease is no longer referenced."""
 
-    __slots__ = ("_num_bytes", "_returned")
+    __slots__ = ("_cache", "_num_bytes")
 
-    def __init__(self, num_bytes: int, returned: deque[int]) -> None:
+    def __init__(self, num_bytes: int, cache: Cache) -> None:
         self._num_bytes = num_bytes
-        self._returned = returned
+        self._cache = cache
+
+    @classmethod
+    def joined(cls, leases: Sequence[Lease], num_bytes: int) -> Lease:
+        """One lease in place of several of one cache, of at most as many bytes as they have."""
+        cache = leases[0]._cache
+        with cache._lock:
+            had = 0
+            for lease in leases:
+                had, lease._num_bytes = had + lease._num_bytes, 0
+            kept = min(num_bytes, had)
+            cache._returned.append(had - kept)
+        return cls(kept, cache)
 
     def __del__(self) -> None:
-        self._returned.append(self._num_bytes)
+        self._cache._returned.append(self._num_bytes)
 
 
 #: The process's own.

@@ -18,10 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lancewal.storage.forks import is_forked
 
@@ -30,6 +30,31 @@ R = TypeVar("R")
 
 #: A waiting thread looks again after this time, even if nothing woke it.
 LOOK_AGAIN_SECONDS = 1.0
+
+
+if TYPE_CHECKING:
+    lazy_property = cached_property
+else:
+
+    class lazy_property:  # noqa: N801
+        """A ``cached_property`` that may wait for storage. Two threads may both compute it; one value stays.
+
+        Up to Python 3.11 all instances of a class share the lock of a ``cached_property``: while one
+        opens its files, the others wait.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self._compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            # Only reached while the instance has no value of that name.
+            return instance.__dict__.setdefault(self._name, self._compute(instance))
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -191,6 +216,19 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
     return task
 
 
+def both(first: Callable[[], R], second: Callable[[], T], *, at_once: bool) -> tuple[R, T]:
+    """The results of two calls; ``at_once`` makes the second in another thread meanwhile."""
+    if not at_once:
+        return first(), second()
+    other = in_thread(second, "lancewal-io")
+    try:
+        mine = first()
+    finally:
+        # Nothing goes on behind the caller's back, also when the first call fails.
+        other.wait()
+    return mine, other.result()
+
+
 class Crew:
     """A pool of up to ``size`` threads, started as needed, which run tasks in the order given."""
 
@@ -241,10 +279,19 @@ class Crew:
         self._tasks.put(None)  # ends the next thread, however many there are
 
 
-def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def ordered_map(
+    call: Callable[[T], R],
+    items: Iterable[T],
+    workers: int,
+    *,
+    first: int | None = None,
+    ahead_after: Callable[[R], int] | None = None,
+) -> Iterator[R]:
     """Yield ``call(item)`` in order, with up to ``workers`` calls ahead of the consumer.
 
-    At most ``workers`` results wait for the consumer; an error is raised at its item's turn.
+    At most ``workers`` results wait for the consumer; an error is raised at its item's turn. Where
+    results differ in size, ``ahead_after`` says with each of them how many calls may be ahead from then on
+    (up to ``workers``), and ``first`` how many before.
     When the iterator is exhausted or closed, calls that have not begun are dropped, and the
     threads end with their current calls.
     """
@@ -262,11 +309,14 @@ def ordered_map(call: Callable[[T], R], items: Iterable[T], workers: int) -> Ite
             crew.take(task)
 
     try:
-        ask(workers)
+        limit = min(workers, first or workers)
+        ask(limit)
         while ahead:
             result = ahead[0].result()
             ahead.popleft()
-            ask(1)
+            if ahead_after is not None:
+                limit = min(workers, ahead_after(result))
+            ask(max(0, limit - len(ahead)))
             yield result
         # All calls have returned: the threads are idle and end at once.
         crew.dismiss(wait=True)

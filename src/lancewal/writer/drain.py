@@ -16,17 +16,15 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.config import MB, ShardWriterConfig
 from lancewal.format import ShardManifest
-from lancewal.shard import ShardManifestStore, find_tip, first_unsettled, has_unflushed_rows
+from lancewal.shard import ShardManifestStore, first_unsettled, has_unflushed_rows
 from lancewal.sstable import copied_marker
-from lancewal.storage import ObjectStore, Room, layout
+from lancewal.storage import ObjectStore, Room, both, layout
 from lancewal.writer.open import live_writer, open_shard_writer
 
 #: What a drain holds of a log at a time unless it is told otherwise, or one entry.
 _DRAIN_BYTES = 64 * MB
 #: What several drains may hold together, but for a single log that is larger.
 _BUDGET_BYTES = 16 * MB
-#: Longer logs are not measured: they get the whole budget.
-_FEW_ENTRIES = 16
 
 
 @dataclass(frozen=True)
@@ -38,22 +36,33 @@ class Drained:
 
 
 def flush_shard(
-    base: BaseTable, manifest: ShardManifest, store: ObjectStore, config: ShardWriterConfig | None = None
+    base: BaseTable,
+    manifest: ShardManifest,
+    store: ObjectStore,
+    config: ShardWriterConfig | None = None,
+    budget: DrainBudget | None = None,
 ) -> int:
     """Move the shard's rows from MemTables and WAL to SSTables; how many. ``manifest`` is its newest.
 
     Goes through the shard's writer in this process where there is one that still holds the
     shard. Otherwise the shard is drained where its WAL has rows, or where a copied table's markers are
     in the way of its generations; any other is left alone, so that no writer is fenced for nothing.
+    With a ``budget`` the shard waits for its turn, and its manifest is read again.
     """
-    writer = live_writer(base.uri, manifest.shard_id)
+    shard_id = manifest.shard_id
+    writer = live_writer(base.uri, shard_id)
     if writer is not None and writer.epoch >= manifest.writer_epoch:
         before = writer.stats().memtable_flush_rows
         writer.force_seal_active()
         writer.wait_for_flush_drain()
         return writer.stats().memtable_flush_rows - before
+    if budget is not None:
+        with budget.for_log_of(shard_id):
+            # Its writer may have flushed by itself meanwhile.
+            newest = ShardManifestStore(store, shard_id).require_latest()
+            return flush_shard(base, newest, store, config)
     if has_unflushed_rows(manifest, store) or copied_marker(base, store, manifest):
-        return drain_shard(base, store, manifest.shard_id, config).rows
+        return drain_shard(base, store, shard_id, config).rows
     return 0
 
 
@@ -90,7 +99,6 @@ class DrainBudget:
 
     def __init__(self, store: ObjectStore, max_bytes: int = _BUDGET_BYTES) -> None:
         self._store = store
-        self._max_bytes = max_bytes
         self._room = Room(max_bytes)
 
     @contextmanager
@@ -98,19 +106,19 @@ class DrainBudget:
         drain = threading.Lock()
         try:
             with drain:
-                self._room.enter(drain, unflushed_bytes(self._store, shard_id, self._max_bytes))
+                self._room.enter(drain, unflushed_bytes(self._store, shard_id))
                 yield
         finally:
             self._room.leave(drain)
 
 
-def unflushed_bytes(store: ObjectStore, shard_id: UUID, many: int) -> int:
-    """The size of the entries that no SSTable covers; ``many`` when there are more than a few."""
-    manifest = ShardManifestStore(store, shard_id).read_latest()
-    if manifest is None:
-        return 0
-    positions = range(first_unsettled(manifest), find_tip(store, shard_id, manifest))
-    if len(positions) > _FEW_ENTRIES:
-        return many
-    found = (store.head(layout.wal_entry(shard_id, position)) for position in positions)
-    return sum(info.size for info in found if info is not None)
+def unflushed_bytes(store: ObjectStore, shard_id: UUID) -> int:
+    """The size of the entries that no SSTable covers."""
+    manifest, entries = both(
+        ShardManifestStore(store, shard_id).read_latest,
+        lambda: store.list(layout.wal_dir(shard_id)),
+        at_once=not store.is_local,
+    )
+    start = first_unsettled(manifest)
+    positions = ((layout.parse_wal_name(entry.path.rsplit("/", 1)[-1]), entry.size) for entry in entries)
+    return sum(size for position, size in positions if position is not None and position >= start)

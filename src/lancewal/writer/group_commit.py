@@ -72,18 +72,18 @@ class PutState(Enum):
     WITHDRAWN = auto()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A thread that waits until the rows below ``end_position`` are durable."""
 
-    end_position: int = 0
-    state: PutState = PutState.QUEUED
+    end_position: int
+    state: PutState = field(init=False, default=PutState.QUEUED)
     #: Held by ``with`` for as long as the thread is there: an interrupt may keep it from saying that it goes.
-    present: threading.Lock = field(default_factory=threading.Lock)
-    in_line: bool = False
+    present: threading.Lock = field(init=False, default_factory=threading.Lock)
+    in_line: bool = field(init=False, default=False)
     #: Locked by the waiter and released by whoever wakes it. A bare lock is several times
     #: cheaper than a Condition, which matters with many threads per entry.
-    gate: threading.Lock | None = None
+    gate: threading.Lock | None = field(init=False, default=None)
 
     def wake(self) -> None:
         """May be called twice: nobody waits a second time."""
@@ -91,21 +91,25 @@ class Waiter:
             self.gate.release()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Put(Waiter):
     """The rows of one put on their way to the WAL, and the thread that waits for them."""
 
     rows: Rows
     #: Whose ``insert`` the leader calls with this put.
     into: Destination
-    state: PutState = PutState.WAITING
-    refusal: Exception | None = None
+    end_position: int = field(init=False, default=0)
+    state: PutState = field(init=False, default=PutState.WAITING)
+    refusal: Exception | None = field(init=False, default=None)
     #: Where the rows are in memory; ``None`` in WAL-only mode.
-    memtable: MemTable | None = None
-    #: The batch positions of the rows, once it is queued.
-    positions: range = range(0)
+    memtable: MemTable | None = field(init=False, default=None)
     #: Bytes of all puts up to this one since the log began: differences tell what is queued.
-    end_bytes: int = 0
+    end_bytes: int = field(init=False, default=0)
+
+    @property
+    def positions(self) -> range:
+        """The batch positions of the rows, once they are queued."""
+        return range(self.end_position - len(self.rows.batches), self.end_position)
 
 
 class Destination(Protocol):
@@ -204,7 +208,7 @@ class CommitLog:
         """
         if self.durable_position >= end_position:
             return True
-        waiter = Waiter(end_position=end_position)
+        waiter = Waiter(end_position)
         with waiter.present:
             return self._settle(waiter, timeout)
 
@@ -373,7 +377,6 @@ class CommitLog:
             start, num_bytes = self._queue_end()
             put.memtable = memtable
             put.end_position = start + len(put.rows.batches)
-            put.positions = range(start, put.end_position)
             put.end_bytes = num_bytes + put.rows.num_bytes
             self._queue.append(put)
             put.state = PutState.QUEUED
@@ -396,7 +399,7 @@ class CommitLog:
         seconds = time.perf_counter() - started
         last = group.puts[-1]
         if last.memtable is not None:
-            last.memtable.note_durable(last.end_position, wal_position)
+            last.memtable.covered_wal_position = wal_position  # first: who finds the rows durable reads it
         with self._lock:
             self.durable_position = last.end_position
             self._durable_bytes = last.end_bytes

@@ -95,9 +95,11 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, batches: list[pa.RecordBatch], unshaped: Intake | None = None) -> Rows:
-        rows = sum([batch.num_rows for batch in batches])
-        num_bytes = sum([batch.get_total_buffer_size() for batch in batches])
-        return Rows(batches, rows, num_bytes, unshaped)
+        num_rows = num_bytes = 0
+        for batch in batches:
+            num_rows += batch.num_rows
+            num_bytes += batch.get_total_buffer_size()
+        return Rows(batches, num_rows, num_bytes, unshaped)
 
 
 class Intake:

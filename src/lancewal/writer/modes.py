@@ -79,6 +79,8 @@ class MemTableMode:
         self._flushes = FlushQueue(base, indexes, store, appender, log, state, stats)
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
+        #: What ``unflushed_bytes`` became when rows were last inserted: flushes have lowered it since.
+        self.bytes_at_last_put = 0
         claimed = appender.claimed
         generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
         self._active = self._new_memtable(generation, 0)
@@ -96,8 +98,9 @@ class MemTableMode:
     @property
     def unflushed_bytes(self) -> int:
         """Bytes of the active and all frozen MemTables."""
-        frozen = list(self._flushes.frozen)
-        return self._active.estimated_size + sum([memtable.estimated_size for memtable in frozen])
+        frozen = self._flushes.frozen
+        total = self._active.estimated_size
+        return total + sum([memtable.estimated_size for memtable in list(frozen)]) if frozen else total
 
     def make_room(self) -> None:
         """See that a flush is under way: without one, ``unflushed_bytes`` would never fall."""
@@ -112,12 +115,16 @@ class MemTableMode:
             rows = put.rows
             if rows.unshaped is not None:
                 rows = put.rows = rows.unshaped.shaped(rows.batches)
-            if not self._fits(self._active, rows.num_rows, len(rows.batches)):
+            others = self.unflushed_bytes
+            if not self._active.takes(rows.num_rows, len(rows.batches), self._config):
                 self._seal()
             active = self._active
+            others -= active.estimated_size
             before = active.index_seconds
             try:
                 active.insert(rows.batches, rows.num_bytes)
+                # Before the put is queued: from then on it does not count as let in any more.
+                self.bytes_at_last_put = others + active.estimated_size
                 self._log.enqueue(put, active)
             except BaseException as error:
                 self._end_between("a put", error)
@@ -126,11 +133,7 @@ class MemTableMode:
                 self._count_indexed(active.index_seconds - before, rows.num_rows)
             elif self._indexes:
                 self._index_later(active)
-            if not self._config.durable_write:
-                # Durable rows are shown by the commit that stored them: a reader never sees
-                # a row that a crash could take back.
-                active.show(put.end_position)
-            if not self._fits(active):
+            if not active.takes(1, 1, self._config):
                 self._seal()
 
     def seal_active(self) -> None:
@@ -179,7 +182,7 @@ class MemTableMode:
             self._freeze(start_flush=False)
         active = self._active
         active.insert(batches, sum(batch.nbytes for batch in batches))
-        active.note_durable(active.end_position, entry.position)
+        active.covered_wal_position = entry.position
         self._log.start_at(active.end_position)
 
     @property
@@ -189,7 +192,8 @@ class MemTableMode:
     def replay_needs_room(self) -> bool:
         """Whether replayed rows have reached a limit and should be flushed where that is sound."""
         return (
-            not self._fits(self._active) or self.unflushed_bytes >= self._config.max_unflushed_memtable_bytes
+            not self._active.takes(1, 1, self._config)
+            or self.unflushed_bytes >= self._config.max_unflushed_memtable_bytes
         )
 
     def flush_replayed(self) -> None:
@@ -199,7 +203,7 @@ class MemTableMode:
 
     def finish_replay(self) -> None:
         """All entries were read: what is full or belongs to an older generation may be flushed."""
-        if not self._fits(self._active):
+        if not self._active.takes(1, 1, self._config):
             self._seal()
         self._flushes.start()
         if self._indexes and not self._config.sync_indexed_write:
@@ -218,13 +222,15 @@ class MemTableMode:
         # taken under the lock that freezing requires.
         with self.lock:
             active, frozen = self._active, list(self._flushes.frozen)
-        return InMemoryMemTables(active.view(), [memtable.view() for memtable in frozen])
+            # With durable_write a reader never sees a row that a crash could take back.
+            end = self._log.durable_position if self._config.durable_write else active.end_position
+        return InMemoryMemTables(active.view(end), [memtable.view(end) for memtable in frozen])
 
     def memtable_stats(self) -> MemTableStats:
         with self.lock:
             active, frozen = self._active, list(self._flushes.frozen)
-        durable, batches = active.durable_batches, active.batch_count
-        first = active.first_position
+        batches, first = active.batch_count, active.first_position
+        durable = min(max(self._log.durable_position - first, 0), batches)
         pending = list(active.batches[durable:batches])
         return MemTableStats(
             row_count=active.row_count,
@@ -261,14 +267,6 @@ class MemTableMode:
         patience = self._state.patience()
         self._indexer.stop(patience)
         self._flushes.stop(patience)
-
-    def _fits(self, memtable: MemTable, rows: int = 1, batches: int = 1) -> bool:
-        """Whether the MemTable can take so many more without going beyond a limit, or is empty."""
-        return not memtable.batch_count or (
-            memtable.estimated_size < self._config.max_memtable_size
-            and memtable.row_count + rows <= self._config.max_memtable_rows
-            and memtable.batch_count + batches <= self._config.max_memtable_batches
-        )
 
     def _index_later(self, active: MemTable) -> None:
         """See that rows whose indexing was deferred are indexed, by number or by time."""
@@ -320,6 +318,8 @@ class WalOnlyMode:
     @property
     def unflushed_bytes(self) -> int:
         return self._log.pending_bytes
+
+    bytes_at_last_put = unflushed_bytes
 
     def make_room(self) -> None:
         try:

@@ -6,18 +6,19 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import check_key_types, refuse_blob_values
+from lancewal.format import ShardManifest, WalEntry, check_key_types, refuse_blob_values
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
 from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer
 from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
-from lancewal.storage import Clock, ObjectStore, boot_time, in_forked_child, layout
+from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.intake import Adapter, Cast, Intake
 from lancewal.writer.modes import MemTableMode, WalOnlyMode, WriteMode
@@ -27,7 +28,7 @@ from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, a
 logger = logging.getLogger(__name__)
 
 #: Entries fetched ahead of the one being replayed, on a remote store.
-REPLAY_READ_AHEAD = 16
+REPLAY_READ_AHEAD = 96
 #: Writers that are gone keep their statistics until so many of them are added up.
 _FOLD_AFTER = 64
 
@@ -106,6 +107,7 @@ def open_shard_writer(
     *,
     store: ObjectStore | None = None,
     spec_id: int | None = None,
+    look: Callable[[ShardManifestStore], ShardManifest | None] = ShardManifestStore.read_to_claim,
     indexes: Sequence[IndexSpec] | None = None,
     cast: Cast = False,
     clock: Clock = boot_time,
@@ -113,8 +115,9 @@ def open_shard_writer(
     """Claim the shard, fence whoever held it, and load what is in the WAL but in no SSTable.
 
     ``config`` defaults to the table's stored writer defaults. ``spec_id`` defaults to what
-    the shard's manifest says (0 for a new shard). ``indexes`` defaults to the table's
-    maintained indexes; WAL-only mode has none and refuses any that are named.
+    the shard's manifest says (0 for a new shard). ``look`` reads that manifest, and may make it.
+    ``indexes`` defaults to the table's maintained indexes; WAL-only mode has none and refuses any
+    that are named.
     Everything that can be refused is refused before the claim.
     """
     shard = layout.parse_shard_id(shard_id)
@@ -133,19 +136,16 @@ def open_shard_writer(
         raise InvalidInputError(
             "indexes require enable_memtable=True; WAL-only mode keeps no rows that could be indexed"
         )
-    if indexes is None and config.enable_memtable:
-        indexes = maintained_specs(
-            base.dataset,
-            base.details.maintained_indexes,
-            base.details.maintain_all_indexes,
-            base.details.writer_config_defaults,
-            strict=False,
-        )
-    IndexStore(indexes or (), base.schema)  # refuses what cannot be maintained
     store = store or base.writer_store(fsync=config.fsync)
-    if spec_id is None:
-        known = ShardManifestStore(store, shard, config.manifest_scan_batch_size).read_latest()
-        spec_id = known.shard_spec_id if known else 0
+
+    specs: Sequence[IndexSpec] = ()
+
+    def look_at_all(manifests: ShardManifestStore) -> ShardManifest | None:
+        nonlocal specs
+        found, specs = both(
+            lambda: look(manifests), lambda: _specs(base, config, indexes), at_once=not store.is_local
+        )
+        return found
 
     appender = WalAppender.open(
         store,
@@ -153,6 +153,7 @@ def open_shard_writer(
         spec_id,
         manifest_scan_batch_size=config.manifest_scan_batch_size,
         clock=clock,
+        look=look_at_all,
         check=lambda manifest: held_generation(base, store, manifest),
         keep_metadata=True,
     )
@@ -161,14 +162,21 @@ def open_shard_writer(
     adapter: Adapter | None = None
     if config.enable_memtable:
         replay = _replay_of(config, store, appender)
-        kept = _columns_to_keep(base, store) if len(replay.range) else base
+        entries = replay.entries()
+        kept, first = base, None
+        if len(replay.range):
+            kept, first = both(
+                lambda: _columns_to_keep(base, store), lambda: next(entries, None), at_once=not store.is_local
+            )
         if kept is not base:
             adapter = Adapter(kept.schema, base.version)
-            indexes = adapter.indexes(indexes or ())
+            specs = adapter.indexes(specs)
         log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=kept.version)
-        mode = MemTableMode(config, kept, indexes or (), store, appender, log, state, stats)
+        mode = MemTableMode(config, kept, specs, store, appender, log, state, stats)
         try:
-            _run_replay(kept, store, replay, appender, mode, stats)
+            _run_replay(
+                kept, store, replay, chain(() if first is None else (first,), entries), appender, mode, stats
+            )
             _lift_generations(kept, store, appender, mode)
         except BaseException:
             state.close()
@@ -181,6 +189,22 @@ def open_shard_writer(
     _registry.add(base.uri, writer)
     logger.info("opened writer", extra=state.context)
     return writer
+
+
+def _specs(
+    base: BaseTable, config: ShardWriterConfig, given: Sequence[IndexSpec] | None
+) -> Sequence[IndexSpec]:
+    """The indexes that MemTables get; refuses what cannot be maintained."""
+    if given is None and config.enable_memtable:
+        given = maintained_specs(
+            base.dataset,
+            base.details.maintained_indexes,
+            base.details.maintain_all_indexes,
+            base.details.writer_config_defaults,
+            strict=False,
+        )
+    IndexStore(given or (), base.schema)
+    return given or ()
 
 
 def _columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
@@ -210,6 +234,7 @@ def _run_replay(
     base: BaseTable,
     store: ObjectStore,
     replay: Replay,
+    to_load: Iterable[WalEntry],
     appender: WalAppender,
     mode: MemTableMode,
     stats: WriteStats,
@@ -218,7 +243,7 @@ def _run_replay(
     started = time.perf_counter()
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
-    for entry in replay.entries():
+    for entry in to_load:
         if not entries:
             check_rows_in_log(base, store, entry.shard_id, entry.base_version)
         for batch in entry.batches:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _LARGE_PUT_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Durability:
     """Whether the rows of one put are in the WAL, and a way to make sure."""
 
@@ -80,6 +80,10 @@ class Memory(Protocol):
     @property
     def unflushed_bytes(self) -> int: ...
 
+    @property
+    def bytes_at_last_put(self) -> int:
+        """About as much as ``unflushed_bytes`` or more, without going through what is there."""
+
     def make_room(self) -> None:
         """See that something is under way that lowers ``unflushed_bytes``."""
 
@@ -120,7 +124,7 @@ class Backpressure:
 
         Raises when the writer is closed, or has failed.
         """
-        if self._lets_in(put):
+        if self._lets_in(put, counted=False) or self._lets_in(put):
             return
         started = time.monotonic()
         try:
@@ -140,12 +144,15 @@ class Backpressure:
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
-    def _lets_in(self, put: Put) -> bool:
+    def _lets_in(self, put: Put, *, counted: bool = True) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
+        memory = self._memory
         with self._lock:
-            let_in = self.let_in_bytes
+            # First: a put that gets into memory meanwhile is in both figures rather than in none.
+            num_bytes = self.let_in_bytes if self.let_in else 0
             self._state.check_usable()
-            if self._memory.unflushed_bytes + let_in >= self._limit:
+            num_bytes += memory.unflushed_bytes if counted else memory.bytes_at_last_put
+            if num_bytes >= self._limit:
                 return False
             self.let_in[put] = None
             return True
@@ -242,7 +249,7 @@ class ShardWriter:
         started = time.perf_counter()
         if self._adapter is not None:
             rows = self._adapter.adapted(rows)
-        put = Put(rows=rows, into=self._mode)
+        put = Put(rows, self._mode)
         try:
             with put.present:
                 self._backpressure.admit(put)

@@ -25,8 +25,10 @@ from lancewal.writer.state import WriteStatsSnapshot, added
 
 logger = logging.getLogger(__name__)
 
-#: Threads that wait for the storage of one shard each; started as they are needed.
+#: Threads that wait for the storage of one shard each; started as they are needed. More of them pay where a
+#: request takes long.
 MAX_CONCURRENT_SHARDS = 16
+_REMOTE_SHARDS = 64
 
 T = TypeVar("T")
 
@@ -77,13 +79,13 @@ class TableWriter:
         storage_version: str | None = None,
         newest: Callable[[], TableSchema] | None = None,
         max_bytes_in_hand: float = float("inf"),
-        max_concurrent_shards: int = MAX_CONCURRENT_SHARDS,
+        is_remote: bool = False,
     ) -> None:
         """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time."""
         self._router = router
         self._open_shard = open_shard
         self._intake = Intake(schema, cast=cast, storage_version=storage_version, newest=newest)
-        self._crew = Crew(max_concurrent_shards, "lancewal-shard")
+        self._crew = Crew(_REMOTE_SHARDS if is_remote else MAX_CONCURRENT_SHARDS, "lancewal-shard")
         self._slots: dict[UUID, _Slot] = {}
         # Guards the slots; never held while a shard is opened or written.
         self._lock = threading.Lock()

@@ -1,0 +1,579 @@
+"""Every operation whose requests are counted: what it needs, what is measured, and its goal.
+
+An operation is measured by a function that gets a :class:`Lab` and returns the call to measure. All that the
+function does itself (open the table, read once so that the next read is warm) is not counted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from unittest import mock
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+import lancewal
+from bench.far import Cost, FarStorage, Place
+from bench.tables import KEY
+from lancewal.maintenance import collect_garbage
+from lancewal.publish import ChangeFeed
+from lancewal.storage import HostClock, boot_time, host_clock
+
+Call = Callable[[], object]
+Writer = TypeVar("Writer", bound=lancewal.TableWriter)
+
+BASE_ROWS = 400
+SSTABLES = 8
+ROWS_IN_SSTABLE = 50
+TAIL_ENTRIES = 3
+REPLAYED_ENTRIES = 40
+DUE_ENTRIES = 400
+MANY_THREADS, PUTS_OF_A_THREAD = 128, 8
+DIMENSION = 8
+SPARK_SHARDS = 8
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata=KEY),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), DIMENSION)),
+    ]
+)
+#: The first is in the log alone, the second in the base alone.
+FRESH_KEY, BASE_KEY = 1_000_000, 307
+_VECTOR = [0.5] * DIMENSION
+_NINE_DAYS = timedelta(days=9)
+_SETTINGS = {"fsync": "false", "stats_log_interval_ms": "0"}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on the depth or on the requests; ``text`` is how the table says it."""
+
+    depth: int | None = None
+    requests: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``prepare`` returns the call to measure; ``peer`` the call of plain Lance beside it."""
+
+    name: str
+    prepare: Callable[[Lab], Call]
+    peer: Callable[[Lab], Call] | None = None
+    goal: Goal = Goal()
+    #: The goal is in depth beyond plain Lance's.
+    beyond_peer: bool = False
+    shards: int = 1
+    #: How many times as high a figure may be as the one stored, where threads meet by chance.
+    tolerance: float = 1.0
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    random = np.random.default_rng(first)
+    vectors = pa.array(random.random(count * DIMENSION, dtype=np.float32))
+    return pa.record_batch(
+        [
+            pa.array(range(first, first + count), pa.int64()),
+            pa.array([f"the text of row {number}" for number in range(first, first + count)]),
+            pa.FixedSizeListArray.from_arrays(vectors, DIMENSION),
+        ],
+        schema=SCHEMA,
+    )
+
+
+class Lab:
+    """Far storage, and the tables that operations begin with, each built when it is first asked for."""
+
+    def __init__(self, far: FarStorage) -> None:
+        self.far = far
+        self._scratch = tempfile.TemporaryDirectory(prefix="lancewal-requests-")
+        self._root = Path(self._scratch.name)
+        self._many: dict[int, Path] = {}
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+        self._scratch.cleanup()
+
+    def measure(
+        self, operation: Operation, tries: int = 2, enough: Callable[[Cost], bool] = lambda cost: False
+    ) -> Cost:
+        """The least of some tries; no more of them once the figures are ``enough``."""
+        return self._least(operation.prepare, tries, enough)
+
+    def measure_peer(self, operation: Operation, tries: int = 2) -> Cost | None:
+        return None if operation.peer is None else self._least(operation.peer, tries, lambda cost: False)
+
+    def _least(self, prepare: Callable[[Lab], Call], tries: int, enough: Callable[[Cost], bool]) -> Cost:
+        least: Cost | None = None
+        for _ in range(tries):
+            try:
+                least = self.far.cost_of(prepare(self)).least(least)
+            finally:
+                self._opened.close()
+            if enough(least):
+                break
+        assert least is not None
+        return least
+
+    def keep(self, writer: Writer) -> Writer:
+        """``writer``, which is closed when its operation has been measured."""
+        self._opened.callback(writer.close)
+        return writer
+
+    # ------------------------------------------------------------------ tables
+
+    @cached_property
+    def empty(self) -> Path:
+        """One shard that nobody has opened yet, and a base with three indexes."""
+        return self._build("empty", 1)
+
+    @cached_property
+    def tail(self) -> Path:
+        """A log that its writer did not flush, behind one SSTable."""
+        return self._with_entries("tail", TAIL_ENTRIES)
+
+    @cached_property
+    def long_tail(self) -> Path:
+        return self._with_entries("long-tail", REPLAYED_ENTRIES)
+
+    @cached_property
+    def flushed(self) -> Path:
+        """Eight SSTables that the base does not hold, each with keys of the base and of its own."""
+        where = self._build("flushed", 1)
+        table = lancewal.open(where)
+        for number in range(SSTABLES):
+            with table.writer() as writer:
+                writer.put(rows(number * ROWS_IN_SSTABLE // 2, ROWS_IN_SSTABLE))
+                writer.put(rows(BASE_ROWS + number * ROWS_IN_SSTABLE, ROWS_IN_SSTABLE))
+        return where
+
+    @cached_property
+    def compacted(self) -> Path:
+        """The rows of :attr:`flushed`, all in the base, for plain Lance."""
+        where = shutil.copytree(self.flushed, self._root / "compacted")
+        lancewal.open(where).compact(optimize_indexes=True)
+        return where
+
+    @cached_property
+    def due(self) -> Path:
+        """Flushed entries that a collection has seen."""
+        where = self._build("due", 1)
+        table = lancewal.open(where)
+        with table.writer() as writer:
+            for number in range(DUE_ENTRIES):
+                writer.put(rows(BASE_ROWS + number, 1))
+        table.compact()
+        table.gc(min_age=timedelta(days=99))
+        return where
+
+    def sharded(self, shards: int) -> Path:
+        """Every shard has an SSTable and an entry in its log."""
+        if shards not in self._many:
+            self._many[shards] = self._with_entries(f"shards-{shards}", 1, shards)
+        return self._many[shards]
+
+    def _build(self, name: str, shards: int) -> Path:
+        where = self._root / name
+        dataset = lance.write_dataset(pa.Table.from_batches([rows(0, BASE_ROWS)]), str(where))
+        dataset.create_scalar_index("id", "BTREE")
+        dataset.create_scalar_index("text", "INVERTED", with_position=False)
+        dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
+        sharding: dict[str, Any] = {"unsharded": True} if shards == 1 else {"bucket": ("id", shards)}
+        lancewal.initialize(where, **sharding, writer_defaults=_SETTINGS)
+        return where
+
+    def _with_entries(self, name: str, entries: int, shards: int = 1) -> Path:
+        where = self._build(name, shards)
+        table = lancewal.open(where)
+        spread = rows(BASE_ROWS, 1 if shards == 1 else shards * 8)
+        with table.writer() as writer:
+            writer.put(spread)
+        # A writer without MemTables leaves its rows in the log when it is closed, as a crash would.
+        with table.writer(enable_memtable=False) as writer:
+            for number in range(entries):
+                first = FRESH_KEY if number == 0 else FRESH_KEY + number * 10_000
+                writer.put(rows(first, 1 if shards == 1 else shards * 8))
+        return where
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _open_and_put(directory: Callable[[Lab], Path]) -> Callable[[Lab], Call]:
+    def prepare(lab: Lab) -> Call:
+        table = lab.far.place(directory(lab)).table()
+        return lambda: lab.keep(table.writer()).put(rows(1, 1))
+
+    return prepare
+
+
+def _opened(lab: Lab) -> lancewal.TableWriter:
+    writer = lab.keep(lab.far.place(lab.empty).table().writer())
+    writer.put(rows(1, 1))
+    return writer
+
+
+def _durable_put(lab: Lab) -> Call:
+    writer = _opened(lab)
+    return lambda: writer.put(rows(2, 20))
+
+
+def _threads(lab: Lab) -> Call:
+    writer = _opened(lab)
+
+    def work() -> None:
+        for number in range(PUTS_OF_A_THREAD):
+            writer.put(rows(number, 1))
+
+    def run() -> None:
+        threads = [threading.Thread(target=work) for _ in range(MANY_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return run
+
+
+def _flush(lab: Lab) -> Call:
+    writer = _opened(lab)
+    writer.put(rows(1, 50))
+    return writer.flush
+
+
+def _close(lab: Lab) -> Call:
+    writer = _opened(lab)
+    writer.put(rows(1, 50))
+    return writer.close
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _cold(
+    directory: Callable[[Lab], Path], read: Callable[[lancewal.Table], object]
+) -> Callable[[Lab], Call]:
+    def prepare(lab: Lab) -> Call:
+        table = lab.far.place(directory(lab)).table()
+        return lambda: read(table)
+
+    return prepare
+
+
+def _warm(
+    directory: Callable[[Lab], Path], read: Callable[[lancewal.Table], object]
+) -> Callable[[Lab], Call]:
+    def prepare(lab: Lab) -> Call:
+        table = lab.far.place(directory(lab)).table()
+        for _ in range(2):
+            read(table)
+        return lambda: read(table)
+
+    return prepare
+
+
+def _plain(read: Callable[[lance.LanceDataset], object]) -> Callable[[Lab], Call]:
+    """Plain Lance on the same rows, compacted; it looks for a newer version, and is warm."""
+
+    def prepare(lab: Lab) -> Call:
+        dataset = lab.far.place(lab.compacted).dataset()
+
+        def newest() -> object:
+            dataset.checkout_latest()
+            return read(dataset)
+
+        for _ in range(2):
+            newest()
+        return newest
+
+    return prepare
+
+
+def _lookup(key: int) -> Callable[[lancewal.Table], object]:
+    def lookup(table: lancewal.Table) -> None:
+        if table.lookup(key) is None:
+            raise RuntimeError(f"key {key} was not found")
+
+    return lookup
+
+
+def _scan(table: lancewal.Table) -> object:
+    return table.scan().to_table()
+
+
+def _search(table: lancewal.Table) -> object:
+    return table.vector_search("vector", _VECTOR, k=5)
+
+
+def _words(table: lancewal.Table) -> object:
+    return table.full_text_search("text", "row text", k=5)
+
+
+def _plain_search(dataset: lance.LanceDataset) -> object:
+    return dataset.to_table(nearest={"column": "vector", "q": _VECTOR, "k": 5})
+
+
+def _plain_words(dataset: lance.LanceDataset) -> object:
+    return dataset.to_table(full_text_query="row text", limit=5)
+
+
+def _poll(shards: int) -> Callable[[Lab], Call]:
+    def prepare(lab: Lab) -> Call:
+        place = lab.far.place(lab.tail if shards == 1 else lab.sharded(shards))
+        feed = ChangeFeed.open(place.uri, place.options)
+        here = feed.latest()
+        feed.advance(here)
+
+        def poll() -> None:
+            if feed.advance(here) != here:
+                raise RuntimeError("an idle feed found changes")
+
+        return poll
+
+    return prepare
+
+
+# ---------------------------------------------------------------------- maintenance
+
+
+def _collect(directory: Callable[[Lab], Path], later: timedelta) -> Callable[[Lab], Call]:
+    """A collection as if so much time had passed since the last one."""
+
+    def prepare(lab: Lab) -> Call:
+        store = lab.far.place(directory(lab)).store()
+        clock = HostClock(host_clock().name, lambda: boot_time() + later.total_seconds())
+        now = datetime.now(UTC) + later if later else None
+        if not later:
+            collect_garbage(store)
+        return lambda: collect_garbage(store, now=now, clock=clock)
+
+    return prepare
+
+
+# ---------------------------------------------------------------------- Spark
+
+
+def _micro_batch(lab: Lab) -> Call:
+    """One transaction of the low-latency sink; driver, tasks and commit are processes of their own."""
+    from lancewal.publish import Transaction
+    from lancewal.spark import low_latency
+
+    processes = _Processes(lab.far.place(lab.sharded(SPARK_SHARDS)))
+
+    def write(number: int) -> None:
+        # Columns are made by the JVM, which is not needed: the rows are routed already.
+        with mock.patch.object(low_latency, "bucket_column"):
+            transaction = Transaction("stream", number)
+            low_latency.write_transaction(processes.rows, processes.options(), transaction, ())
+
+    # A stream that has written before.
+    for number in range(2):
+        write(number)
+    return lambda: write(2)
+
+
+def _by_format(lab: Lab) -> Call:
+    processes = _Processes(lab.far.place(lab.sharded(SPARK_SHARDS)))
+    return lambda: processes.write({"txnAppId": "job", "txnVersion": "1"})
+
+
+class _Processes:
+    """Spark's part of a write: plan, a task for each shard, commit; none knows what another has read."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._runs = 0
+        router = place.as_process("router").table().router()
+        parts = {shard.shard_id: part for shard, part in router.route(rows(0, SPARK_SHARDS * 8))}
+        owners = [router.shard_of_bucket(number) for number in range(SPARK_SHARDS)]
+        self._parts = [parts[owner.shard_id] for owner in owners if owner is not None]
+        self.rows: Any = _RoutedRows(self)
+
+    def options(self) -> Any:
+        """Those of the driver."""
+        from lancewal.spark.options import Options
+
+        return Options.parse(self._options("driver"))
+
+    def _options(self, process: str) -> dict[str, str]:
+        place = self._place.as_process(f"{process}-{self._runs}")
+        return {"path": place.uri, **{f"storage.{name}": value for name, value in place.options.items()}}
+
+    def write(self, options: dict[str, str]) -> None:
+        from pyspark import TaskContext
+
+        from lancewal.spark import spark_schema
+        from lancewal.spark.source import DefaultSource
+
+        self._runs += 1
+        running = threading.local()
+
+        def sink(process: str) -> Any:
+            source = DefaultSource({**self._options(process), **options})
+            return source.writer(spark_schema(SCHEMA), overwrite=False)
+
+        def task(number: int) -> Any:
+            running.context = _Task(number)
+            return sink(f"task-{number}").write(iter([self._parts[number]]))
+
+        sink("plan")
+        told = mock.patch.object(TaskContext, "get", side_effect=lambda: running.context)
+        with told, ThreadPoolExecutor(SPARK_SHARDS) as slots:
+            messages = list(slots.map(task, range(SPARK_SHARDS)))
+        sink("commit").commit(messages)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What Spark tells a task about itself."""
+
+    number: int
+
+    def partitionId(self) -> int:  # noqa: N802
+        return self.number
+
+    def getLocalProperty(self, name: str) -> None:  # noqa: N802
+        return None
+
+
+class _RoutedRows:
+    """A DataFrame as far as the low-latency sink uses one: routed already, and written by ``save``."""
+
+    columns = SCHEMA.names
+
+    def __init__(self, processes: _Processes) -> None:
+        self._processes = processes
+        self._transaction = ""
+
+    @property
+    def write(self) -> _RoutedRows:
+        return self
+
+    def _same(self, *arguments: object) -> _RoutedRows:
+        return self
+
+    repartitionById = drop = format = mode = _same  # noqa: N815
+
+    def option(self, name: str, value: str) -> _RoutedRows:
+        if name == "walTransaction":
+            self._transaction = value
+        return self
+
+    def save(self) -> None:
+        self._processes.write({"walTransaction": self._transaction})
+
+
+# ---------------------------------------------------------------------- all of them
+
+
+def _a_poll(shards: int) -> Goal:
+    return Goal(requests=shards + 1, text="1 GET per shard, and 1 LIST for new shards")
+
+
+_OPEN = Goal(depth=7, text="depth ≤ 6 and the put")
+_READ = Goal(depth=3, text="depth ≤ 3 beyond plain Lance")
+_PER_SHARD = Goal(requests=12 * SPARK_SHARDS, text="≤ 12 requests per shard")
+
+OPERATIONS: Sequence[Operation] = (
+    Operation("open a fresh shard and put", _open_and_put(lambda lab: lab.empty), goal=_OPEN),
+    Operation("reopen after a crash and put", _open_and_put(lambda lab: lab.tail), goal=_OPEN),
+    Operation("replay 40 entries and put", _open_and_put(lambda lab: lab.long_tail)),
+    Operation("durable put", _durable_put, goal=Goal(requests=1, text="1 PUT")),
+    Operation("1,024 puts of 128 threads", _threads, goal=Goal(requests=64, text="≤ 64"), tolerance=4.0),
+    Operation("flush with three indexes", _flush, goal=Goal(depth=10, text="depth ≤ 10")),
+    Operation("close with rows in memory", _close),
+    Operation("lookup of a fresh key, cold", _cold(lambda lab: lab.tail, _lookup(FRESH_KEY))),
+    Operation(
+        "lookup of a fresh key, warm",
+        _warm(lambda lab: lab.tail, _lookup(FRESH_KEY)),
+        goal=Goal(depth=2, text="depth ≤ 2"),
+    ),
+    Operation("lookup of a base key, cold", _cold(lambda lab: lab.flushed, _lookup(BASE_KEY))),
+    Operation(
+        "lookup of a base key, warm",
+        _warm(lambda lab: lab.flushed, _lookup(BASE_KEY)),
+        _plain(lambda dataset: dataset.to_table(filter=f"id = {BASE_KEY}")),
+        goal=Goal(depth=2, text="depth ≤ 2"),
+    ),
+    Operation("scan of 8 SSTables, cold", _cold(lambda lab: lab.flushed, _scan)),
+    Operation(
+        "scan of 8 SSTables, warm",
+        _warm(lambda lab: lab.flushed, _scan),
+        _plain(lambda dataset: dataset.to_table()),
+        goal=_READ,
+        beyond_peer=True,
+    ),
+    Operation(
+        "count of 8 SSTables, warm",
+        _warm(lambda lab: lab.flushed, lambda table: table.count_rows()),
+        _plain(lambda dataset: dataset.count_rows()),
+        goal=_READ,
+        beyond_peer=True,
+    ),
+    Operation(
+        "vector search of 8 SSTables, warm",
+        _warm(lambda lab: lab.flushed, _search),
+        _plain(_plain_search),
+        goal=_READ,
+        beyond_peer=True,
+    ),
+    Operation(
+        "text search of 8 SSTables, warm",
+        _warm(lambda lab: lab.flushed, _words),
+        _plain(_plain_words),
+        goal=_READ,
+        beyond_peer=True,
+    ),
+    Operation(
+        "status",
+        _warm(lambda lab: lab.tail, lambda table: table.status()),
+        goal=Goal(depth=3, text="depth ≤ 3"),
+    ),
+    Operation(
+        "compact 8 SSTables",
+        _cold(lambda lab: lab.flushed, lambda table: table.compact()),
+        goal=Goal(depth=15, text="depth ≤ 15"),
+    ),
+    Operation("gc with nothing to do", _collect(lambda lab: lab.flushed, timedelta(0))),
+    Operation(
+        "gc with nothing to do, 64 shards",
+        _collect(lambda lab: lab.sharded(64), timedelta(0)),
+        goal=Goal(depth=6, text="depth ≤ 6"),
+        shards=64,
+    ),
+    Operation(
+        f"gc of {DUE_ENTRIES} due entries",
+        _collect(lambda lab: lab.due, _NINE_DAYS),
+        goal=Goal(depth=20, text="depth ≤ 20"),
+    ),
+    Operation(
+        "verify",
+        _cold(lambda lab: lab.flushed, lambda table: table.verify()),
+        goal=Goal(depth=12, text="depth ≤ 12"),
+    ),
+    Operation("idle feed poll", _poll(1), goal=_a_poll(1)),
+    Operation("idle feed poll, 8 shards", _poll(8), goal=_a_poll(8), shards=8),
+    Operation("idle feed poll, 64 shards", _poll(64), goal=_a_poll(64), shards=64),
+    Operation("Spark micro-batch, 8 shards", _micro_batch, goal=_PER_SHARD, shards=8),
+    Operation("Spark write by format, 8 shards", _by_format, shards=8),
+)

@@ -1,0 +1,181 @@
+"""The base table's own indexes and files after a compaction: kept in shape, at a cost that stays bounded.
+
+Every compaction leaves rows that no index covers, a small file, and deleted rows in older files. Left alone,
+a lookup or a text search reads all the uncovered rows, and every read opens every file. So a compaction also
+
+- gives each index a new segment for the rows that it lacks, which costs in proportion to those rows;
+- joins the newest files as soon as there are some, each not larger than all newer ones together. A row is
+  rewritten when its file is joined with at least as many rows again, which is as often as the table
+  doubles; and there are as many files as that, and a few more. The indexes' segments of these files are
+  merged first: Lance joins no file that one segment covers with one that another does;
+- rewrites a file when most of its rows are deleted. Every deleted row pays for one that is copied.
+
+Nobody depends on it: what fails here, or loses a race, is left to the next compaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import lance
+
+from lancewal.base import BaseTable, fragments_of
+from lancewal.errors import LanceWalError
+from lancewal.format import BaseIndex
+from lancewal.maintenance.append_only import mark_pending, unmarked_tags
+from lancewal.maintenance.commits import commit_errors, open_base, until_won
+from lancewal.storage import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+#: Fewer files are not worth joining.
+_FEWEST_JOINED = 4
+#: As many rows as Lance puts into a file: larger ones are left as they are.
+_MOST_ROWS = 1 << 20
+_MOSTLY_DEAD = 0.5
+
+
+@dataclass(frozen=True)
+class File:
+    """A fragment of the base table."""
+
+    number: int
+    rows: int
+    deleted: int
+
+    @property
+    def live(self) -> int:
+        return self.rows - self.deleted
+
+
+@dataclass(frozen=True)
+class Tidying:
+    """What is due. ``segments`` gives for each index how many of its newest segments become one with the new
+    rows; 0 is a new segment. ``files`` are rewritten, joined where that is possible.
+    """
+
+    segments: Mapping[str, int]
+    files: frozenset[int]
+
+    @classmethod
+    def due(cls, files: Sequence[File], indexes: Sequence[BaseIndex]) -> Tidying:
+        """For all files of the table, oldest first.
+
+        >>> small = [File(number, 10, 0) for number in range(1, 5)]
+        >>> Tidying.due([File(0, 1000, 0), *small], []).files
+        frozenset({1, 2, 3, 4})
+        >>> Tidying.due([File(0, 1000, 0), *small[:3]], []).files
+        frozenset()
+        """
+        joined = _newest_run(files)
+        dead = {file.number for file in files if file.deleted > _MOSTLY_DEAD * file.rows}
+        by_name: dict[str, list[BaseIndex]] = defaultdict(list)
+        for index in indexes:
+            by_name[index.name].append(index)
+        present = {file.number for file in files}
+        segments = {}
+        for name, parts in by_name.items():
+            merged = _newest_within(parts, present, joined)
+            covered = frozenset().union(*(part.fragments or () for part in parts))
+            if merged > 1 or not present <= covered:
+                segments[name] = merged
+        return cls(segments, frozenset(joined | dead))
+
+    def __bool__(self) -> bool:
+        return bool(self.segments or self.files)
+
+
+def _newest_run(files: Sequence[File]) -> set[int]:
+    """The newest files, as long as each is not larger than the newer ones together; none if they are few."""
+    run: set[int] = set()
+    total = 0
+    for file in reversed(files):
+        if file.live > _MOST_ROWS or (run and file.live > total):
+            break
+        run.add(file.number)
+        total += file.live
+    return run if len(run) >= _FEWEST_JOINED else set()
+
+
+def _newest_within(segments: Sequence[BaseIndex], present: set[int], files: set[int]) -> int:
+    """How many of the newest segments cover none but these ``files``."""
+    count = 0
+    for segment in reversed(segments):
+        if segment.fragments is None or not files.issuperset(segment.fragments & present):
+            break
+        count += 1
+    return count
+
+
+def tidy(
+    store: ObjectStore, base: BaseTable, *, indexes: bool = True, files: bool = True
+) -> tuple[bool, int, int]:
+    """Do what is due in the newest version, ``base``; it is at a later version then.
+
+    Returns whether all indexes are up to date, and how many files were removed and added.
+    """
+    dataset = base.dataset
+    due = Tidying.due(
+        [File(each.fragment_id, each.physical_rows, each.num_deletions) for each in fragments_of(dataset)],
+        base.manifest.indexes if indexes else (),
+    )
+    has_indexes = indexes and bool(base.manifest.indexes)
+    removed = added = 0
+    if not due:
+        return has_indexes, removed, added
+    try:
+        if unmarked_tags(base):
+            # A tag must not outlive the fragments it came with for long.
+            mark_pending(store)
+            return False, removed, added
+        for merged in sorted(set(due.segments.values())):
+            names = [name for name, count in due.segments.items() if count == merged]
+            index_rows(dataset, num_indices_to_merge=merged, index_names=names)
+        if files and due.files:
+            others = [each.fragment_id for each in fragments_of(dataset) if each.fragment_id not in due.files]
+            removed, added = join_files(
+                dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
+            )
+            if has_indexes and removed:
+                # Some kinds of index do not follow their rows.
+                index_rows(dataset, num_indices_to_merge=0)
+    except LanceWalError as error:
+        logger.info("the indexes or files of %s are left to the next compaction: %s", base.uri, error)
+        return False, removed, added
+    return has_indexes, removed, added
+
+
+def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
+    """Bring every index up to date with the rows that came since, and join all small files.
+
+    Returns whether there were indexes, and how many files were removed and added.
+
+    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
+    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
+    index, which has no columns, is left to Lance, which keeps it.
+    """
+    # A tag must not outlive the fragments it came with for long.
+    mark_pending(store)
+    indexes = indexes and bool(open_base(store).manifest.indexes)
+    removed = added = 0
+    if indexes:
+        until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
+    if files:
+        (removed, added), _ = until_won("file compaction", lambda: join_files(open_base(store).dataset))
+        if indexes and removed:
+            until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
+    return indexes, removed, added
+
+
+def join_files(dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
+    with commit_errors("compact the files of the base table"):
+        metrics = dataset.optimize.compact_files(**how)
+    return int(metrics.files_removed), int(metrics.files_added)
+
+
+def index_rows(dataset: lance.LanceDataset, **how: object) -> None:
+    with commit_errors("bring the indexes of the base table up to date"):
+        dataset.optimize.optimize_indices(**how)

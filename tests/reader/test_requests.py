@@ -1,0 +1,157 @@
+"""What reads cost on storage that is far away, pylance's requests included: counted, not timed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import lancewal
+from bench.proxy import Proxy, Recording
+from lancewal import Table
+from lancewal.errors import InvalidInputError
+from lancewal.publish import ChangeFeed
+from lancewal.sstable import opened
+from lancewal.writer import open_writers
+from tests.servers import S3Server
+from tests.tables import KEY, abandon
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False, KEY),
+        pa.field("vector", pa.list_(pa.float32(), 4)),
+        pa.field("text", pa.string()),
+    ]
+)
+QUERY = np.zeros(4, np.float32)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    numbers = pa.array(np.arange(count * 4, dtype=np.float32))
+    vectors = pa.FixedSizeListArray.from_arrays(numbers, 4)
+    ids = range(first, first + count)
+    return pa.table({"id": ids, "vector": vectors, "text": [f"word{i}" for i in ids]}, SCHEMA)
+
+
+class Far:
+    """A table behind the proxy, with SSTables and rows in its log."""
+
+    def __init__(self, server: S3Server, proxy: Proxy, sstables: int, buckets: int | None = None) -> None:
+        self.proxy = proxy
+        proxy.set(latency=0.0)
+        self.options = {**server.storage_options, "aws_endpoint": proxy.endpoint}
+        self.uri = server.uri(f"{uuid.uuid4().hex}/table")
+        self.plain = lance.write_dataset(rows(0, 500), self.uri, storage_options=self.options)
+        sharding: Any = {"unsharded": True} if buckets is None else {"bucket": ("id", buckets)}
+        table = lancewal.initialize(self.uri, **sharding, storage_options=self.options)
+        for number in range(sstables):
+            with table.writer() as writer:
+                writer.put(rows(1000 + 10 * number, 20))
+            table.flush()
+        crashed = table.writer()
+        crashed.put(rows(9000, 5))
+        for shard_writer in [each for (uri, _), each in open_writers().items() if uri == self.uri]:
+            abandon(shard_writer)
+        del crashed, shard_writer
+        proxy.set(latency=0.03)
+
+    def opened(self, **options: Any) -> Table:
+        """As another process would see it."""
+        opened._handles.clear()
+        return lancewal.open(self.uri, self.options, **options)
+
+    def recorded(self, work: Callable[[], object]) -> Recording:
+        with self.proxy.recording() as recording:
+            work()
+        return recording
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3.endpoint) as proxy:
+        yield proxy
+
+
+def test_a_warm_lookup_of_a_fresh_key_is_two_round_trips(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=2)
+    table = far.opened()
+    assert table.lookup([9000]).found.all()
+    warm = far.recorded(lambda: table.lookup([9000]))
+    assert warm.depth <= 2
+    assert len(warm.requests) <= 7
+
+
+def test_warm_scans_and_searches_are_three_round_trips_beyond_plain_lance(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=8)
+    table = far.opened()
+    for ours, plain in (
+        (lambda: table.scan().to_table(), lambda: far.plain.to_table()),
+        (table.count_rows, lambda: far.plain.to_table(columns=["id"])),
+        (
+            lambda: table.vector_search("vector", QUERY, 5),
+            lambda: far.plain.to_table(nearest={"column": "vector", "q": QUERY, "k": 5}),
+        ),
+    ):
+        ours()
+        plain()
+        assert far.recorded(ours).depth <= far.recorded(plain).depth + 3
+
+
+def test_a_cold_read_opens_all_sstables_at_once(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=24)
+    table = far.opened()
+    # Long enough for many threads to begin before the first request ends.
+    proxy.set(latency=0.15)
+    assert far.recorded(lambda: table.scan().to_table()).depth <= 13
+
+
+def test_the_first_lookup_of_a_key_touches_its_shard_alone(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=1, buckets=6)
+    for table in (far.opened(), far.opened()):
+        shard = str(table.shard_for(9000))
+        for _ in range(2):
+            asked = far.recorded(lambda: table.lookup([9000])).requests  # noqa: B023
+            shards = {part for each in asked for part in each.path.split("/") if _is_shard(part)}
+            assert shards == {shard}
+
+
+def _is_shard(part: str) -> bool:
+    return len(part) == 36 and part.count("-") == 4
+
+
+def test_within_its_staleness_a_read_asks_storage_for_nothing(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=1)
+    table = far.opened(max_staleness=timedelta(hours=1))
+    assert table.lookup([9000]).found.all()
+    assert far.recorded(lambda: table.lookup([9000])).requests == []
+    with lancewal.open(far.uri, far.options).writer() as writer:
+        writer.put(rows(9900, 1))
+        assert table.lookup([9900]).found.all(), "the rows of a writer in this process are seen at once"
+        assert far.recorded(lambda: table.lookup([9900])).requests == []
+        writer.put(rows(9901, 1))
+        assert table.lookup([9901]).found.all()
+    assert table.lookup([9901]).found.all(), "also when it has flushed and closed"
+
+
+def test_an_idle_poll_of_the_feed_is_one_request_a_shard(s3: S3Server, proxy: Proxy) -> None:
+    far = Far(s3, proxy, sstables=1, buckets=6)
+    feed = ChangeFeed.open(far.uri, far.options)
+    place = feed.latest()
+    poll = far.recorded(lambda: feed.advance(place))
+    assert poll.depth == 1
+    assert dict(poll.kinds) == {"GET": 6, "LIST": 1}
+    with lancewal.open(far.uri, far.options).writer() as writer:
+        writer.put(rows(9950, 1))
+        assert feed.advance(place) != place
+
+
+@pytest.mark.parametrize("value", [-1, True, "5", float("nan"), timedelta(seconds=-1)])
+def test_a_staleness_that_is_no_duration_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match="max_staleness"):
+        lancewal.open("memory://none", max_staleness=value)
