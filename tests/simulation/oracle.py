@@ -11,7 +11,7 @@ REGISTERS = (0, 1)
 OWN = 100
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     """A guarantee does not hold."""
 
 
@@ -48,30 +48,30 @@ class History:
         found = list(rows)
         values = dict(found)
         if len(values) < len(found):
-            raise Broken(f"a key is there twice: {sorted(found)}")
+            raise BrokenError(f"a key is there twice: {sorted(found)}")
         shown = frozenset(key - OWN for key in values if key >= OWN)
         if missing := sorted(must_show - shown):
-            raise Broken(f"rows of puts {missing} are lost; {sorted(shown)} are there")
+            raise BrokenError(f"rows of puts {missing} are lost; {sorted(shown)} are there")
         for number in shown:
             put = self.puts.get(number)
             if put is None or values[OWN + number] != number:
-                raise Broken(f"a row that nobody put: {number}")
+                raise BrokenError(f"a row that nobody put: {number}")
             if put.refused:
-                raise Broken(f"put {number} was refused, and its row is there")
+                raise BrokenError(f"put {number} was refused, and its row is there")
         self._check_registers(values, shown)
         return shown
 
     def _check_registers(self, values: Mapping[int, int], shown: frozenset[int]) -> None:
         one, other = (values.get(key) for key in REGISTERS)
         if one != other:
-            raise Broken(f"half a put is there: the registers are {one} and {other}")
+            raise BrokenError(f"half a put is there: the registers are {one} and {other}")
         if one is None:
             if shown:
-                raise Broken(f"half a put is there: rows of {sorted(shown)} without their registers")
+                raise BrokenError(f"half a put is there: rows of {sorted(shown)} without their registers")
             return
         if one not in shown:
-            raise Broken(f"half a put is there: the registers are of {one}, its row is missing")
+            raise BrokenError(f"half a put is there: the registers are of {one}, its row is missing")
         ended = self.puts[one].acknowledged
         for number in shown:
             if ended is not None and ended < self.puts[number].began:
-                raise Broken(f"put {number} came after put {one}, and the registers are of {one}")
+                raise BrokenError(f"put {number} came after put {one}, and the registers are of {one}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from tests.simulation.world import World
 
 T = TypeVar("T")
 
+_DRAWN = re.compile(r"[0-9a-f]{40,}|[0-9a-f]{8}-[0-9a-f-]{27}(?=/)")
 _WRITES = frozenset({"create", "replace", "replace_from", "delete", "delete_many", "delete_prefix"})
 
 
@@ -29,7 +31,8 @@ class Faults:
     breaks_before: float = 0.002
     breaks_after: float = 0.002
     half_a_bulk: float = 0.05
-    lists_late: float = 0.0
+    stands_still: float = 0.004
+    dies: float = 0.0015
     struck: Counter[str] = field(default_factory=Counter)
 
 
@@ -62,7 +65,10 @@ class SimulatedBackend:
         world, faults = self._disk.world, self._disk.faults
         if not world.is_here():
             return call()
-        world.step(f"{kind} {path}")
+        self._disturb(kind in _WRITES)
+        # Lance draws the names of its files by itself; the trace of a seed must not depend on them.
+        place = _DRAWN.sub("…", f"{kind} {path}")
+        world.step(place)
         chance = world.random.random()
         for name, rate, error in (
             ("fails before", faults.fails_before, TransientError),
@@ -83,8 +89,22 @@ class SimulatedBackend:
                     faults.struck[f"{kind} {name}"] += 1
                     raise lost(f"simulated: the reply of {kind} {path} is lost")
         # The reply takes its time too: others may act before it is here.
-        world.step(f"reply to {kind} {path}")
+        self._disturb(kind in _WRITES)
+        world.step(f"reply to {place}")
         return result
+
+    def _disturb(self, is_write: bool) -> None:
+        """Before and after a call its process may be stopped for long, or for good."""
+        world, faults = self._disk.world, self._disk.faults
+        chance = world.random.random()
+        if chance < faults.stands_still * (4 if is_write else 1):
+            faults.struck["a process stands still"] += 1
+            world.process.stands_still_until = world.now + world.random.choice(
+                [30.0, 400.0, 3600.0, 90_000.0]
+            )
+        elif chance > 1 - faults.dies * (4 if is_write else 1):
+            faults.struck["a process dies"] += 1
+            world.kill(world.process)
 
     def create(self, path: str, data: memoryview) -> bool:
         def create() -> bool:

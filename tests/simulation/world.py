@@ -4,8 +4,8 @@ The code under test runs in threads of its own, as it does in life, but only one
 At every storage call, lock, sleep and start of a thread it hands over to the scheduler, which picks the next
 one by the seed. Time passes only when nobody can run, or when a process is made to stand still.
 
-``World.installed`` gives the modules of lancewal a ``threading``, ``time``, ``random`` and ``secrets`` of this world in
-place of Python's: the same names, so that the code under test knows nothing of it.
+``World.installed`` gives the modules of lancewal a ``threading``, ``time``, ``random`` and ``secrets`` of
+this world in place of Python's: the same names, so that the code under test knows nothing of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Killed(BaseException):
     """The process of this thread is dead; nothing it still does has any effect."""
 
 
-class Stuck(AssertionError):
+class StuckError(AssertionError):
     """Somebody waits for what nobody will do."""
 
 
@@ -45,6 +45,7 @@ class Process:
     #: Seconds that its clocks are ahead, and how much faster they go.
     ahead: float = 0.0
     drift: float = 0.0
+    urgency: float = 0.0
     is_dead: bool = False
     #: The world's time until which it stands still.
     stands_still_until: float = 0.0
@@ -80,6 +81,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        #: How often the scheduler thinks of another process.
+        self.restlessness = self.random.choice([0.02, 0.1, 0.5])
         self.now = 0.0
         self.steps = 0
         self.trace: list[str] = []
@@ -92,6 +95,7 @@ class World:
 
     def spawn(self, process: Process, body: Callable[[], None]) -> None:
         """Let ``body`` be the main thread of ``process``."""
+        process.urgency = self.random.random()
         self._start(process, process.name, body)
 
     @property
@@ -108,7 +112,7 @@ class World:
             while (thread := self._next()) is not None:
                 self.steps += 1
                 if self.steps > MOST_STEPS:
-                    raise Stuck(f"{MOST_STEPS} steps, and no end: {self._places()}")
+                    raise StuckError(f"{MOST_STEPS} steps, and no end: {self._places()}")
                 self.trace.append(f"{thread.process.name}/{thread.name}: {thread.place}")
                 self._let_run(thread)
                 if thread.error is not None:
@@ -123,16 +127,18 @@ class World:
         while True:
             ready = [thread for thread in living if self._is_ready(thread)]
             if ready:
-                # By process first: one with many threads does not run more often for it.
-                processes = list(dict.fromkeys(thread.process for thread in ready))
-                chosen = self.random.choice(processes)
+                # By process first: one with many threads does not run more often for it. The most urgent one
+                # runs on until its urgency is drawn anew: a few long stretches find more than even turns.
+                chosen = max((thread.process for thread in ready), key=lambda process: process.urgency)
+                if self.random.random() < self.restlessness:
+                    chosen.urgency = self.random.random()
                 return self.random.choice([thread for thread in ready if thread.process is chosen])
             wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > self.now]
             wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > self.now]
             if not wakes:
                 if all(thread.name.startswith("lancewal-") for thread in living):
                     return None  # workers of writers that nobody closed
-                raise Stuck(f"nobody can go on: {self._places()}")
+                raise StuckError(f"nobody can go on: {self._places()}")
             self.now = min(wakes)
 
     def _is_ready(self, thread: _Thread) -> bool:
@@ -161,7 +167,7 @@ class World:
                 thread.process.is_dead = True
                 if not thread.is_over:
                     self._let_run(thread)
-        raise Stuck(f"threads outlive their world: {self._places()}")
+        raise StuckError(f"threads outlive their world: {self._places()}")
 
     def time(self, moment: float | None = None) -> datetime:
         """The storage's time; base tables are stamped by the real clock, which stands still beside it."""
@@ -285,7 +291,11 @@ class World:
             """As ``threading.Thread``: a thread of the process that starts it."""
 
             def __init__(
-                self, target: Callable[[], None], name: str = "", daemon: bool = True, args: tuple[Any, ...] = ()
+                self,
+                target: Callable[[], None],
+                name: str = "",
+                daemon: bool = True,
+                args: tuple[Any, ...] = (),
             ) -> None:
                 self._target, self.name, self._args = target, name, args
                 self._started: _Thread | None = None
