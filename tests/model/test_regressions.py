@@ -195,7 +195,7 @@ def values(table: Table, column: str) -> dict[int, Any]:
         assert reader.scan(filter=f"{column} IS NULL").count_rows() == nulls
         looked_up = reader.lookup(sorted(found[-1]), [column]).table[column].to_pylist()
         assert looked_up == [found[-1][key] for key in sorted(found[-1])]
-    assert all(each == found[0] for each in found)
+    assert all(each == found[0] for each in found), found
     return found[0]
 
 

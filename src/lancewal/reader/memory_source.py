@@ -338,7 +338,7 @@ class MemorySource:
         """``None`` when the rows were written with the very schema that is shown."""
         written, shown = self._written, self._schema
         as_stored = shown.shows_as_stored
-        if as_stored and written.columns is shown.columns:
+        if as_stored and written.columns is shown.columns and written.version == shown.version:
             return None
         same = written.columns.equals(shown.columns, check_metadata=True)
         if as_stored and same and not shown.replaced_since(written.version):
