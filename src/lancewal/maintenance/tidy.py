@@ -16,18 +16,21 @@ Nobody depends on it: what fails here, or loses a race, is left to the next comp
 from __future__ import annotations
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lance
+from lance.optimize import Compaction
 
-from lancewal.base import BaseTable, fragments_of
+from lancewal.base import BaseTable, fragments_of, manifest_info
 from lancewal.errors import LanceWalError
 from lancewal.format import BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
-from lancewal.maintenance.commits import commit_errors, open_base, until_won
-from lancewal.storage import ObjectStore
+from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, open_base, until_won
+from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ _FEWEST_JOINED = 4
 #: As many rows as Lance puts into a file: larger ones are left as they are.
 _MOST_ROWS = 1 << 20
 _MOSTLY_DEAD = 0.5
+#: Versions that may come while files are rewritten.
+_MOST_VERSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def tidy(
         if files and due.files:
             others = [each.fragment_id for each in fragments_of(dataset) if each.fragment_id not in due.files]
             removed, added = join_files(
-                dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
+                store, dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
             )
             if has_indexes and removed:
                 # Some kinds of index do not follow their rows.
@@ -164,15 +169,36 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
     if indexes:
         until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     if files:
-        (removed, added), _ = until_won("file compaction", lambda: join_files(open_base(store).dataset))
+        (removed, added), _ = until_won(
+            "file compaction", lambda: join_files(store, open_base(store).dataset)
+        )
         if indexes and removed:
             until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     return indexes, removed, added
 
 
-def join_files(dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
+def join_files(store: ObjectStore, dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
+    """Rewrite files as Lance's ``compact_files`` does; how many were removed and added.
+
+    Lance compares the commit with the versions that came since ``dataset``, with those that are still there.
+    If somebody has cleaned up one that replaced rows of these files, the old rows would come back beside the
+    new ones. So the commit is given up when a version is missing.
+    """
+    options: Any = how
+    with commit_errors("compact the files of the base table", commits=False):
+        tasks = Compaction.plan(dataset, options).tasks
+        # Lance divides the machine among its own tasks in the same way.
+        rewrites = list(ordered_map(lambda task: task.execute(dataset), tasks, os.cpu_count() or 1))
+    if not rewrites:
+        return 0, 0
+    crash_point("tidy: files are written")
     with commit_errors("compact the files of the base table"):
-        metrics = dataset.optimize.compact_files(**how)
+        since = range(dataset.version + 1, dataset.latest_version + 1)
+        if len(since) > _MOST_VERSIONS or any(manifest_info(store, version) is None for version in since):
+            raise LostRaceError(
+                f"versions since {dataset.version} are cleaned up, or too many to compare with"
+            )
+        metrics = Compaction.commit(dataset, rewrites, options)
     return int(metrics.files_removed), int(metrics.files_added)
 
 
