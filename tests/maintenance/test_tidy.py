@@ -196,3 +196,37 @@ def test_an_index_that_cannot_be_brought_up_to_date_fails_no_compaction(
     assert (report.indexes_optimized, report.rows_upserted, site.marker) == (False, 5, 1)
     monkeypatch.undo()
     assert site.compact().indexes_optimized
+
+
+def test_an_index_that_fails_for_ever_kept_the_others_from_new_rows_and_files_from_being_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = indexed_site(tmp_path / "table")
+    index_rows = tidy.index_rows
+
+    def fail(dataset: lance.LanceDataset, *, index_names: list[str], **how: object) -> None:
+        if "name_idx" in index_names:
+            raise StorageError("this index cannot be brought up to date")
+        index_rows(dataset, index_names=index_names, **how)
+
+    monkeypatch.setattr(tidy, "index_rows", fail)
+    for number in range(8):
+        site.flush(rows(3000 + 5 * number, 5, prefix=f"p{number}"))
+        assert not site.compact().indexes_optimized
+    manifest = site.base.manifest
+    assert len(manifest.fragment_ids) <= 5
+    assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
+
+
+def test_a_compaction_failed_after_its_commit_because_files_could_not_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = indexed_site(tmp_path / "table")
+    site.flush(rows(0, 5, prefix="new"))
+
+    def fail(*args: object) -> None:
+        raise StorageError("slow down")
+
+    monkeypatch.setattr(tidy, "fragments_of", fail)
+    report = site.compact()
+    assert (report.indexes_optimized, report.rows_upserted, site.marker) == (False, 5, 1)

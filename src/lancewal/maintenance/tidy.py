@@ -26,7 +26,7 @@ import lance
 from lance.optimize import Compaction
 
 from lancewal.base import BaseTable, fragments_of, manifest_info
-from lancewal.errors import LanceWalError
+from lancewal.errors import LanceWalError, StorageError
 from lancewal.format import BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
 from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, open_base, until_won
@@ -123,34 +123,50 @@ def tidy(
     Returns whether all indexes are up to date, and how many files were removed and added.
     """
     dataset = base.dataset
-    due = Tidying.due(
-        [File(each.fragment_id, each.physical_rows, each.num_deletions) for each in fragments_of(dataset)],
-        base.manifest.indexes if indexes else (),
-    )
     has_indexes = indexes and bool(base.manifest.indexes)
+    is_indexed = has_indexes
     removed = added = 0
-    if not due:
-        return has_indexes, removed, added
     try:
-        if unmarked_tags(base):
+        due = Tidying.due(
+            [
+                File(each.fragment_id, each.physical_rows, each.num_deletions)
+                for each in fragments_of(dataset)
+            ],
+            base.manifest.indexes if indexes else (),
+        )
+        if due and unmarked_tags(base):
             # A tag must not outlive the fragments it came with for long.
             mark_pending(store)
             return False, removed, added
         for merged in sorted(set(due.segments.values())):
             names = [name for name, count in due.segments.items() if count == merged]
-            index_rows(dataset, num_indices_to_merge=merged, index_names=names)
+            is_indexed &= _index_each(dataset, merged, names)
         if files and due.files:
             others = [each.fragment_id for each in fragments_of(dataset) if each.fragment_id not in due.files]
             removed, added = join_files(
                 store, dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
             )
-            if has_indexes and removed:
+            if is_indexed and removed:
                 # Some kinds of index do not follow their rows.
                 index_rows(dataset, num_indices_to_merge=0)
     except LanceWalError as error:
         logger.info("the indexes or files of %s are left to the next compaction: %s", base.uri, error)
         return False, removed, added
-    return has_indexes, removed, added
+    return is_indexed, removed, added
+
+
+def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) -> bool:
+    """Bring these indexes up to date, in one commit if all of them can be; whether they could."""
+    try:
+        index_rows(dataset, num_indices_to_merge=merged, index_names=names)
+    except StorageError as error:
+        if len(names) > 1:
+            # Or one that fails for ever would keep the others from their rows, and files from being joined.
+            done = [_index_each(dataset, merged, [name]) for name in names]
+            return all(done)
+        logger.info("index %r of %s is left to the next compaction: %s", names[0], dataset.uri, error)
+        return False
+    return True
 
 
 def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
