@@ -40,6 +40,7 @@ from lancewal.maintenance import (
     newest,
     plan_compaction,
 )
+from lancewal.maintenance.commits import MERGE_POINTS
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
@@ -472,6 +473,56 @@ class TestIndexes:
             assert site.dataset.count_rows() == count - 10 + added
             assert site.marker == 1
         assert read[1] < read[0] * 1.5 + 50_000, read
+
+    @pytest.mark.parametrize("point", MERGE_POINTS)
+    @pytest.mark.parametrize("rival", [False, True], ids=["alone", "a rival goes on"])
+    def test_a_compactor_that_died_between_the_deletes_and_the_rows_loses_and_doubles_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, rival: bool
+    ) -> None:
+        monkeypatch.setattr("lancewal.base.table._INDEX_PAYS_FROM", 1)
+        site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 2000, prefix="base")]))
+        site.dataset.create_scalar_index("id", "BTREE")
+        site.flush(rows(5, 3, prefix="new"), [5, 1, 2, 99_999])
+        site.flush(rows(1, 1, prefix="again"), [6])
+        kinds: list[bool] = []
+        execute = keyed.KeyedCompaction._execute
+
+        def watched(self: Any, base: Any, part: Any, *more: Any, **how: Any) -> Any:
+            kinds.append(part.deletes)
+            return execute(self, base, part, *more, **how)
+
+        monkeypatch.setattr(keyed.KeyedCompaction, "_execute", watched)
+
+        def stop(reached: str) -> None:
+            if reached != point:
+                return
+            at_crash_points(None)
+            if not rival:
+                raise KeyboardInterrupt
+            # This one was only stopped; a key that it deletes is written again and compacted meanwhile.
+            site.flush(rows(2, 1, prefix="later"))
+            site.compact()
+
+        at_crash_points(stop)
+        try:
+            before = site.merged()
+            if rival:
+                site.compact()
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    site.compact()
+                assert site.merged() == before
+                if point == MERGE_POINTS[1]:
+                    assert (kinds, site.marker) == ([True], 0)
+                site.flush(rows(2, 1, prefix="later"))
+        finally:
+            at_crash_points(None)
+        expected = dict(before) | {2: "later_2"}
+        assert site.merged() == sorted(expected.items())
+        site.compact()
+        assert kinds[:2] == [True, False] or point == MERGE_POINTS[1] or rival
+        assert site.plain() == site.merged() == sorted(expected.items())
+        assert site.verify().ok
 
     def test_indexes_and_files_are_optimized_on_request(self, tmp_path: Path) -> None:
         site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 500)]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.maintenance.commits import APPEND_POINTS, COLLECT_POINTS, MERGE_POINTS
+from lancewal.maintenance.commits import APPEND_POINTS, COLLECT_POINTS, MERGE_POINTS, TIDY_POINTS
 from tests.maintenance.arena import Arena, Child, children
 
 _TOGETHER = 3
@@ -86,13 +86,13 @@ def run_together(arena: Arena, seconds: float) -> None:
 class TestNamedPoints:
     def test_with_a_key(self, tmp_path: Path) -> None:
         with Arena(tmp_path / "table", keyed=True) as arena:
-            kill_at(arena, [*MERGE_POINTS, *COLLECT_POINTS], tmp_path)
+            kill_at(arena, [*MERGE_POINTS, *TIDY_POINTS, *COLLECT_POINTS], tmp_path)
         arena.settle()
         assert arena.checks > 0
 
     def test_without_a_key(self, tmp_path: Path) -> None:
         with Arena(tmp_path / "table", keyed=False) as arena:
-            kill_at(arena, [*APPEND_POINTS, *COLLECT_POINTS[1:4:2]], tmp_path)
+            kill_at(arena, [*APPEND_POINTS, *TIDY_POINTS, *COLLECT_POINTS[1:4:2]], tmp_path)
         arena.settle()
         assert arena.checks > 0
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
+from lance.query import FullTextOperator, MatchQuery
 
 from lancewal.errors import StorageError
-from lancewal.maintenance import tidy
+from lancewal.maintenance import at_crash_points, tidy
+from lancewal.maintenance.commits import LostRaceError
 from lancewal.maintenance.tidy import File, Tidying
-from tests.maintenance.support import Site
+from tests.maintenance.support import Site, pairs
 from tests.tables import rows
 
 PASSES = 40
 
 
-def indexed_site(where: Path) -> Site:
-    dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 2000, prefix="base")]), where)
+def indexed_site(where: Path, **how: Any) -> Site:
+    dataset = lance.write_dataset(pa.Table.from_batches([rows(0, 2000, prefix="base")]), where, **how)
     dataset.create_scalar_index("id", "BTREE")
     dataset.create_scalar_index("name", "INVERTED")
     return Site.of(lance.dataset(where))
@@ -68,6 +73,115 @@ def test_files_that_are_full_are_left_alone() -> None:
     assert not Tidying.due([File(number, 2 << 20, 0) for number in range(8)], [])
 
 
+def append(site: Site) -> None:
+    lance.write_dataset(
+        pa.Table.from_batches([rows(9000, 10, prefix="direct")]), site.store.uri, mode="append"
+    )
+
+
+def delete(site: Site) -> None:
+    site.dataset.delete("id = 50 or id between 4005 and 4010")
+
+
+def update(site: Site) -> None:
+    site.dataset.update({"name": "'changed'"}, where="id < 20 or id between 3990 and 4002")
+
+
+def join_all(site: Site) -> None:
+    site.dataset.optimize.compact_files()
+
+
+def index_all(site: Site) -> None:
+    site.dataset.optimize.optimize_indices(num_indices_to_merge=10)
+
+
+def compact_more(site: Site) -> None:
+    site.flush(rows(4000, 10, prefix="rival"), [3005])
+    site.compact()
+
+
+def compact_and_collect(site: Site) -> None:
+    compact_more(site)
+    site.collect()
+    # As an owner may do who needs no old versions.
+    site.dataset.cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+
+
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
+@pytest.mark.parametrize("step", ["index_rows", "tidy: files are written"])
+@pytest.mark.parametrize(
+    "rival", [append, delete, update, join_all, index_all, compact_more, compact_and_collect]
+)
+def test_whatever_comes_between_two_steps_indexes_find_the_rows_that_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rival: Callable[[Site], None],
+    step: str,
+    stable: bool,
+) -> None:
+    site = indexed_site(tmp_path / "table", enable_stable_row_ids=stable)
+    for number in range(3):
+        site.flush(rows(3000 + 20 * number, 30, prefix=f"p{number}"))
+        site.compact()
+    site.dataset.tags.create("kept", site.dataset.version)
+    tagged = pairs(site.dataset.to_table())
+    site.flush(rows(4000, 30, prefix="x"), [1, 2])
+    came: list[str] = []
+
+    def once(reached: str) -> None:
+        if reached == step and not came:
+            came.append(step)
+            rival(site)
+
+    def interrupted(*args: Any, **how: Any) -> object:
+        once("index_rows")
+        return original(*args, **how)
+
+    original = tidy.index_rows
+    monkeypatch.setattr(tidy, "index_rows", interrupted)
+    at_crash_points(once)
+    try:
+        site.compact()
+    finally:
+        at_crash_points(None)
+    assert came
+    for _ in range(2):
+        dataset = site.dataset
+        there = pairs(dataset.to_table())
+        ids = [each for each, _ in there]
+        assert site.merged() == there
+        assert len(set(ids)) == len(ids)
+        by_index = dataset.scanner(filter=f"id in ({', '.join(map(str, ids))})", use_scalar_index=True)
+        assert pairs(by_index.to_table()) == there
+        words = {"x_4001", "p1_3021", "base_100", "rival_4001", "changed", "direct_9001"}
+        for word in words:
+            found = dataset.to_table(full_text_query=MatchQuery(word, "name", operator=FullTextOperator.AND))
+            assert {name for _, name in pairs(found) if name == word} == {n for _, n in there if n == word}
+        site.compact()
+    assert pairs(lance.dataset(site.store.uri, version="kept").to_table()) == tagged
+
+
+def test_rows_that_were_replaced_came_back_if_the_versions_since_were_cleaned_up(tmp_path: Path) -> None:
+    """Lance compares a commit with the versions that are still there, and found no conflict."""
+    site = indexed_site(tmp_path / "table")
+    for number in range(4):
+        site.flush(rows(3000 + 20 * number, 20, prefix=f"p{number}"))
+        site.compact(compact_files=False)
+    stopped = site.dataset
+    others = [each.fragment_id for each in stopped.get_fragments()][:1]
+    site.flush(rows(3000, 5, prefix="new"), [3020])
+    site.compact(compact_files=False)
+    site.dataset.cleanup_old_versions(timedelta(0))
+    expected = site.plain()
+
+    with pytest.raises(LostRaceError, match="cleaned up"):
+        tidy.join_files(site.store, stopped, excluded_fragment_ids=others)
+    assert site.plain() == site.merged() == expected
+    removed, _ = tidy.join_files(site.store, site.dataset, excluded_fragment_ids=others)
+    assert removed >= 4
+    assert site.plain() == site.merged() == expected
+
+
 def test_an_index_that_cannot_be_brought_up_to_date_fails_no_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,3 +196,37 @@ def test_an_index_that_cannot_be_brought_up_to_date_fails_no_compaction(
     assert (report.indexes_optimized, report.rows_upserted, site.marker) == (False, 5, 1)
     monkeypatch.undo()
     assert site.compact().indexes_optimized
+
+
+def test_an_index_that_fails_for_ever_kept_the_others_from_new_rows_and_files_from_being_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = indexed_site(tmp_path / "table")
+    index_rows = tidy.index_rows
+
+    def fail(dataset: lance.LanceDataset, *, index_names: list[str], **how: object) -> None:
+        if "name_idx" in index_names:
+            raise StorageError("this index cannot be brought up to date")
+        index_rows(dataset, index_names=index_names, **how)
+
+    monkeypatch.setattr(tidy, "index_rows", fail)
+    for number in range(8):
+        site.flush(rows(3000 + 5 * number, 5, prefix=f"p{number}"))
+        assert not site.compact().indexes_optimized
+    manifest = site.base.manifest
+    assert len(manifest.fragment_ids) <= 5
+    assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
+
+
+def test_a_compaction_failed_after_its_commit_because_files_could_not_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = indexed_site(tmp_path / "table")
+    site.flush(rows(0, 5, prefix="new"))
+
+    def fail(*args: object) -> None:
+        raise StorageError("slow down")
+
+    monkeypatch.setattr(tidy, "fragments_of", fail)
+    report = site.compact()
+    assert (report.indexes_optimized, report.rows_upserted, site.marker) == (False, 5, 1)

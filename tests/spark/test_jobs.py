@@ -16,6 +16,7 @@ import lance
 import pytest
 
 import lancewal
+from lancewal.base import BaseTable
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.shard.discovery import discover_manifests
@@ -163,6 +164,31 @@ def test_the_command_line_does_the_same_with_a_session(spark: SparkSession, tmp_
     assert sorted(tuple(row.values()) for row in in_base) == expected
     assert ok("gc", table.uri, "--engine", "spark", "--dry-run").out.count("✓") == 3 + 1
     assert run("flush", table.uri, "--engine", "flink").code != 0
+
+
+@pytest.mark.parametrize("by", ["command line", "program"])
+def test_no_indexes_and_no_files_did_not_reach_a_compaction_on_spark(
+    spark: SparkSession, tmp_path: Path, by: str
+) -> None:
+    table = new_table(tmp_path / "table")
+    lance.dataset(table.uri).create_scalar_index("id", "BTREE")
+    for number in range(5):
+        table.writer().put(rows(10 * number, 10))
+        flush(spark, table.uri)
+        if by == "program":
+            assert jobs.main(["compact", table.uri, "--no-indexes", "--no-files"]) == 0
+        else:
+            ok("compact", table.uri, "--engine", "spark", "--no-indexes", "--no-files")
+    store = ObjectStore.from_uri(table.uri)
+    manifest = BaseTable.open(table.uri, store=store).manifest
+    assert manifest.covered_fragments("id_idx") == frozenset(), "indexes were told to be left alone"
+    assert len(manifest.fragment_ids) >= 5, "files were told to be left alone"
+
+    ok("compact", table.uri, "--engine", "spark", "--files")
+    manifest = BaseTable.open(table.uri, store=store).manifest
+    assert len(manifest.fragment_ids) == 1
+    assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
+    assert lance.dataset(table.uri).count_rows() == 50
 
 
 def test_spark_submit_runs_a_job(tmp_path: Path) -> None:

@@ -78,9 +78,10 @@ def compact(
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
-        _on_spark(opened, *(["flush"] if flush else []), "compact", option=option, json=json)
-        if files:
-            opened.compact(optimize_indexes=indexes, compact_files=files)
+        if flush:
+            _on_spark(opened, "flush", option=option, json=json)
+        shape = {"optimize_indexes": indexes, "compact_files": files}
+        _on_spark(opened, "compact", option=option, json=json, **shape)
         return
     if flush:
         with resumable("every shard is flushed or as it was"):

@@ -149,6 +149,8 @@ APPEND_POINTS = (
     "append: the marker is committed",
     "append: the tag is removed",
 )
+#: Of what follows either of them.
+TIDY_POINTS = ("tidy: files are written",)
 #: Of a garbage collection.
 COLLECT_POINTS = (
     "collect: nothing is deleted yet",

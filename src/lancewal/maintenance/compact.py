@@ -77,11 +77,9 @@ def compact(
         remove_tags(store)
     if base is None or report.commits:
         base = open_base(store)
+    done_to_base = _shape(store, base, optimize_indexes, compact_files)
     if compact_files:
-        done_to_base = optimize_base(store, indexes=optimize_indexes)
         base = open_base(store)
-    else:
-        done_to_base = tidy(store, base, indexes=optimize_indexes, files=compact_files is None)
     report.indexes_optimized, report.files_removed, report.files_added = done_to_base
     report.base_version = base.version
     store_column_history(store, report.base_version)
@@ -141,13 +139,29 @@ def execute_shard(
     return done.shards[plan.shard_id]
 
 
-def finish_compaction(store: ObjectStore) -> None:
-    """What follows the packs of a plan that tasks carried out; harmless if it is left out."""
+def _shape(
+    store: ObjectStore, base: BaseTable, optimize_indexes: bool, compact_files: bool | None
+) -> tuple[bool, int, int]:
+    """Bring indexes and files of the newest version, ``base``, into shape, as :func:`compact` was told."""
+    if compact_files:
+        return optimize_base(store, indexes=optimize_indexes)
+    return tidy(store, base, indexes=optimize_indexes, files=compact_files is None)
+
+
+def finish_compaction(
+    store: ObjectStore, *, optimize_indexes: bool = True, compact_files: bool | None = None
+) -> None:
+    """What follows the packs of a plan that tasks carried out; harmless if it is left out.
+
+    ``optimize_indexes`` and ``compact_files`` are those of :func:`compact`.
+    """
     base = open_base(store)
     if not base.schema.primary_key:
         mark_pending(store)
         remove_tags(store)
         base = open_base(store)
-    tidy(store, base)
+    _shape(store, base, optimize_indexes, compact_files)
+    if compact_files:
+        base = open_base(store)
     store_column_history(store, base.version)
     prune_compacted(store, base=base)

@@ -16,18 +16,21 @@ Nobody depends on it: what fails here, or loses a race, is left to the next comp
 from __future__ import annotations
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lance
+from lance.optimize import Compaction
 
-from lancewal.base import BaseTable, fragments_of
-from lancewal.errors import LanceWalError
+from lancewal.base import BaseTable, fragments_of, manifest_info
+from lancewal.errors import LanceWalError, StorageError
 from lancewal.format import BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
-from lancewal.maintenance.commits import commit_errors, open_base, until_won
-from lancewal.storage import ObjectStore
+from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, open_base, until_won
+from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ _FEWEST_JOINED = 4
 #: As many rows as Lance puts into a file: larger ones are left as they are.
 _MOST_ROWS = 1 << 20
 _MOSTLY_DEAD = 0.5
+#: Versions that may come while files are rewritten.
+_MOST_VERSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -118,34 +123,50 @@ def tidy(
     Returns whether all indexes are up to date, and how many files were removed and added.
     """
     dataset = base.dataset
-    due = Tidying.due(
-        [File(each.fragment_id, each.physical_rows, each.num_deletions) for each in fragments_of(dataset)],
-        base.manifest.indexes if indexes else (),
-    )
     has_indexes = indexes and bool(base.manifest.indexes)
+    is_indexed = has_indexes
     removed = added = 0
-    if not due:
-        return has_indexes, removed, added
     try:
-        if unmarked_tags(base):
+        due = Tidying.due(
+            [
+                File(each.fragment_id, each.physical_rows, each.num_deletions)
+                for each in fragments_of(dataset)
+            ],
+            base.manifest.indexes if indexes else (),
+        )
+        if due and unmarked_tags(base):
             # A tag must not outlive the fragments it came with for long.
             mark_pending(store)
             return False, removed, added
         for merged in sorted(set(due.segments.values())):
             names = [name for name, count in due.segments.items() if count == merged]
-            index_rows(dataset, num_indices_to_merge=merged, index_names=names)
+            is_indexed &= _index_each(dataset, merged, names)
         if files and due.files:
             others = [each.fragment_id for each in fragments_of(dataset) if each.fragment_id not in due.files]
             removed, added = join_files(
-                dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
+                store, dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
             )
-            if has_indexes and removed:
+            if is_indexed and removed:
                 # Some kinds of index do not follow their rows.
                 index_rows(dataset, num_indices_to_merge=0)
     except LanceWalError as error:
         logger.info("the indexes or files of %s are left to the next compaction: %s", base.uri, error)
         return False, removed, added
-    return has_indexes, removed, added
+    return is_indexed, removed, added
+
+
+def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) -> bool:
+    """Bring these indexes up to date, in one commit if all of them can be; whether they could."""
+    try:
+        index_rows(dataset, num_indices_to_merge=merged, index_names=names)
+    except StorageError as error:
+        if len(names) > 1:
+            # Or one that fails for ever would keep the others from their rows, and files from being joined.
+            done = [_index_each(dataset, merged, [name]) for name in names]
+            return all(done)
+        logger.info("index %r of %s is left to the next compaction: %s", names[0], dataset.uri, error)
+        return False
+    return True
 
 
 def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
@@ -164,15 +185,36 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
     if indexes:
         until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     if files:
-        (removed, added), _ = until_won("file compaction", lambda: join_files(open_base(store).dataset))
+        (removed, added), _ = until_won(
+            "file compaction", lambda: join_files(store, open_base(store).dataset)
+        )
         if indexes and removed:
             until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     return indexes, removed, added
 
 
-def join_files(dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
+def join_files(store: ObjectStore, dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
+    """Rewrite files as Lance's ``compact_files`` does; how many were removed and added.
+
+    Lance compares the commit with the versions that came since ``dataset``, with those that are still there.
+    If somebody has cleaned up one that replaced rows of these files, the old rows would come back beside the
+    new ones. So the commit is given up when a version is missing.
+    """
+    options: Any = how
+    with commit_errors("compact the files of the base table", commits=False):
+        tasks = Compaction.plan(dataset, options).tasks
+        # Lance divides the machine among its own tasks in the same way.
+        rewrites = list(ordered_map(lambda task: task.execute(dataset), tasks, os.cpu_count() or 1))
+    if not rewrites:
+        return 0, 0
+    crash_point("tidy: files are written")
     with commit_errors("compact the files of the base table"):
-        metrics = dataset.optimize.compact_files(**how)
+        since = range(dataset.version + 1, dataset.latest_version + 1)
+        if len(since) > _MOST_VERSIONS or any(manifest_info(store, version) is None for version in since):
+            raise LostRaceError(
+                f"versions since {dataset.version} are cleaned up, or too many to compare with"
+            )
+        metrics = Compaction.commit(dataset, rewrites, options)
     return int(metrics.files_removed), int(metrics.files_added)
 
 

@@ -235,15 +235,19 @@ def compact(
     uri: str,
     *,
     max_commit_bytes: int | None = None,
+    optimize_indexes: bool = True,
+    compact_files: bool | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
     """Bring all SSTables into the base table, in parallel, with one or more atomic commits per task.
 
-    A table without a primary key is compacted by one task: its commits exclude each other.
+    A table without a primary key is compacted by one task: its commits exclude each other. Then the driver
+    brings the table's indexes and files into shape, as ``Table.compact`` does.
     """
     outcomes = _run(spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes)
-    if outcomes:
-        finish_compaction(OpenTable.open(Options.of(uri, storage_options)).store)
+    if outcomes or compact_files:
+        store = OpenTable.open(Options.of(uri, storage_options)).store
+        finish_compaction(store, optimize_indexes=optimize_indexes, compact_files=compact_files)
     return _finished("compact", outcomes)
 
 
@@ -299,7 +303,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes = flush(spark, given.uri, storage_options=storage)
         elif given.job == "compact":
             outcomes = compact(
-                spark, given.uri, max_commit_bytes=given.max_commit_bytes, storage_options=storage
+                spark,
+                given.uri,
+                max_commit_bytes=given.max_commit_bytes,
+                optimize_indexes=given.indexes,
+                compact_files=given.files,
+                storage_options=storage,
             )
         else:
             age = None if given.min_age_hours is None else timedelta(hours=given.min_age_hours)
@@ -323,6 +332,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--master", help="Spark's master; by default what spark-submit says, else local[*]")
     parser.add_argument("--max-commit-bytes", type=int, help="compact: rows that go into one commit")
+    either = argparse.BooleanOptionalAction
+    parser.add_argument(
+        "--indexes", action=either, default=True, help="compact: bring the table's indexes up to date"
+    )
+    parser.add_argument(
+        "--files", action=either, help="compact: join all small files of the table, or none; else some"
+    )
     parser.add_argument("--min-age-hours", type=float, help="gc: the least age of what is removed")
     parser.add_argument("--dry-run", action="store_true", help="gc: only say what would be removed")
     return parser

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -82,34 +82,56 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+@dataclass
+class _Workshop:
+    """Where the files of an SSTable are made; when that is done, its dataset and the files beside it."""
+
+    store: ObjectStore
+    dataset: lance.LanceDataset | None = None
+    sidecars: Collection[str] = ()
+
+
 @contextmanager
-def _workshop(store: ObjectStore, directory: str) -> Iterator[ObjectStore]:
-    """The store in which the files of an SSTable are made; when the block ends, they are in ``store``.
+def _workshop(store: ObjectStore, directory: str) -> Iterator[_Workshop]:
+    """Where the files of an SSTable are made; when the block ends, they are in ``store``.
 
     Lance writes a dataset and its indexes file by file, and reads rows back for each index. On object
     storage each of these is a round trip. So the files are made in a local directory for temporary files,
     and uploaded side by side.
     """
     if store.is_local:
-        yield store
+        yield _Workshop(store)
         sync_directory(store, directory)
         return
     with tempfile.TemporaryDirectory(prefix="lancewal-", ignore_cleanup_errors=True) as place:
         local = ObjectStore.from_uri(place, fsync=False)
-        yield local
-        _upload(local, store, directory)
+        workshop = _Workshop(local)
+        yield workshop
+        assert workshop.dataset is not None, "the dataset was made in the block"
+        expected = {**_sizes(workshop.dataset), **dict.fromkeys(workshop.sidecars)}
+        _upload(local, store, directory, expected)
 
 
-def _upload(local: ObjectStore, store: ObjectStore, directory: str) -> None:
+def _upload(
+    local: ObjectStore, store: ObjectStore, directory: str, expected: Mapping[str, int | None]
+) -> None:
     """Copy the SSTable to ``store``, in any order: nobody looks at it before a manifest lists it.
 
     Each index was a commit of its own. Of these only the last version is copied, and no transaction: they
     serve concurrent commits, and nobody commits to an SSTable.
+
+    Others may tidy up a directory for temporary files. An SSTable that lacks a file must not be listed, so
+    what is there is compared with what was made.
     """
-    names = [info.path.removeprefix(f"{directory}/") for info in local.list(directory)]
+    names = {info.path.removeprefix(f"{directory}/"): info.size for info in local.list(directory)}
     versions = [name for name in names if name.startswith(f"{_VERSIONS_DIR}/")]
     newest = newest_manifest_name(name.partition("/")[2] for name in versions)
-    assert newest is not None, "Lance has committed a version"
+    lost = [part for part, size in expected.items() if not _is_there(names, part, size)]
+    if newest is None or lost:
+        raise StorageError(
+            f"files of an SSTable were lost in the directory for temporary files, {local.uri}, before they "
+            f"were uploaded: {', '.join(lost) or _VERSIONS_DIR}; does anybody delete files there?"
+        )
     left_out = {*versions} - {f"{_VERSIONS_DIR}/{newest[0]}"}
     kept = [n for n in names if n not in left_out and not n.startswith(f"{_TRANSACTIONS_DIR}/")]
 
@@ -133,6 +155,24 @@ def _upload(local: ObjectStore, store: ObjectStore, directory: str) -> None:
 
     for _ in ordered_map(copy, kept, min(_UPLOADS_AT_ONCE, len(kept))):
         continue
+
+
+def _sizes(dataset: lance.LanceDataset) -> dict[str, int | None]:
+    """The bytes of each data file and of each index, as far as Lance knows them."""
+    sizes: dict[str, int | None] = {}
+    for fragment in dataset.get_fragments():
+        for file in fragment.data_files():
+            sizes[f"data/{file.path}"] = file.file_size_bytes
+    for index in dataset.describe_indices():
+        for segment in index.segments:
+            sizes[f"_indices/{segment.uuid}/"] = segment.size_bytes
+    return sizes
+
+
+def _is_there(names: Mapping[str, int], part: str, size: int | None) -> bool:
+    """Whether the file, or all files of the directory, are among ``names``, which have their sizes."""
+    found = [names[name] for name in names if name.startswith(part)]
+    return bool(found) and size in (None, sum(found))
 
 
 def _chunks_of(path: str) -> Iterator[bytes]:
@@ -389,21 +429,22 @@ def write_sstable(
 
     sorted_keys = None if order is None else Keys(stored_keys, order.values, order.offsets())
     with lance_errors(f"write the SSTable at {uri}"), _workshop(store, directory) as workshop:
-        write = partial(write_sidecars, workshop, directory, sorted_keys, schema.version)
+        write = partial(write_sidecars, workshop.store, directory, sorted_keys, schema.version)
         sidecars = in_thread(write, "lancewal-sidecars")
         try:
-            dataset = write_numbered(
+            workshop.dataset = write_numbered(
                 coalesced(
                     batches, numbered.arrow, newest, fill_dead_for=storage_version if fill_dead else None
                 ),
-                layout.child_uri(workshop.uri, directory),
+                layout.child_uri(workshop.store.uri, directory),
                 numbered,
                 storage_version,
             )
-            build_indexes(dataset, indexes)
+            build_indexes(workshop.dataset, indexes)
         finally:
             sidecars.wait()
         notes = sidecars.result()
+        workshop.sidecars = {layout.SSTABLE_NOTES_NAME, *notes.files}
     return SsTableEntry(
         generation=generation,
         path=name,
