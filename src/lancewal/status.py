@@ -20,9 +20,10 @@ from lancewal.shard import (
     first_unflushed,
     first_unsettled,
     listed_shards,
+    shard_files,
 )
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -274,17 +275,11 @@ class _Tail:
 def _look(store: ObjectStore, shard_id: UUID) -> tuple[ShardManifest | None, list[ObjectInfo]]:
     """The shard's newest manifest, and its files, listed meanwhile."""
 
-    def read() -> ShardManifest | None:
-        return ShardManifestStore(store, shard_id).read_latest()
-
-    if store.is_local:
-        return read(), store.list(layout.shard_dir(shard_id))
-    files = in_thread(lambda: store.list(layout.shard_dir(shard_id)), "lancewal-io")
-    try:
-        manifest = read()
-    finally:
-        files.wait()
-    return manifest, files.result()
+    return both(
+        ShardManifestStore(store, shard_id).read_latest,
+        lambda: shard_files(store, shard_id),
+        at_once=not store.is_local,
+    )
 
 
 def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> _Tail:

@@ -171,7 +171,7 @@ def test_a_column_without_an_index_is_read_row_by_row_and_says_so(
 def test_rows_that_the_base_index_lags_behind_on_are_found(tmp_path: Path) -> None:
     table = Searched(tmp_path, [row(i, "lazy dog") for i in range(100, 110)])
     table.flushed([row(1, "a running fox")])
-    table.table.compact()
+    table.table.compact(optimize_indexes=False)
     assert table.live.base().details.index_catchup == {}
     lance.write_dataset(as_table([row(2, "fox running wild")]), table.uri, mode="append")
     table.flushed([row(3, "the fox")])

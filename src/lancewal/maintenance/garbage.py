@@ -21,7 +21,7 @@ from lancewal.maintenance.commits import crash_point
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import ShardManifestStore
+from lancewal.shard import ShardManifestStore, shard_files
 from lancewal.sstable import copy_of, held_generation
 from lancewal.storage import (
     DELETED_AT_ONCE,
@@ -88,10 +88,7 @@ class ShardState:
     @classmethod
     def read(cls, store: ObjectStore, shard_id: UUID) -> ShardState:
         looks = beside(store, partial(StoredLooks.read, store, shard_id))
-        infos = store.list(layout.shard_dir(shard_id))
-        if any(info.path == layout.wal_dir(shard_id) for info in infos):
-            # A symbolic link in its place, which nobody follows: this says so.
-            store.list(layout.wal_dir(shard_id))
+        infos = shard_files(store, shard_id)
         versions = _numbered(_below(infos, layout.manifest_dir(shard_id)), layout.parse_manifest_name)
         manifests = ShardManifestStore(store, shard_id)
         try:

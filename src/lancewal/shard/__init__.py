@@ -6,6 +6,7 @@ from lancewal.shard.discovery import (
     is_retired,
     listed_shards,
     read_manifests,
+    shard_files,
 )
 from lancewal.shard.log import (
     AppendResult,
@@ -65,4 +66,5 @@ __all__ = [
     "missing_positions",
     "read_manifests",
     "retained_positions",
+    "shard_files",
 ]

@@ -11,7 +11,7 @@ from lancewal.base import BaseTable, appended_generations
 from lancewal.format import ShardManifest, ShardStatus
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,14 @@ def listed_shards(store: ObjectStore) -> list[UUID]:
         elif name != layout.OWN_DIR.rpartition("/")[2]:
             _warn_once(store.uri, name, "its name is no shard id")
     return shard_ids
+
+
+def shard_files(store: ObjectStore, shard_id: UUID) -> list[ObjectInfo]:
+    """All files of a shard. Raises where its log is a symbolic link, which is listed as what it is."""
+    infos = store.list(layout.shard_dir(shard_id))
+    if any(info.path == layout.wal_dir(shard_id) for info in infos):
+        store.list(layout.wal_dir(shard_id))
+    return infos
 
 
 def read_manifests(store: ObjectStore, shard_ids: Sequence[UUID]) -> list[ShardManifest | None]:
