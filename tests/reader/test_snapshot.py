@@ -18,6 +18,7 @@ import pytest
 from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, StorageError, WalCorruptError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance import compact
 from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader, tail
 from lancewal.reader import state as snapshot
@@ -509,3 +510,18 @@ def test_a_stale_read_shows_what_others_wrote_when_its_time_is_over(
     later = snapshot.time.monotonic() + 61
     monkeypatch.setattr(snapshot.time, "monotonic", lambda: later)
     assert names(reader.scan().to_table()) == {1: "new"}
+
+
+def test_a_base_that_another_thread_read_before_the_manifest_hid_rows_that_were_compacted_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "flushed"})
+    reader = TableReader(table.store, live_writers=False)
+
+    def base_then_compaction() -> None:
+        reader.base()
+        compact(table.store)
+
+    once(monkeypatch, ShardManifestStore, "read_latest", base_then_compaction)
+    assert names(reader.scan().to_table()) == {1: "flushed"}

@@ -88,7 +88,7 @@ class ShardPlace:
     manifest: ShardManifest
     wal_end: int
     views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
-    #: When its reading began, by the clock of the process that read it.
+    #: When its manifest was known and the rest not yet, by the clock of the process that read it.
     read_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
@@ -190,13 +190,14 @@ class ShardReader:
 
     def read(self) -> ShardPlace | None:
         """Steps 1 and 2, up to the second look at the manifest; ``None`` for a shard that has none yet."""
-        now = time.monotonic()
         views, epoch = self._live_rows()
         manifest = self._manifest
         if manifest is None or (views and epoch != manifest.writer_epoch):
             manifest = self.newest_manifest()
             if manifest is None:
                 return None
+        # Not before: a base that another thread read since then would pass for one that goes with it.
+        now = time.monotonic()
         if views and epoch == manifest.writer_epoch:
             return ShardPlace(manifest, first_unsettled(manifest), views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
