@@ -177,6 +177,7 @@ class ShardReader:
         self._manifest: ShardManifest | None = None
         self._keeping = threading.Lock()
         self._kept: ShardPlace | None = None
+        self._kept_at = float("-inf")
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
 
@@ -231,8 +232,13 @@ class ShardReader:
     def keep(self, place: ShardPlace) -> None:
         """Have later reads use ``place``, for as long as they may."""
         with self._keeping:
-            if self._kept is None or self._kept.read_at < place.read_at:
-                self._kept = place
+            kept = self._kept
+            if kept is not None and place.read_at < self._kept_at:
+                # Of two reads at a time either may have seen more, whichever began first.
+                read_at = max(kept.read_at, place.read_at)
+                place = replace(max(kept, place, key=_progress), read_at=read_at)
+            self._kept = place
+            self._kept_at = time.monotonic()
 
     def kept(self, after: float) -> ShardPlace | None:
         """What was read after that time, with the rows that a writer of this process has by now."""
@@ -310,6 +316,11 @@ class ShardReader:
 def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
     """What changes with every flush and publication."""
     return manifest.current_generation, manifest.replay_after_wal_entry_position
+
+
+def _progress(place: ShardPlace) -> tuple[int, bool, int]:
+    """Ascends with what a reader may have seen; views are taken anew by every read."""
+    return place.manifest.version, bool(place.views), place.wal_end
 
 
 class StateReader:
@@ -424,16 +435,21 @@ class StateReader:
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""
-        now = time.monotonic()
-        known = {str(shard.shard_id): shard for shard in self._shards[0]}
-        found = []
-        for name in self._store.list_directories(layout.MEM_WAL_DIR):
-            reader = known.get(name)
-            if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
-                reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
-            if reader is not None:
-                found.append(reader)
-        self._shards = found, now
+        now, before = time.monotonic(), self._shards
+        names = self._store.list_directories(layout.MEM_WAL_DIR)
+        with self._keeping:
+            shards, listed_at = self._shards
+            known = {str(shard.shard_id): shard for shard in shards}
+            found = []
+            for name in names:
+                reader = known.pop(name, None)
+                if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
+                    reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
+                if reader is not None:
+                    found.append(reader)
+            # What another thread has listed meanwhile it may have shown as well.
+            others = known.values() if self._shards is not before else ()
+            self._shards = [*found, *others], max(now, listed_at)
         return found
 
     def _has_live_shards(self, shards: Sequence[ShardReader]) -> bool:
@@ -470,15 +486,16 @@ class StateReader:
     def _newest_base(self) -> BaseSource:
         check_process()
         now = time.monotonic()
-        known = self._base
+        known = before = self._base
         if known is None:
             options = self._store.storage_options
             known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
         elif (newest := known.base.refreshed(self._store)) is not known.base:
             known = BaseSource(newest)
         with self._keeping:
-            if self._base_at < now:
-                # In this order: whoever looks at the time first never takes an older base for a recent one.
+            # One that another thread found meanwhile may be newer, whichever look began first.
+            if self._base is None or self._base is before or self._base.base.version < known.base.version:
                 self._base = known
-                self._base_at = now
+            # In this order: whoever looks at the time first never takes an older base for a recent one.
+            self._base_at = max(self._base_at, now)
         return known
