@@ -60,7 +60,7 @@ from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
 from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
-from lancewal.storage import ObjectStore, Shelf, check_process, in_thread, layout, ordered_map
+from lancewal.storage import ObjectStore, Shelf, both, check_process, layout, ordered_map
 from lancewal.writer import live_writer, open_writers
 
 logger = logging.getLogger(__name__)
@@ -415,15 +415,15 @@ class StateReader:
         shards = known
         if listed_at <= after or not self._has_live_shards(known):
             # Beside the listing: those that were there before.
-            shards, _ = self._beside(self._readers, lambda: read(known))
+            _, shards = self._both(lambda: read(known), self._readers)
         self._all_of(ShardReader.newest_manifest, [shard for shard in shards if is_wanted(shard) is None])
         read(shards)
         places = {shard: place for shard in shards if (place := found.get(shard)) is not None}
         fresh = {shard: place for shard, place in places.items() if place.read_at >= now}
         since = max([place.read_at for place in places.values()], default=after)
-        base, confirmed = self._beside(
-            lambda: self._base_after(max(since, after)),
+        confirmed, base = self._both(
             lambda: self._all_of(lambda shard: shard.confirmed(fresh[shard]), list(fresh)),
+            lambda: self._base_after(max(since, after)),
         )
         if any(place is not fresh[shard] for shard, place in zip(fresh, confirmed, strict=True)):
             base = self._newest_base()
@@ -466,17 +466,9 @@ class StateReader:
             return [call(shard) for shard in shards]
         return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
 
-    def _beside(self, call: Callable[[], R], others: Callable[[], T]) -> tuple[R, T]:
-        """What both return: at once where each waits for the network, else the others first."""
-        if self._store.is_local:
-            result = others()
-            return call(), result
-        task = in_thread(call, "lancewal-io")
-        try:
-            result = others()
-        finally:
-            task.wait()
-        return task.result(), result
+    def _both(self, first: Callable[[], R], second: Callable[[], T]) -> tuple[R, T]:
+        """What both return: at once where each waits for the network, else in this order."""
+        return both(first, second, at_once=not self._store.is_local)
 
     def _base_after(self, after: float) -> BaseSource:
         """The base as it was read after that time, or else the newest."""
