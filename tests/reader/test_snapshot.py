@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -579,3 +580,26 @@ def test_a_base_that_a_stale_read_had_shown_was_taken_back_by_one_that_was_asked
     once(monkeypatch, BaseTable, "refreshed", another_thread_reads_before_an_append)
     assert reader.snapshot(max_staleness=0.0).base.version == table.dataset.version
     assert names(reader.scan().to_table()) == {1: "known", 2: "appended"}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_table_that_was_made_anew_showed_the_rows_of_the_one_before(tmp_path: Path, flushed: bool) -> None:
+    def made(name: str, keys: range) -> TableUnderTest:
+        table = TableUnderTest(tmp_path / "t")
+        table.shard = UUID(int=7)
+        writer = table.open()
+        writer.put(named(dict.fromkeys(keys, name)))
+        if flushed:
+            writer.close()
+        else:
+            abandon(writer)
+        return table
+
+    readers = made("before", range(3)).readers
+    for reader in readers:
+        assert names(reader.scan().to_table()) == dict.fromkeys(range(3), "before")
+    shutil.rmtree(tmp_path / "t")
+    made("after", range(2))
+    for reader in readers:
+        assert names(reader.scan().to_table()) == dict.fromkeys(range(2), "after")
+        assert reader.lookup([1]).table["name"].to_pylist() == ["after"]

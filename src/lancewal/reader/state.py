@@ -323,6 +323,13 @@ def _progress(place: ShardPlace) -> tuple[int, bool, int]:
     return place.manifest.version, bool(place.views), place.wal_end
 
 
+def _is_another(known: BaseTable, newest: BaseTable) -> bool:
+    """Whether ``newest`` is another table than ``known``, at the same place: versions never go back."""
+    return newest.version < known.version or (
+        newest.version == known.version and newest.committed_at != known.committed_at
+    )
+
+
 class StateReader:
     """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
 
@@ -342,6 +349,8 @@ class StateReader:
         self._keeping = threading.Lock()
         self._base: BaseSource | None = None
         self._base_at = float("-inf")
+        #: How often another table was found at the place of the one before.
+        self._replaced = 0
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
@@ -394,7 +403,7 @@ class StateReader:
         self, wants: WantsShard | None, after: float
     ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, tuple[UUID, ...]]:
         """Steps 1 to 3 in their order, but for what was read after that time; and the shards left out."""
-        now = time.monotonic()
+        now, replaced = time.monotonic(), self._replaced
         named = {} if wants is None else self.known_base().pruner.named
         found: dict[ShardReader, ShardPlace | None] = {}
 
@@ -427,6 +436,8 @@ class StateReader:
         )
         if any(place is not fresh[shard] for shard, place in zip(fresh, confirmed, strict=True)):
             base = self._newest_base()
+        if replaced != self._replaced:
+            raise SnapshotMovedError(f"another table was made at {self._store.uri}")
         for shard, place in zip(fresh, confirmed, strict=True):
             places[shard] = place
             shard.keep(place)
@@ -485,6 +496,10 @@ class StateReader:
         elif (newest := known.base.refreshed(self._store)) is not known.base:
             known = BaseSource(newest)
         with self._keeping:
+            if before is not None and self._base is before and _is_another(before.base, known.base):
+                # All that is kept of shards is about the old one, whose shards may have had the same ids.
+                self._shards = [], float("-inf")
+                self._replaced += 1
             # One that another thread found meanwhile may be newer, whichever look began first.
             if self._base is None or self._base is before or self._base.base.version < known.base.version:
                 self._base = known
