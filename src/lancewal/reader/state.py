@@ -366,6 +366,7 @@ class StateReader:
 
     def snapshot(self, wants: WantsShard | None = None, *, max_staleness: float | None = None) -> Snapshot:
         """The state, opened; shards that ``wants`` is false for are left out."""
+        check_process()  # also where nothing is asked of storage: Lance would hang
         staleness = self._max_staleness if max_staleness is None else max_staleness
 
         def take(attempt: int) -> Snapshot:
