@@ -8,6 +8,8 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
+from lancewal.format.shard_manifest import ShardManifest
 from lancewal.reader import TableReader, tail
 from lancewal.reader.memory_source import StreamedSource
 from lancewal.reader.runs import Run
@@ -535,3 +538,43 @@ def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
     assert found["answer"] == answer
     # The room, and some entries of 4 MB in different forms.
     assert found["grown"] < room + 40 * MEGABYTE, f"{found['grown'] / MEGABYTE:.0f} MB for a log of 240 MB"
+
+
+def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush that raises the generation need not move the cursor: entries without a generation wait for it."""
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    appender = WalAppender.open(table.store, table.shard)
+    for number, generation in enumerate([None, 1, 1, 2], 1):
+        row = [pa.array([number]), pa.array(["x"]), pa.array([False])]
+        appender.append([pa.RecordBatch.from_arrays(row, schema=schema.stored)], generation=generation)
+    first = ShardManifestStore(table.store, table.shard).require_latest()
+    raised = replace(first, current_generation=2)
+    moved = replace(raised, replay_after_wal_entry_position=3)
+    left = {first: [1, 2, 3, 4], raised: [1, 4], moved: [4]}
+    fetched: list[int] = []
+    real = WalTailer.read_entry
+    monkeypatch.setattr(
+        WalTailer, "read_entry", lambda self, position: fetched.append(position) or real(self, position)
+    )
+
+    def rows_of(shared: tail.ShardTail, manifest: ShardManifest, end: int) -> list[int]:
+        entries = shared.load(manifest, end, schema)
+        sources = shared.sources(entries, manifest, schema)
+        assert all(source.generation >= manifest.current_generation for source in sources)
+        rows = [row for source in sources for row in source._view.stored["id"].to_pylist()]
+        assert rows == [position for run in entries.runs for position in run.positions.tolist()]
+        return rows
+
+    for manifests in permutations(left):
+        shared = tail.ShardTail(table.store, table.shard)
+        for manifest in manifests:
+            assert rows_of(shared, manifest, 5) == left[manifest]
+            assert rows_of(shared, manifest, 4) == [row for row in left[manifest] if row < 4]
+            assert rows_of(shared, manifest, 5) == left[manifest]
+    shared = tail.ShardTail(table.store, table.shard)
+    fetched.clear()
+    assert [rows_of(shared, manifest, 5) for manifest in left] == list(left.values())
+    assert fetched == [1, 2, 3, 4], "what is kept is not read again for a newer manifest"
