@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,9 +23,9 @@ from hypothesis import strategies as st
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.reader import TableReader, tail
+from lancewal.reader import TableReader, runs, tail
 from lancewal.reader.memory_source import StreamedSource
-from lancewal.reader.runs import Run
+from lancewal.reader.runs import Run, in_fewer
 from lancewal.reader.search import checked_nearest, nearest
 from lancewal.reader.source import Newer
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
@@ -543,7 +544,7 @@ def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
 def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flush that raises the generation need not move the cursor: entries without a generation wait for it."""
+    """A flush that raises the generation need not move the cursor: entries without one wait for it."""
     table = TableUnderTest(tmp_path / "t")
     schema = BaseTable.open(table.uri).schema
     appender = WalAppender.open(table.store, table.shard)
@@ -553,7 +554,8 @@ def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_
     first = ShardManifestStore(table.store, table.shard).require_latest()
     raised = replace(first, current_generation=2)
     moved = replace(raised, replay_after_wal_entry_position=3)
-    left = {first: [1, 2, 3, 4], raised: [1, 4], moved: [4]}
+    halfway = replace(first, replay_after_wal_entry_position=2)
+    left = {first: [1, 2, 3, 4], raised: [1, 4], moved: [4], halfway: [3, 4]}
     fetched: list[int] = []
     real = WalTailer.read_entry
     monkeypatch.setattr(
@@ -576,5 +578,50 @@ def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_
             assert rows_of(shared, manifest, 5) == left[manifest]
     shared = tail.ShardTail(table.store, table.shard)
     fetched.clear()
-    assert [rows_of(shared, manifest, 5) for manifest in left] == list(left.values())
+    assert [rows_of(shared, manifest, 5) for manifest in (first, raised, moved)] == [
+        [1, 2, 3, 4],
+        [1, 4],
+        [4],
+    ]
     assert fetched == [1, 2, 3, 4], "what is kept is not read again for a newer manifest"
+
+
+def test_entries_that_were_collected_are_not_asked_for_by_a_reader_left_behind(
+    tmp_path: Path,
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    long_tail(table, 4)
+    manifest = ShardManifestStore(table.store, table.shard).require_latest()
+    shared = tail.ShardTail(table.store, table.shard)
+    assert len(shared.load(manifest, 2, schema).runs) == 1
+    for position in (1, 2, 3):
+        table.store.delete(layout.wal_entry(table.shard, position))
+    moved = replace(manifest, replay_after_wal_entry_position=3)
+    (run,) = shared.load(moved, 5, schema).runs
+    assert run.positions.tolist() == [4]
+
+
+def test_runs_are_joined_in_order_where_they_are_alike_and_up_to_a_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(position: int, rows: int, generation: int, written_for: int, is_whole: bool) -> Run:
+        batch = pa.record_batch({"id": [position * 100 + row for row in range(rows)]})
+        places, ends = np.array([position]), np.array([rows])
+        return Run(generation, written_for, places, ends, 10 * rows, is_whole, (batch,))
+
+    alike = [run(position, 1, 1, 1, True) for position in range(1, 8)]
+    others = [run(8, 2, 2, 1, True), run(9, 2, 2, 2, True), run(10, 2, 2, 2, False), run(11, 2, 2, 2, False)]
+    fewer = in_fewer([*alike, *others])
+    assert [each.positions.tolist() for each in fewer] == [[1, 2, 3, 4], [5, 6], [7], [8], [9], [10, 11]]
+    for each in fewer:
+        rows = [row for batch in each.batches for row in batch["id"].to_pylist()]
+        assert rows == sorted(rows)
+        assert each.num_rows == len(rows)
+        assert each.num_bytes == 10 * len(rows)
+        parts = [each.between(position, position + 1) for position in each.positions.tolist()]
+        assert [
+            row for part in parts if part for batch in part.batches for row in batch["id"].to_pylist()
+        ] == rows
+    monkeypatch.setattr(runs, "_RUN_BYTES", alike[0].held_bytes * 2)
+    assert max(len(each.positions) for each in in_fewer(alike)) == 2
