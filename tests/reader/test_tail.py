@@ -625,3 +625,27 @@ def test_runs_are_joined_in_order_where_they_are_alike_and_up_to_a_size(
         ] == rows
     monkeypatch.setattr(runs, "_RUN_BYTES", alike[0].held_bytes * 2)
     assert max(len(each.positions) for each in in_fewer(alike)) == 2
+
+
+def test_rows_that_gave_their_room_to_keys_were_kept_after_a_load_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(15_000)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
+    monkeypatch.setattr(runs, "_READ_BYTES", 1)
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    long_tail(table, 30)
+    manifest = ShardManifestStore(table.store, table.shard).require_latest()
+    shared = tail.ShardTail(table.store, table.shard)
+    assert shared.load(manifest, 6, schema).is_whole
+    real = WalTailer.read_entry
+    flushed = replace(manifest, replay_after_wal_entry_position=30)
+    monkeypatch.setattr(shared._tailer._manifests, "read_latest", lambda: flushed)
+    monkeypatch.setattr(
+        WalTailer, "read_entry", lambda self, position: None if position == 30 else real(self, position)
+    )
+    with pytest.raises(tail.SnapshotMovedError):
+        shared.load(manifest, 31, schema)
+    held = sum(run.held_bytes for run in shared._kept.runs)
+    assert held <= cache.used_bytes <= 15_000

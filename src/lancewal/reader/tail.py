@@ -173,6 +173,15 @@ class ShardTail:
         Raises :class:`SnapshotMovedError` for one that was collected.
         """
         self.last_read = time.monotonic()
+        try:
+            return self._loaded(manifest, end, schema)
+        finally:
+            # Keys took the lease of rows that are kept all the same: entries were gone, or another thread
+            # was faster.
+            if any(run.is_whole and run.lease and run.lease.is_void for run in self._kept.runs):
+                self.forget()
+
+    def _loaded(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
         start, generation = first_unsettled(manifest), manifest.current_generation
         kept = self._kept
         base = kept if kept.serves(manifest, schema) else TailEntries((), start, start, generation)
