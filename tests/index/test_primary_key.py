@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -179,3 +179,54 @@ def test_readers_with_an_old_bound_are_not_disturbed_by_later_versions() -> None
     assert np.array_equal(index.live_mask(100), before)
     assert index.newest([4, 5], 100).tolist() == [4, 5]
     assert index.newest([4, 5], 150).tolist() == [102, 5]
+
+
+class _Watched(PrimaryKeyIndex):
+    """Lets something happen whenever keys move from the dictionary to a run, and before it is looked at."""
+
+    happening: Callable[[], object] = staticmethod(lambda: None)
+
+    def _get(self, name: str) -> Any:
+        self.happening()
+        return self.__dict__[name]
+
+    def _set(self, name: str, value: Any) -> None:
+        self.happening()
+        self.__dict__[name] = value
+        self.happening()
+
+    _newest = property(lambda self: self._get("keys"), lambda self, value: self._set("keys", value))
+    _runs = property(lambda self: self._get("sorted"), lambda self, value: self._set("sorted", value))
+
+
+def test_a_key_is_found_at_every_step_of_its_move_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary_key, "_MAX_OBJECTS", 2)
+    index = _Watched(["id"])
+    index.insert(pa.record_batch({"id": [1, 2]}), 0)
+    found: list[list[int]] = []
+
+    def look() -> None:
+        index.happening = lambda: None
+        found.append(index.newest([1, 2], 2).tolist())
+        index.happening = look
+
+    index.happening = look
+    index.insert(pa.record_batch({"id": [3]}), 2)
+    assert len(found) > 4
+    assert found == [[0, 1]] * len(found)
+
+
+def test_a_key_that_moved_while_it_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary_key, "_MAX_OBJECTS", 2)
+    for step in range(4):
+        index = _Watched(["id"])
+        index.insert(pa.record_batch({"id": [1, 2]}), 0)
+        steps = iter(range(4))
+
+        def move() -> None:
+            if next(steps, None) == step:  # noqa: B023
+                index.happening = lambda: None  # noqa: B023
+                index.insert(pa.record_batch({"id": [3]}), 2)  # noqa: B023
+
+        index.happening = move
+        assert index.newest([1, 2], 2).tolist() == [0, 1]

@@ -126,3 +126,15 @@ def test_views_read_as_a_dictionary_would(tables: list[list[list[Row]]]) -> None
     assert sum(int(mask.sum()) for mask in _live_masks(views)) == len(model)
     matching = sorted((key, name) for key, name in model.items() if name == "a" and key > 3)
     assert shown(scan_views(views, KEYED, filter="name = 'a' AND id > 3")) == matching
+
+
+def test_deletes_were_noted_twice_when_a_reader_held_fewer_rows_than_another_had_seen() -> None:
+    """Two threads that follow one log share what they know of it; the slower one has fewer entries."""
+    whole = view(1, [[(key, None) for key in range(20)]])
+    assert whole.stored.num_rows == 20
+    whole.rows.hold([whole.batches[0].slice(0, 5)])
+    again = MemTableView(SHARD, 1, whole.batches, whole.rows)
+    assert again.tombstones.tolist() == [True] * 20
+    for count in range(1, 20):
+        part = MemTableView(SHARD, 1, [whole.batches[0].slice(0, count)], whole.rows, [0, count])
+        assert part.tombstones.tolist() == [True] * count

@@ -35,9 +35,9 @@ class WatchedReader(TableReader):
 class HastyReader(WatchedReader):
     """What runs side by side on distant storage, in the other order: the listing and the base come first."""
 
-    def _beside(self, call: Callable[[], Any], others: Callable[[], Any]) -> tuple[Any, Any]:
-        first = call()
-        return first, others()
+    def _both(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        later = second()
+        return first(), later
 
 
 class Scene:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,14 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import lance
 import pyarrow as pa
 import pytest
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, StorageError, WalCorruptError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance import compact
 from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader, tail
 from lancewal.reader import state as snapshot
@@ -509,3 +512,94 @@ def test_a_stale_read_shows_what_others_wrote_when_its_time_is_over(
     later = snapshot.time.monotonic() + 61
     monkeypatch.setattr(snapshot.time, "monotonic", lambda: later)
     assert names(reader.scan().to_table()) == {1: "new"}
+
+
+def test_a_base_that_another_thread_read_before_the_manifest_hid_rows_that_were_compacted_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "flushed"})
+    reader = TableReader(table.store, live_writers=False)
+
+    def base_then_compaction() -> None:
+        reader.base()
+        compact(table.store)
+
+    once(monkeypatch, ShardManifestStore, "read_latest", base_then_compaction)
+    assert names(reader.scan().to_table()) == {1: "flushed"}
+
+
+@pytest.fixture
+def stale(tmp_path: Path) -> tuple[TableUnderTest, TableReader]:
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "known"})
+    return table, TableReader(table.store, live_writers=False, max_staleness=3600)
+
+
+def test_a_listing_that_ended_late_took_a_shard_back_that_a_stale_read_had_shown(
+    stale: tuple[TableUnderTest, TableReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, reader = stale
+    shown: list[dict[int, str]] = []
+
+    def another_thread_reads() -> None:
+        table.flushed({2: "of a new shard"}, shard=uuid4())
+        shown.append(names(reader.scan().to_table()))
+
+    once(monkeypatch, table.store, "list_directories", another_thread_reads, before=False)
+    reader.scan()
+    assert shown == [{1: "known", 2: "of a new shard"}]
+    assert names(reader.scan().to_table()) == shown[0]
+
+
+def test_entries_that_a_stale_read_had_shown_were_taken_back_by_one_that_began_later_and_saw_less(
+    stale: tuple[TableUnderTest, TableReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, reader = stale
+
+    def another_thread_reads_before_a_put() -> None:
+        assert names(reader.scan().to_table()) == {1: "known"}
+        writer.put(named({2: "put"}))
+
+    with table.writer() as writer:
+        once(monkeypatch, WatchedTip, "find", another_thread_reads_before_a_put)
+        assert names(reader.scan().to_table()) == {1: "known", 2: "put"}
+        assert names(reader.scan().to_table()) == {1: "known", 2: "put"}
+
+
+def test_a_base_that_a_stale_read_had_shown_was_taken_back_by_one_that_was_asked_for_later(
+    stale: tuple[TableUnderTest, TableReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, reader = stale
+    reader.scan()
+
+    def another_thread_reads_before_an_append() -> None:
+        reader.snapshot(max_staleness=0.0)
+        lance.write_dataset(named({2: "appended"}), table.uri, mode="append")
+
+    once(monkeypatch, BaseTable, "refreshed", another_thread_reads_before_an_append)
+    assert reader.snapshot(max_staleness=0.0).base.version == table.dataset.version
+    assert names(reader.scan().to_table()) == {1: "known", 2: "appended"}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_table_that_was_made_anew_showed_the_rows_of_the_one_before(tmp_path: Path, flushed: bool) -> None:
+    def made(name: str, keys: range) -> TableUnderTest:
+        table = TableUnderTest(tmp_path / "t")
+        table.shard = UUID(int=7)
+        writer = table.open()
+        writer.put(named(dict.fromkeys(keys, name)))
+        if flushed:
+            writer.close()
+        else:
+            abandon(writer)
+        return table
+
+    readers = made("before", range(3)).readers
+    for reader in readers:
+        assert names(reader.scan().to_table()) == dict.fromkeys(range(3), "before")
+    shutil.rmtree(tmp_path / "t")
+    made("after", range(2))
+    for reader in readers:
+        assert names(reader.scan().to_table()) == dict.fromkeys(range(2), "after")
+        assert reader.lookup([1]).table["name"].to_pylist() == ["after"]

@@ -8,10 +8,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,9 +22,10 @@ from hypothesis import strategies as st
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.reader import TableReader, tail
+from lancewal.format.shard_manifest import ShardManifest
+from lancewal.reader import TableReader, runs, tail
 from lancewal.reader.memory_source import StreamedSource
-from lancewal.reader.runs import Run
+from lancewal.reader.runs import Run, in_fewer
 from lancewal.reader.search import checked_nearest, nearest
 from lancewal.reader.source import Newer
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
@@ -535,3 +539,113 @@ def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
     assert found["answer"] == answer
     # The room, and some entries of 4 MB in different forms.
     assert found["grown"] < room + 40 * MEGABYTE, f"{found['grown'] / MEGABYTE:.0f} MB for a log of 240 MB"
+
+
+def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush that raises the generation need not move the cursor: entries without one wait for it."""
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    appender = WalAppender.open(table.store, table.shard)
+    for number, generation in enumerate([None, 1, 1, 2], 1):
+        row = [pa.array([number]), pa.array(["x"]), pa.array([False])]
+        appender.append([pa.RecordBatch.from_arrays(row, schema=schema.stored)], generation=generation)
+    first = ShardManifestStore(table.store, table.shard).require_latest()
+    raised = replace(first, current_generation=2)
+    moved = replace(raised, replay_after_wal_entry_position=3)
+    halfway = replace(first, replay_after_wal_entry_position=2)
+    left = {first: [1, 2, 3, 4], raised: [1, 4], moved: [4], halfway: [3, 4]}
+    fetched: list[int] = []
+    real = WalTailer.read_entry
+    monkeypatch.setattr(
+        WalTailer, "read_entry", lambda self, position: fetched.append(position) or real(self, position)
+    )
+
+    def rows_of(shared: tail.ShardTail, manifest: ShardManifest, end: int) -> list[int]:
+        entries = shared.load(manifest, end, schema)
+        sources = shared.sources(entries, manifest, schema)
+        assert all(source.generation >= manifest.current_generation for source in sources)
+        rows = [row for source in sources for row in source._view.stored["id"].to_pylist()]
+        assert rows == [position for run in entries.runs for position in run.positions.tolist()]
+        return rows
+
+    for manifests in permutations(left):
+        shared = tail.ShardTail(table.store, table.shard)
+        for manifest in manifests:
+            assert rows_of(shared, manifest, 5) == left[manifest]
+            assert rows_of(shared, manifest, 4) == [row for row in left[manifest] if row < 4]
+            assert rows_of(shared, manifest, 5) == left[manifest]
+    shared = tail.ShardTail(table.store, table.shard)
+    fetched.clear()
+    assert [rows_of(shared, manifest, 5) for manifest in (first, raised, moved)] == [
+        [1, 2, 3, 4],
+        [1, 4],
+        [4],
+    ]
+    assert fetched == [1, 2, 3, 4], "what is kept is not read again for a newer manifest"
+
+
+def test_entries_that_were_collected_are_not_asked_for_by_a_reader_left_behind(
+    tmp_path: Path,
+) -> None:
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    long_tail(table, 4)
+    manifest = ShardManifestStore(table.store, table.shard).require_latest()
+    shared = tail.ShardTail(table.store, table.shard)
+    assert len(shared.load(manifest, 2, schema).runs) == 1
+    for position in (1, 2, 3):
+        table.store.delete(layout.wal_entry(table.shard, position))
+    moved = replace(manifest, replay_after_wal_entry_position=3)
+    (run,) = shared.load(moved, 5, schema).runs
+    assert run.positions.tolist() == [4]
+
+
+def test_runs_are_joined_in_order_where_they_are_alike_and_up_to_a_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(position: int, rows: int, generation: int, written_for: int, is_whole: bool) -> Run:
+        batch = pa.record_batch({"id": [position * 100 + row for row in range(rows)]})
+        places, ends = np.array([position]), np.array([rows])
+        return Run(generation, written_for, places, ends, 10 * rows, is_whole, (batch,))
+
+    alike = [run(position, 1, 1, 1, True) for position in range(1, 8)]
+    others = [run(8, 2, 2, 1, True), run(9, 2, 2, 2, True), run(10, 2, 2, 2, False), run(11, 2, 2, 2, False)]
+    fewer = in_fewer([*alike, *others])
+    assert [each.positions.tolist() for each in fewer] == [[1, 2, 3, 4], [5, 6], [7], [8], [9], [10, 11]]
+    for each in fewer:
+        rows = [row for batch in each.batches for row in batch["id"].to_pylist()]
+        assert rows == sorted(rows)
+        assert each.num_rows == len(rows)
+        assert each.num_bytes == 10 * len(rows)
+        parts = [each.between(position, position + 1) for position in each.positions.tolist()]
+        assert [
+            row for part in parts if part for batch in part.batches for row in batch["id"].to_pylist()
+        ] == rows
+    monkeypatch.setattr(runs, "_RUN_BYTES", alike[0].held_bytes * 2)
+    assert max(len(each.positions) for each in in_fewer(alike)) == 2
+
+
+def test_rows_that_gave_their_room_to_keys_were_kept_after_a_load_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(15_000)
+    monkeypatch.setattr(tail, "ROOM", tail.LogRoom(cache))
+    monkeypatch.setattr(runs, "_READ_BYTES", 1)
+    table = TableUnderTest(tmp_path / "t")
+    schema = BaseTable.open(table.uri).schema
+    long_tail(table, 30)
+    manifest = ShardManifestStore(table.store, table.shard).require_latest()
+    shared = tail.ShardTail(table.store, table.shard)
+    assert shared.load(manifest, 6, schema).is_whole
+    real = WalTailer.read_entry
+    flushed = replace(manifest, replay_after_wal_entry_position=30)
+    monkeypatch.setattr(shared._tailer._manifests, "read_latest", lambda: flushed)
+    monkeypatch.setattr(
+        WalTailer, "read_entry", lambda self, position: None if position == 30 else real(self, position)
+    )
+    with pytest.raises(tail.SnapshotMovedError):
+        shared.load(manifest, 31, schema)
+    held = sum(run.held_bytes for run in shared._kept.runs)
+    assert held <= cache.used_bytes <= 15_000

@@ -211,3 +211,15 @@ with table.writer() as writer:
 print(json.dumps(table.count_rows()))
 """
     assert run(script, uri) == 5
+
+
+def test_a_lookup_of_a_table_that_may_be_stale_hung_in_a_forked_child(uri: Path) -> None:
+    """It asked storage for nothing, and so nobody asked whose process this is."""
+    script = """
+table = lancewal.open(sys.argv[1], max_staleness=3600)
+with table.writer() as writer:
+    writer.put(rows(0, 5))
+table.lookup([1, 2])
+print(json.dumps(in_child(lambda: refused(lambda: table.lookup([1, 2])))))
+"""
+    assert run(script, uri) == [["ForkedError"], 0]

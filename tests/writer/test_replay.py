@@ -32,6 +32,8 @@ from lancewal.shard import WalAppender
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import ShardWriter
+from lancewal.writer.group_commit import Put
+from lancewal.writer.intake import Rows
 from lancewal.writer.modes import MemTableMode
 from tests.faults import FaultyStore
 from tests.shards import (
@@ -345,6 +347,19 @@ def test_a_replayed_memtable_above_the_backpressure_limit_does_not_deadlock_the_
     assert not thread.is_alive(), "the put waits for a flush that nobody started"
     again.close()
     assert sorted(row["id"] for row in sstable_rows(append_only, shard)) == appended_ids(range(4))
+
+
+def test_puts_after_a_replay_were_let_in_as_if_it_had_left_nothing(append_only: BaseTable) -> None:
+    """Each of those that came at once found the whole limit free beside what was replayed."""
+    shard = make_wal(append_only, [1, 1, 1])
+    writer = open_writer(append_only, shard)
+    pressure, replayed = writer._backpressure, writer._mode.unflushed_bytes
+    pressure._limit = replayed + 1000
+    first, second = (Put(Rows([], 0, 1000), writer._mode) for _ in range(2))
+    with first.present, second.present:
+        assert pressure._lets_in(first, counted=False)
+        assert not pressure._lets_in(second, counted=False)
+    abandon(writer)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_memtable_rows": 1}])

@@ -96,12 +96,15 @@ class RowsSoFar:
             return self._seen
 
     def hold(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Let go of the batches that were seen: ``batches`` have the same rows, in fewer pieces."""
+        """Let go of the batches that were seen: ``batches`` have the same rows, in fewer pieces.
+
+        Unless another reader has seen more than they have.
+        """
         with self._lock:
             rows = self._seen.rows.num_rows
-            if rows:
-                held = pa.Table.from_batches(batches, self.schema.stored).slice(0, rows)
-                self._seen = _Seen(held, self._seen.deletes)
+            held = pa.Table.from_batches(batches, self.schema.stored)
+            if 0 < rows <= held.num_rows:
+                self._seen = _Seen(held.slice(0, rows), self._seen.deletes)
 
     def starts_of(self, batches: Sequence[pa.RecordBatch]) -> list[int]:
         """The first row of each of ``batches``, the number of their rows, and perhaps more."""

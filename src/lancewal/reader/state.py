@@ -60,7 +60,7 @@ from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
 from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
-from lancewal.storage import ObjectStore, Shelf, check_process, in_thread, layout, ordered_map
+from lancewal.storage import ObjectStore, Shelf, both, check_process, layout, ordered_map
 from lancewal.writer import live_writer, open_writers
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ShardPlace:
     manifest: ShardManifest
     wal_end: int
     views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
-    #: When its reading began, by the clock of the process that read it.
+    #: When its manifest was known and the rest not yet, by the clock of the process that read it.
     read_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
@@ -177,6 +177,7 @@ class ShardReader:
         self._manifest: ShardManifest | None = None
         self._keeping = threading.Lock()
         self._kept: ShardPlace | None = None
+        self._kept_at = float("-inf")
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
 
@@ -190,13 +191,14 @@ class ShardReader:
 
     def read(self) -> ShardPlace | None:
         """Steps 1 and 2, up to the second look at the manifest; ``None`` for a shard that has none yet."""
-        now = time.monotonic()
         views, epoch = self._live_rows()
         manifest = self._manifest
         if manifest is None or (views and epoch != manifest.writer_epoch):
             manifest = self.newest_manifest()
             if manifest is None:
                 return None
+        # Not before: a base that another thread read since then would pass for one that goes with it.
+        now = time.monotonic()
         if views and epoch == manifest.writer_epoch:
             return ShardPlace(manifest, first_unsettled(manifest), views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
@@ -230,8 +232,13 @@ class ShardReader:
     def keep(self, place: ShardPlace) -> None:
         """Have later reads use ``place``, for as long as they may."""
         with self._keeping:
-            if self._kept is None or self._kept.read_at < place.read_at:
-                self._kept = place
+            kept = self._kept
+            if kept is not None and place.read_at < self._kept_at:
+                # Of two reads at a time either may have seen more, whichever began first.
+                read_at = max(kept.read_at, place.read_at)
+                place = replace(max(kept, place, key=_progress), read_at=read_at)
+            self._kept = place
+            self._kept_at = time.monotonic()
 
     def kept(self, after: float) -> ShardPlace | None:
         """What was read after that time, with the rows that a writer of this process has by now."""
@@ -311,6 +318,18 @@ def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
     return manifest.current_generation, manifest.replay_after_wal_entry_position
 
 
+def _progress(place: ShardPlace) -> tuple[int, bool, int]:
+    """Ascends with what a reader may have seen; views are taken anew by every read."""
+    return place.manifest.version, bool(place.views), place.wal_end
+
+
+def _is_another(known: BaseTable, newest: BaseTable) -> bool:
+    """Whether ``newest`` is another table than ``known``, at the same place: versions never go back."""
+    return newest.version < known.version or (
+        newest.version == known.version and newest.committed_at != known.committed_at
+    )
+
+
 class StateReader:
     """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
 
@@ -330,6 +349,8 @@ class StateReader:
         self._keeping = threading.Lock()
         self._base: BaseSource | None = None
         self._base_at = float("-inf")
+        #: How often another table was found at the place of the one before.
+        self._replaced = 0
 
     def base(self) -> BaseTable:
         """The newest version of the base table."""
@@ -345,6 +366,7 @@ class StateReader:
 
     def snapshot(self, wants: WantsShard | None = None, *, max_staleness: float | None = None) -> Snapshot:
         """The state, opened; shards that ``wants`` is false for are left out."""
+        check_process()  # also where nothing is asked of storage: Lance would hang
         staleness = self._max_staleness if max_staleness is None else max_staleness
 
         def take(attempt: int) -> Snapshot:
@@ -382,7 +404,7 @@ class StateReader:
         self, wants: WantsShard | None, after: float
     ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, tuple[UUID, ...]]:
         """Steps 1 to 3 in their order, but for what was read after that time; and the shards left out."""
-        now = time.monotonic()
+        now, replaced = time.monotonic(), self._replaced
         named = {} if wants is None else self.known_base().pruner.named
         found: dict[ShardReader, ShardPlace | None] = {}
 
@@ -403,18 +425,20 @@ class StateReader:
         shards = known
         if listed_at <= after or not self._has_live_shards(known):
             # Beside the listing: those that were there before.
-            shards, _ = self._beside(self._readers, lambda: read(known))
+            _, shards = self._both(lambda: read(known), self._readers)
         self._all_of(ShardReader.newest_manifest, [shard for shard in shards if is_wanted(shard) is None])
         read(shards)
         places = {shard: place for shard in shards if (place := found.get(shard)) is not None}
         fresh = {shard: place for shard, place in places.items() if place.read_at >= now}
         since = max([place.read_at for place in places.values()], default=after)
-        base, confirmed = self._beside(
-            lambda: self._base_after(max(since, after)),
+        confirmed, base = self._both(
             lambda: self._all_of(lambda shard: shard.confirmed(fresh[shard]), list(fresh)),
+            lambda: self._base_after(max(since, after)),
         )
         if any(place is not fresh[shard] for shard, place in zip(fresh, confirmed, strict=True)):
             base = self._newest_base()
+        if replaced != self._replaced:
+            raise SnapshotMovedError(f"another table was made at {self._store.uri}")
         for shard, place in zip(fresh, confirmed, strict=True):
             places[shard] = place
             shard.keep(place)
@@ -423,16 +447,21 @@ class StateReader:
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""
-        now = time.monotonic()
-        known = {str(shard.shard_id): shard for shard in self._shards[0]}
-        found = []
-        for name in self._store.list_directories(layout.MEM_WAL_DIR):
-            reader = known.get(name)
-            if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
-                reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
-            if reader is not None:
-                found.append(reader)
-        self._shards = found, now
+        now, before = time.monotonic(), self._shards
+        names = self._store.list_directories(layout.MEM_WAL_DIR)
+        with self._keeping:
+            shards, listed_at = self._shards
+            known = {str(shard.shard_id): shard for shard in shards}
+            found = []
+            for name in names:
+                reader = known.pop(name, None)
+                if reader is None and (shard_id := layout.parse_shard_dir(name)) is not None:
+                    reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
+                if reader is not None:
+                    found.append(reader)
+            # What another thread has listed meanwhile it may have shown as well.
+            others = known.values() if self._shards is not before else ()
+            self._shards = [*found, *others], max(now, listed_at)
         return found
 
     def _has_live_shards(self, shards: Sequence[ShardReader]) -> bool:
@@ -449,17 +478,9 @@ class StateReader:
             return [call(shard) for shard in shards]
         return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
 
-    def _beside(self, call: Callable[[], R], others: Callable[[], T]) -> tuple[R, T]:
-        """What both return: at once where each waits for the network, else the others first."""
-        if self._store.is_local:
-            result = others()
-            return call(), result
-        task = in_thread(call, "lancewal-io")
-        try:
-            result = others()
-        finally:
-            task.wait()
-        return task.result(), result
+    def _both(self, first: Callable[[], R], second: Callable[[], T]) -> tuple[R, T]:
+        """What both return: at once where each waits for the network, else in this order."""
+        return both(first, second, at_once=not self._store.is_local)
 
     def _base_after(self, after: float) -> BaseSource:
         """The base as it was read after that time, or else the newest."""
@@ -469,15 +490,20 @@ class StateReader:
     def _newest_base(self) -> BaseSource:
         check_process()
         now = time.monotonic()
-        known = self._base
+        known = before = self._base
         if known is None:
             options = self._store.storage_options
             known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
         elif (newest := known.base.refreshed(self._store)) is not known.base:
             known = BaseSource(newest)
         with self._keeping:
-            if self._base_at < now:
-                # In this order: whoever looks at the time first never takes an older base for a recent one.
+            if before is not None and self._base is before and _is_another(before.base, known.base):
+                # All that is kept of shards is about the old one, whose shards may have had the same ids.
+                self._shards = [], float("-inf")
+                self._replaced += 1
+            # One that another thread found meanwhile may be newer, whichever look began first.
+            if self._base is None or self._base is before or self._base.base.version < known.base.version:
                 self._base = known
-                self._base_at = now
+            # In this order: whoever looks at the time first never takes an older base for a recent one.
+            self._base_at = max(self._base_at, now)
         return known

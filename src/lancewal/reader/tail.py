@@ -138,7 +138,6 @@ class _Group:
     generation: int
     runs: tuple[Run, ...]
     rows: RowsSoFar
-    num_rows: int
 
     @property
     def first_position(self) -> int:
@@ -174,6 +173,15 @@ class ShardTail:
         Raises :class:`SnapshotMovedError` for one that was collected.
         """
         self.last_read = time.monotonic()
+        try:
+            return self._loaded(manifest, end, schema)
+        finally:
+            # Keys took the lease of rows that are kept all the same: entries were gone, or another thread
+            # was faster.
+            if any(run.is_whole and run.lease and run.lease.is_void for run in self._kept.runs):
+                self.forget()
+
+    def _loaded(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
         start, generation = first_unsettled(manifest), manifest.current_generation
         kept = self._kept
         base = kept if kept.serves(manifest, schema) else TailEntries((), start, start, generation)
@@ -234,12 +242,11 @@ class ShardTail:
         """Extends the group that was made of a part of the same entries, or makes one anew."""
         whole = all(run.is_whole for run in runs)
         held = schema if whole else keys_of(schema)
-        made = _Group(generation, tuple(runs), RowsSoFar(held, IndexStore((), held)), _row_count(runs))
+        made = _Group(generation, tuple(runs), RowsSoFar(held, IndexStore((), held)))
         for known in self._groups:
             same_start = (known.generation, known.first_position) == (generation, made.first_position)
             if same_start and _same_columns(known.rows.schema, held):
-                if known.num_rows <= made.num_rows:
-                    known.rows.hold(_batches(made, schema))
+                known.rows.hold(_batches(made, schema))
                 return replace(made, rows=known.rows)
             if same_start and _same_columns(keys_of(known.rows.schema), keys_of(held)):
                 # What is known of keys is so whatever is kept beside them.
@@ -350,10 +357,6 @@ def _batches(group: _Group, schema: TableSchema) -> list[pa.RecordBatch]:
     if all(run.is_whole for run in group.runs):
         return [batch for run in group.runs for batch in run.batches]
     return [batch for run in group.runs for batch in run.key_batches(schema)]
-
-
-def _row_count(runs: Sequence[Run]) -> int:
-    return sum(run.num_rows for run in runs)
 
 
 def _are_same(one: Sequence[Run], other: Sequence[Run]) -> bool:

@@ -131,6 +131,11 @@ class Lease:
             cache._returned.append(had - kept)
         return cls(kept, cache)
 
+    @property
+    def is_void(self) -> bool:
+        """Whether another lease was made of it."""
+        return not self._num_bytes
+
     def __del__(self) -> None:
         self._cache._returned.append(self._num_bytes)
 

@@ -203,6 +203,7 @@ class MemTableMode:
 
     def finish_replay(self) -> None:
         """All entries were read: what is full or belongs to an older generation may be flushed."""
+        self.bytes_at_last_put = self.unflushed_bytes
         if not self._active.takes(1, 1, self._config):
             self._seal()
         self._flushes.start()
