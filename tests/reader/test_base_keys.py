@@ -16,7 +16,7 @@ from lancewal.base import BaseTable
 from lancewal.reader import BaseSource, base_keys
 from lancewal.sstable import KeyProbe
 from lancewal.storage import process_cache
-from tests.tables import KEY
+from tests.tables import KEY, rows, wal_table
 
 DIMENSIONS = 512
 ROW_BYTES = 4 * DIMENSIONS
@@ -196,3 +196,24 @@ def test_whatever_was_committed_a_lookup_finds_what_a_scan_does(
         }
         values = found.rows["value"].to_pylist() if len(found.numbers) else []
         assert set(zip(found.numbers.tolist(), values, strict=True)) == expected
+
+
+def test_naming_every_column_of_a_wide_table_took_longer_than_reading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lance takes 0.16 s to find 2,000 names among 2,000 columns, and nothing when it is not asked."""
+    table = wal_table(tmp_path / "t", data=pa.Table.from_batches([rows(0, 5)]))
+    asked: list[list[str] | None] = []
+    scanner = lance.LanceDataset.scanner
+
+    def noted(self: lance.LanceDataset, columns: Any = None, *args: Any, **how: Any) -> Any:
+        asked.append(columns)
+        return scanner(self, columns, *args, **how)
+
+    monkeypatch.setattr(lance.LanceDataset, "scanner", noted)
+    assert table.scan().to_table().num_rows == 5
+    assert table.lookup(3) == {"id": 3, "name": "name_3"}
+    assert table.scan(["name", "id"]).to_table().column_names == ["name", "id"]
+    assert asked[0] is None
+    assert ["id", "name"] not in asked
+    assert ["name", "id"] in asked

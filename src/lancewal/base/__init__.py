@@ -1,7 +1,14 @@
 """The Lance table underneath: its newest version, columns, markers, and Lance's own errors."""
 
 from lancewal.base.columns import MEM_WAL_INDEX
-from lancewal.base.lance import fragments_of, lance_errors, next_fragment_id, row_count, with_column_metadata
+from lancewal.base.lance import (
+    fragments_of,
+    lance_errors,
+    next_fragment_id,
+    projection,
+    row_count,
+    with_column_metadata,
+)
 from lancewal.base.markers import (
     TAGGED_COLUMNS,
     fence_id,
@@ -33,6 +40,7 @@ __all__ = [
     "lance_errors",
     "manifest_info",
     "next_fragment_id",
+    "projection",
     "row_count",
     "store_column_history",
     "stored_markers",

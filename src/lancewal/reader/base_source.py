@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, lance_errors, row_count
+from lancewal.base import BaseTable, lance_errors, projection, row_count
 from lancewal.format import (
     KeySet,
     has_dictionary,
@@ -213,7 +213,8 @@ class BaseSource:
         )
         with lance_errors("look up rows of the base table"):
             if len(keys) == 1 or len(keys[0]) == 1:
-                found = self._dataset.scanner(columns=list(columns), filter=sql, **where).to_table()
+                asked = projection(columns, self.base.schema.names)
+                found = self._dataset.scanner(columns=asked, filter=sql, **where).to_table()
                 return self._joinable(found)
             # Each column has a wanted value, but not every combination was asked for.
             candidates = self._dataset.scanner(
@@ -234,7 +235,7 @@ class BaseSource:
         with lance_errors("read the base table"), refusing(sql):
             wanted = self._fragment_ids
             scanner = self._dataset.scanner(
-                columns=list(columns),
+                columns=projection(columns, self.base.schema.names),
                 filter=sql,
                 limit=limit,
                 offset=offset,
