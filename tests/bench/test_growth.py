@@ -124,7 +124,13 @@ class TestWorkloads:
             registry.workload(name, "reads")(lambda context: [])
         assert [each.name for each in registry.select(["scan"])] == ["scan"]
 
-    @pytest.mark.parametrize("name", sorted(load_workloads() and growths))
+    @pytest.mark.parametrize(
+        "name",
+        [
+            name if name == "growth_threads" else pytest.param(name, marks=pytest.mark.soak)
+            for name in sorted(load_workloads() and growths)
+        ],
+    )
     def test_a_quick_run_measures_every_operation_at_every_size(self, name: str) -> None:
         (workload,) = load_workloads().select([name])
         assert workload.repeats == 1
