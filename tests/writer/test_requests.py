@@ -33,7 +33,7 @@ def rows(first: int, count: int = 1) -> pa.Table:
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    with Proxy(s3.endpoint, latency=0.05) as proxy:
+    with Proxy(s3.endpoint, latency=0.15) as proxy:
         yield proxy
 
 
