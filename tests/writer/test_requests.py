@@ -33,7 +33,7 @@ def rows(first: int, count: int = 1) -> pa.Table:
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    with Proxy(s3.endpoint, latency=0.15) as proxy:
+    with Proxy(s3.endpoint) as proxy:
         yield proxy
 
 
@@ -56,8 +56,10 @@ def table(s3: S3Server, proxy: Proxy) -> Table:
 
 
 def counted(proxy: Proxy, call: Callable[[], object]) -> Recording:
+    proxy.set(latency=0.15)
     with proxy.recording() as recording:
         call()
+    proxy.set(latency=0.0)
     return recording
 
 
