@@ -24,6 +24,7 @@ from bench.registry import load_workloads
 from bench.scratch import scratch_directory
 
 PROFILES = Path(__file__).parent / "results" / "profiles"
+_CHECKOUT = Path(__file__).parents[1]
 _ROOTS = ("/src/", "/site-packages/", "/lib/python3")
 #: Where threads of ours only wait for each other.
 _WAITING = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
@@ -101,10 +102,14 @@ def _lines(stats: pstats.Stats, top: int) -> list[str]:
 def _shown(file: str, line: int, function: str) -> str:
     if file == "~":
         return function
+    place = Path(file)
+    if place.is_relative_to(_CHECKOUT):
+        file = str(place.relative_to(_CHECKOUT))
     for root in _ROOTS:
         if root in file:
             file = file.rsplit(root, 1)[1]
-    return f"{Path(file).as_posix()}:{line} {function}"
+    # Wherever else it lies, the machine's directories are nobody's business.
+    return f"{file if not Path(file).is_absolute() else Path(file).name}:{line} {function}"
 
 
 if __name__ == "__main__":

@@ -144,6 +144,8 @@ class TestWorkloads:
         lines = text.splitlines()
         assert lines[0].startswith("growth_versions: open at 3 base versions, ")
         assert len(lines) == 2 + 5
+        whole = profile("growth_versions", "open", size=3, top=500, quick=True)
+        assert str(Path(__file__).parents[2]) not in whole, "a stored profile names no directory of a machine"
 
     def test_profiles_are_shown_before_and_after(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
