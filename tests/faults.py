@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lancewal.errors import OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectInfo, ObjectStore, PutOutcome
 from lancewal.storage.backend import Backend
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from lancewal.storage.store import Data
@@ -34,7 +35,6 @@ T = TypeVar("T")
 ANY = "*"
 #: What a call raises that fails, before or after its effect.
 FAILURES = (StorageError, OutcomeUnknownError)
-_PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Pause:
     _reached: threading.Event = field(default_factory=threading.Event)
     _released: threading.Event = field(default_factory=threading.Event)
 
-    def wait_until_reached(self, timeout: float = _PATIENCE_SECONDS) -> None:
+    def wait_until_reached(self, timeout: float = PATIENCE) -> None:
         assert self._reached.wait(timeout), "no call came to this pause"
 
     def release(self) -> None:
@@ -80,7 +80,7 @@ class Pause:
 
     def hold(self) -> None:
         self._reached.set()
-        assert self._released.wait(_PATIENCE_SECONDS), "nobody released this pause"
+        assert self._released.wait(PATIENCE), "nobody released this pause"
 
     def __enter__(self) -> Pause:
         return self

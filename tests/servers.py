@@ -13,13 +13,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+from tests.patience import PATIENCE
 
 _BUCKET = "lancewal-tests"
-_START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 3
 
-# The server ends when its standard input does: also when the tests are killed.
+# The server ends when its standard input does.
 _RUN = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
@@ -28,15 +30,37 @@ main()
 """
 
 
-class S3Server:
+class ServerProcess:
+    """A process that ends with the block, and with its standard input: also when who started it is killed."""
+
+    process: subprocess.Popen[Any] | None = None
+    endpoint = ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class S3Server(ServerProcess):
     """ministack on a free port of 127.0.0.1, with one bucket; atomic under racing creates."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("ministack") is None:
             raise RuntimeError("ministack is not installed: install the project with its dev extra")
         self._directory = tempfile.TemporaryDirectory(prefix="lancewal-s3-")
-        self._process: subprocess.Popen[bytes] | None = None
-        self.endpoint = ""
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -63,29 +87,15 @@ class S3Server:
                     if attempt == _PORT_ATTEMPTS:
                         raise
             urllib.request.urlopen(
-                urllib.request.Request(f"{self.endpoint}/{_BUCKET}", method="PUT"), timeout=10
+                urllib.request.Request(f"{self.endpoint}/{_BUCKET}", method="PUT"), timeout=PATIENCE
             ).close()
         except BaseException:
             self.stop()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def stop(self) -> None:
-        process = self._process
-        if process is not None:
-            if process.stdin is not None:
-                process.stdin.close()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._process = None
+        super().stop()
         self._directory.cleanup()
 
     def _start(self) -> None:
@@ -100,7 +110,7 @@ class S3Server:
             "TMPDIR": self._directory.name,
         }
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _RUN],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -108,9 +118,9 @@ class S3Server:
                 stderr=subprocess.STDOUT,
             )
         self.endpoint = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not _answers(f"{self.endpoint}/_ministack/health"):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"ministack did not start:\n{log.read_text(errors='replace')}")
             time.sleep(0.05)
 

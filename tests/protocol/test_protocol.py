@@ -1,14 +1,17 @@
 """Every order of the protocol's steps keeps its promises; without any one of its rules some order does not.
 
-``python -m tests.protocol.test_protocol`` prints the counter-examples.
+``python -m tests.protocol.test_protocol`` prints the counter-examples; with ``--store`` it also stores the
+figures of ``docs/testing.md``.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 
 import pytest
 
+from tests import report
 from tests.protocol.checker import Checked, check
 from tests.protocol.model import Collector, Compactor, Protocol, Reader, Rule, State, Writer
 
@@ -119,7 +122,45 @@ def test_everybody_at_once_breaks_no_promise(collections: int) -> None:
     assert checked.counter_example is None, str(checked.counter_example)
 
 
+def _report() -> dict[str, object]:
+    """For ``docs/testing.md``."""
+    checked = {name: _checked(name) for name in STARTS}
+    examples = [(rule, str(_without(rule).counter_example).strip().splitlines()) for rule in Rule]
+    return {
+        "title": "A model of the protocol, tried in every order",
+        "text": [
+            "`tests/protocol/model.py` says what claims, appends, flushes, compactions, collections and "
+            "reads do on storage, one call a step, and a checker tries every order of these steps. Each "
+            "rule that the protocol rests on is then taken away, and the checker finds the shortest order "
+            "that breaks a promise."
+        ],
+        "figures": [
+            ["states", sum(each.states for each in checked.values())],
+            ["steps", sum(each.steps.total() for each in checked.values())],
+            ["rules without which a promise is broken", f"{len(examples)} of {len(Rule)}"],
+        ],
+        "tables": [
+            {
+                "caption": "Who is at work, and in how many states that can end",
+                "columns": ["who", "states", "steps"],
+                "rows": [[name, each.states, each.steps.total()] for name, each in checked.items()],
+            },
+            {
+                "caption": "What goes wrong without a rule",
+                "columns": ["rule", "steps", "then"],
+                "rows": [
+                    [rule.value, len(lines) - 1, lines[-1].strip().removeprefix("=> ")]
+                    for rule, lines in examples
+                ],
+            },
+        ],
+        "command": "python -m tests.protocol.test_protocol",
+    }
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--store"]:
+        report.store("protocol", _report())
     for name in STARTS:
         checked = _checked(name)
         print(

@@ -1,8 +1,8 @@
 """A world in which one seed decides which thread runs next and what every clock says.
 
 The code under test runs in threads of its own, as it does in life, but only one of them runs at a time.
-At every storage call, lock, sleep and start of a thread it hands over to the scheduler, which picks the next
-one by the seed. Time passes only when nobody can run, or when a process is made to stand still.
+At every storage call, lock, sleep and start of a thread it picks the next one by the seed, which may be
+itself, and hands over. Time passes only when nobody can run, or when a process is made to stand still.
 
 ``World.installed`` gives the modules of lancewal a ``threading``, ``time``, ``random`` and ``secrets`` of
 this world in place of Python's: the same names, so that the code under test knows nothing of it.
@@ -16,14 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
-from lancewal.storage import parallel
+from lancewal.storage import forks, parallel
 
 #: More steps than any schedule needs: beyond it somebody waits for ever.
 MOST_STEPS = 20_000
@@ -39,14 +39,18 @@ class StuckError(AssertionError):
 
 @dataclass(eq=False)
 class Process:
-    """Threads that live and die together, with a clock of their own."""
+    """Threads that live and die together, with clocks of their own."""
 
     name: str
-    #: Seconds that its clocks are ahead, and how much faster they go.
+    #: Seconds that its clock since boot is ahead, and how much faster it goes.
     ahead: float = 0.0
     drift: float = 0.0
+    #: What somebody has set its other clock to, beside that.
+    was_set: float = 0.0
     urgency: float = 0.0
     is_dead: bool = False
+    #: Whether it was forked from a process that had used lancewal.
+    is_forked: bool = False
     #: The world's time until which it stands still.
     stands_still_until: float = 0.0
 
@@ -66,7 +70,6 @@ class _Thread:
     deadline: float | None = None
     timed_out: bool = False
     is_over: bool = False
-    error: BaseException | None = None
     place: str = "start"
 
 
@@ -76,27 +79,62 @@ def _locked() -> Any:
     return lock
 
 
+class _Carrier:
+    """A thread of the system that carries one thread of a world after another: starting one is dear."""
+
+    _idle: ClassVar[list[_Carrier]] = []
+
+    def __init__(self) -> None:
+        self._go = _locked()
+        self._body: Callable[[], None] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @classmethod
+    def carrying(cls, body: Callable[[], None]) -> _Carrier:
+        carrier = cls._idle.pop() if cls._idle else cls()
+        carrier._body = body
+        carrier._go.release()
+        return carrier
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            body, self._body = self._body, None
+            assert body is not None
+            body()
+            del body
+
+
+def _is_over(deadline: float | None, now: float) -> bool:
+    return deadline is not None and deadline <= now
+
+
 class World:
     """The scheduler. :meth:`spawn` starts processes, :meth:`run` lets them run to their end."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         #: How often the scheduler thinks of another process.
-        self.restlessness = self.random.choice([0.02, 0.1, 0.5])
+        self.restlessness = self.random.choice([0.02, 0.1, 0.3, 0.6])
         self.now = 0.0
         self.steps = 0
-        self.trace: list[str] = []
+        #: Process, thread and place of every step.
+        self.trace: list[tuple[str, str, str]] = []
+        #: Called before every step.
+        self.watch: Callable[[], None] | None = None
         self._threads: list[_Thread] = []
-        self._scheduler = _locked()
+        self._main = _locked()
+        self._error: BaseException | None = None
+        self._is_ending = False
         self._local = threading.local()
         self._began = datetime.now(UTC)
 
     # ------------------------------------------------------------- processes
 
-    def spawn(self, process: Process, body: Callable[[], None]) -> None:
-        """Let ``body`` be the main thread of ``process``."""
+    def spawn(self, process: Process, body: Callable[[], None], name: str | None = None) -> None:
+        """Let ``body`` be the main thread of ``process``, or a further one."""
         process.urgency = self.random.random()
-        self._start(process, process.name, body)
+        self._start(process, name or process.name, body)
 
     @property
     def process(self) -> Process:
@@ -109,64 +147,81 @@ class World:
     def run(self) -> None:
         """Until every thread is over; raises the first error that a body let through."""
         try:
-            while (thread := self._next()) is not None:
-                self.steps += 1
-                if self.steps > MOST_STEPS:
-                    raise StuckError(f"{MOST_STEPS} steps, and no end: {self._places()}")
-                self.trace.append(f"{thread.process.name}/{thread.name}: {thread.place}")
-                self._let_run(thread)
-                if thread.error is not None:
-                    raise thread.error
+            thread = self._next()
+            if thread is not None:
+                thread.baton.release()
+                self._main.acquire()
         finally:
+            forks._forked = False
             self._end()
+        if self._error is not None:
+            raise self._error
 
     def _next(self) -> _Thread | None:
-        living = [t for t in self._threads if not t.is_over and not t.process.is_dead]
-        if not living:
+        """Who runs now; ``None`` at the end, which may be an error."""
+        try:
+            thread = self._chosen()
+        except Exception as error:
+            self._error = self._error or error
             return None
+        if thread is not None:
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                self._error = StuckError(f"{MOST_STEPS} steps, and no end: {self._places()}")
+                return None
+            self.trace.append((thread.process.name, thread.name, thread.place))
+            thread.timed_out = thread.waits_for is not None and not thread.waits_for()
+            thread.waits_for = thread.deadline = None
+            forks._forked = thread.process.is_forked
+        return thread
+
+    def _chosen(self) -> _Thread | None:
+        if self.watch is not None:
+            self.watch()
         while True:
-            ready = [thread for thread in living if self._is_ready(thread)]
-            if ready:
-                # By process first: one with many threads does not run more often for it. The most urgent one
-                # runs on until its urgency is drawn anew: a few long stretches find more than even turns.
-                chosen = max((thread.process for thread in ready), key=lambda process: process.urgency)
+            now = self.now
+            ready = []
+            chosen: Process | None = None
+            for thread in self._threads:
+                process = thread.process
+                if process.is_dead or process.stands_still_until > now:
+                    continue
+                if thread.waits_for is None or thread.waits_for() or _is_over(thread.deadline, now):
+                    ready.append(thread)
+                    # By process first: one with many threads does not run more often for it. The most
+                    # urgent one runs on until its urgency is drawn anew: a few long stretches find more
+                    # than even turns.
+                    if chosen is None or process.urgency > chosen.urgency:
+                        chosen = process
+            if chosen is not None:
                 if self.random.random() < self.restlessness:
                     chosen.urgency = self.random.random()
-                return self.random.choice([thread for thread in ready if thread.process is chosen])
-            wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > self.now]
-            wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > self.now]
+                of_chosen = [thread for thread in ready if thread.process is chosen]
+                return of_chosen[0] if len(of_chosen) == 1 else self.random.choice(of_chosen)
+            living = [thread for thread in self._threads if not thread.process.is_dead]
+            wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > now]
+            wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > now]
             if not wakes:
                 if all(thread.name.startswith("lancewal-") for thread in living):
-                    return None  # workers of writers that nobody closed
+                    return None  # workers of writers that nobody closed, or nobody at all
                 raise StuckError(f"nobody can go on: {self._places()}")
             self.now = min(wakes)
 
-    def _is_ready(self, thread: _Thread) -> bool:
-        if thread.process.stands_still_until > self.now:
-            return False
-        if thread.waits_for is None or thread.waits_for():
-            return True
-        return thread.deadline is not None and thread.deadline <= self.now
-
     def _places(self) -> str:
-        return ", ".join(f"{t.process.name}/{t.name} at {t.place}" for t in self._threads if not t.is_over)
-
-    def _let_run(self, thread: _Thread) -> None:
-        thread.timed_out = thread.waits_for is not None and not thread.waits_for()
-        thread.waits_for = thread.deadline = None
-        thread.baton.release()
-        self._scheduler.acquire()
+        return ", ".join(f"{t.process.name}/{t.name} at {t.place}" for t in self._threads)
 
     def _end(self) -> None:
         """Every thread that is left unwinds as a dead one, so that none outlives the world."""
+        self._is_ending = True
         for _ in range(1000):
-            left = [thread for thread in self._threads if not thread.is_over]
+            left = list(self._threads)
             if not left:
                 return
             for thread in left:
                 thread.process.is_dead = True
                 if not thread.is_over:
-                    self._let_run(thread)
+                    thread.baton.release()
+                    self._main.acquire()
         raise StuckError(f"threads outlive their world: {self._places()}")
 
     def time(self, moment: float | None = None) -> datetime:
@@ -186,8 +241,10 @@ class World:
             raise Killed
         thread.place, thread.waits_for = place, condition
         thread.deadline = None if timeout is None else self.now + timeout
-        self._scheduler.release()
-        thread.baton.acquire()
+        chosen = self._next()
+        if chosen is not thread:
+            (self._main if chosen is None else chosen.baton).release()
+            thread.baton.acquire()
         if thread.process.is_dead:
             raise Killed
         return not thread.timed_out
@@ -209,15 +266,21 @@ class World:
                 if not process.is_dead:
                     body()
             except Killed:
-                thread.error = None
+                pass
             except BaseException as error:
-                thread.error = None if process.is_dead else error
+                if not process.is_dead and self._error is None:
+                    self._error = error
             finally:
+                del self._local.thread
                 thread.is_over = True
-                self._scheduler.release()
+                self._threads.remove(thread)
+                _Carrier._idle.append(carrier[0])
+                going_on = None if self._is_ending or self._error is not None else self._next()
+                (self._main if going_on is None else going_on.baton).release()
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        carrier: list[_Carrier] = []
         self._threads.append(thread)
+        carrier.append(_Carrier.carrying(run))
         return thread
 
     # ----------------------------------------------- in place of Python's modules
@@ -233,20 +296,21 @@ class World:
             randbelow=self.random.randrange,
             choice=self.random.choice,
         )
-        saved: list[tuple[ModuleType, str, Any]] = [(parallel, "SimpleQueue", parallel.SimpleQueue)]
+        saved: list[tuple[Any, str, Any]] = [(parallel, "SimpleQueue", parallel.SimpleQueue)]
         parallel.SimpleQueue = partial(Queue, self)  # type: ignore[assignment,misc]
-        for name, module in list(sys.modules.items()):
-            if not name.startswith("lancewal.") or module is None:
-                continue
-            for attribute, shim in shims.items():
-                if isinstance(getattr(module, attribute, None), ModuleType):
-                    saved.append((module, attribute, getattr(module, attribute)))
-                    setattr(module, attribute, shim)
+        for module, attribute in _uses():
+            saved.append((module, attribute, getattr(module, attribute)))
+            setattr(module, attribute, shims[attribute])
+        for each in _cached_properties():
+            # Python 3.11 has one for all instances of a class, those of other processes of the world too.
+            if hasattr(each, "lock"):
+                saved.append((each, "lock", each.lock))
+                each.lock = nullcontext()
         try:
             yield
         finally:
-            for module, attribute, value in saved:
-                setattr(module, attribute, value)
+            for owner, attribute, value in saved:
+                setattr(owner, attribute, value)
 
     def _threading(self) -> Any:
         world = self
@@ -335,14 +399,40 @@ class World:
         def sleep(seconds: float) -> None:
             self.wait("sleep", lambda: False, max(seconds, 0.0))
 
+        def wall_clock() -> float:
+            return clock() + (self.process.was_set if self.is_here() else 0.0)
+
         return SimpleNamespace(
             monotonic=clock,
-            time=clock,
+            time=wall_clock,
             perf_counter=clock,
             clock_gettime=lambda _: clock(),
             sleep=sleep,
             CLOCK_MONOTONIC=time.CLOCK_MONOTONIC,
         )
+
+
+def _uses() -> list[tuple[ModuleType, str]]:
+    """The modules of lancewal that use what a world replaces, and under which name."""
+    return _found_in(len(sys.modules))[0]
+
+
+def _cached_properties() -> list[Any]:
+    return _found_in(len(sys.modules))[1]
+
+
+@lru_cache(maxsize=1)
+def _found_in(_: int) -> tuple[list[tuple[ModuleType, str]], list[Any]]:
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("lancewal.") and m is not None]
+    uses = [
+        (module, attribute)
+        for module in modules
+        for attribute in ("threading", "time", "random", "secrets")
+        if isinstance(getattr(module, attribute, None), ModuleType)
+    ]
+    classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    properties = [p for each in classes for p in vars(each).values() if isinstance(p, cached_property)]
+    return uses, properties
 
 
 class Queue:

@@ -1,0 +1,115 @@
+"""What storage holds after every step, read without any of the code under test but its decoders."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.format import TOMBSTONE, decode_entry, decode_manifest
+from lancewal.shard import is_flushed
+from lancewal.storage import layout
+from tests.simulation.light import LightTable
+from tests.simulation.oracle import BrokenError, History
+from tests.simulation.store import Files
+
+_Rows = list[tuple[int, int | None]]
+
+
+class Ledger:
+    """Puts together what a reader would have to be shown, whenever an object has changed.
+
+    The newest manifest counts. Rows are those of the base table, over them those of its SSTables that no
+    marker covers, over them those of log entries behind the cursor that no SSTable holds.
+    """
+
+    def __init__(self, files: Files, table: LightTable, history: History, shard_id: UUID) -> None:
+        self._files, self._table, self._history, self._shard_id = files, table, history, shard_id
+        self._state: tuple[int, int, int] | None = None
+        self._decoded: dict[tuple[str, bytes], object] = {}
+        self.looks = 0
+
+    def look(self) -> None:
+        state = (self._files.changes, self._table.newest, self._history.version)
+        if state == self._state:
+            return
+        self._state = state
+        self.looks += 1
+        rows = self._shown()
+        now = self._history.now()
+        self._history.check(rows.items(), now.shown, now.gone)
+        self._history.reads -= 1
+
+    def _shown(self) -> dict[int, int]:
+        objects = self._files.objects
+        rows = dict(self._table.rows(self._table.newest))
+        directory = layout.manifest_dir(self._shard_id) + "/"
+        names = (path for path in objects if path.startswith(directory))
+        versions = {layout.parse_manifest_name(path.rsplit("/", 1)[-1]): path for path in names}
+        newest = max((version for version in versions if version is not None), default=None)
+        if newest is None:
+            return rows
+        path = versions[newest]
+        manifest = self._once(
+            path, lambda data: decode_manifest(data, shard_id=self._shard_id, version=newest)
+        )
+        marker = self._table.marker(self._shard_id)
+        for entry in sorted(manifest.sstables, key=lambda each: each.generation):
+            if entry.generation > marker:
+                self._lay(rows, self._once(self._data(entry.path), _flushed))
+        directory = layout.wal_dir(self._shard_id) + "/"
+        covered = manifest.replay_after_wal_entry_position
+        found = {
+            layout.parse_wal_name(path.rsplit("/", 1)[-1]): path
+            for path in objects
+            if path.startswith(directory)
+        }
+        tail = sorted(position for position in found if position is not None and position > covered)
+        if tail and tail != list(range(covered + 1, tail[-1] + 1)):
+            raise BrokenError(f"the log has a hole: entries {tail} are behind the cursor {covered}")
+        for position in tail:
+            entry = self._once(
+                found[position], partial(decode_entry, shard_id=self._shard_id, position=position)
+            )
+            if entry.sentinel or is_flushed(manifest, position, entry.generation):
+                continue
+            for batch in entry.batches:
+                self._lay(rows, self._once_of(batch))
+        return rows
+
+    def _data(self, name: str) -> str:
+        path = f"{layout.sstable_dir(self._shard_id, name)}/data"
+        if path not in self._files.objects:
+            raise BrokenError(f"an SSTable that is needed was collected: {name}")
+        return path
+
+    def _once(self, path, decode):  # type: ignore[no-untyped-def]
+        key = (path, self._files.objects[path])
+        if key not in self._decoded:
+            self._decoded[key] = decode(key[1])
+        return self._decoded[key]
+
+    def _once_of(self, batch: pa.RecordBatch) -> _Rows:
+        key = ("rows", id(batch))
+        if key not in self._decoded:
+            self._decoded[key] = _pairs(batch)  # type: ignore[index]
+        return self._decoded[key]  # type: ignore[index,return-value]
+
+    def _lay(self, rows: dict[int, int], over: _Rows) -> None:
+        for key, value in over:
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+
+
+def _flushed(data: bytes) -> _Rows:
+    return _pairs(pa.ipc.open_stream(io.BytesIO(data)).read_all())
+
+
+def _pairs(rows: pa.Table | pa.RecordBatch) -> _Rows:
+    columns = [rows[name].to_pylist() for name in ("id", "value")]
+    dead = rows[TOMBSTONE].to_pylist() if TOMBSTONE in rows.schema.names else [False] * rows.num_rows
+    return [(key, None if gone else value) for key, value, gone in zip(*columns, dead, strict=True)]

@@ -1,0 +1,52 @@
+"""The simulator's part of ``docs/testing.md``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.runs import Totals
+
+_TEXT = [
+    "`tests/simulation/` runs writers, table writers, drains, compactors, collectors, readers, "
+    "followers of the feed and jobs that are run again and beside themselves, step by step: one seed "
+    "decides which thread runs at every storage call and lock, what every clock says, and what goes "
+    "wrong. Processes stall for hours, die, fork and are cloned; calls fail before or after their "
+    "effect, take effect late, are throttled, lose their body; listings are no snapshots; clocks drift "
+    "and are set. After every change of storage an oracle puts together what a reader has to be shown, "
+    "and every read and every look at the feed is checked: acknowledged rows once, newest wins, whole "
+    "batches, one snapshot, nothing that was shown is taken back, the feed once and in order, nothing "
+    "needed was collected.",
+    "In nineteen of twenty worlds a base table of a few lines stands in for Lance, so that a world "
+    "takes milliseconds; the others have Lance itself. A seed that fails is printed with the command "
+    "that runs it again, and with the smallest world that still fails.",
+]
+
+
+def page(totals: Totals) -> dict[str, Any]:
+    return {
+        "title": "A simulator: one seed decides everything",
+        "text": _TEXT,
+        "figures": [
+            ["worlds", totals.worlds],
+            ["of them with Lance itself", totals.with_lance],
+            ["steps", totals.steps],
+            ["writes that were acknowledged and checked", totals.acknowledged],
+            ["reads that were checked", totals.reads],
+            ["looks at the feed that were checked", totals.feeds],
+            ["seconds of one core", round(totals.seconds)],
+            ["worlds that failed", len(totals.failures)],
+        ],
+        "tables": [
+            {
+                "caption": "What went wrong on purpose",
+                "columns": ["fault", "times"],
+                "rows": [list(each) for each in sorted(totals.struck.items())],
+            },
+            {
+                "caption": "What was met",
+                "columns": ["state", "times"],
+                "rows": [list(each) for each in sorted(totals.met.items())],
+            },
+        ],
+        "command": "make soak, or python -m tests.simulation 1:100001 --processes 2 --store",
+    }
