@@ -24,12 +24,22 @@ from lancewal import errors
 
 if TYPE_CHECKING:
     from lancewal.config import ShardWriterConfig
-    from lancewal.format import WalEntry
-    from lancewal.initialization import initialize
+    from lancewal.format import PutId, WalEntry
+    from lancewal.gateway import (
+        AsyncTable,
+        AsyncWriter,
+        Gateway,
+        RemoteTable,
+        RemoteWriter,
+        SharedTable,
+        connect,
+        share,
+    )
+    from lancewal.initialization import initialize, restore
     from lancewal.reader import LookupResult, Scan
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
-    from lancewal.table import Table, restore
+    from lancewal.table import Table
     from lancewal.table import open_table as open
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
@@ -45,8 +55,15 @@ except PackageNotFoundError:  # a source tree that was not installed
 
 #: Where each public name lives. Loaded at first use: pylance alone takes most of a second.
 _HOMES = {
+    "AsyncTable": ("lancewal.gateway", "AsyncTable"),
+    "AsyncWriter": ("lancewal.gateway", "AsyncWriter"),
+    "Gateway": ("lancewal.gateway", "Gateway"),
     "LookupResult": ("lancewal.reader", "LookupResult"),
+    "PutId": ("lancewal.format", "PutId"),
+    "RemoteTable": ("lancewal.gateway", "RemoteTable"),
+    "RemoteWriter": ("lancewal.gateway", "RemoteWriter"),
     "Scan": ("lancewal.reader", "Scan"),
+    "SharedTable": ("lancewal.gateway", "SharedTable"),
     "ShardInfo": ("lancewal.status", "ShardInfo"),
     "ShardRouter": ("lancewal.shard", "ShardRouter"),
     "ShardWriter": ("lancewal.writer", "ShardWriter"),
@@ -58,18 +75,27 @@ _HOMES = {
     "WalEntry": ("lancewal.format", "WalEntry"),
     "WalTailer": ("lancewal.shard", "WalTailer"),
     "WriteResult": ("lancewal.writer", "WriteResult"),
+    "connect": ("lancewal.gateway", "connect"),
     "initialize": ("lancewal.initialization", "initialize"),
     "open": ("lancewal.table", "open_table"),
-    "restore": ("lancewal.table", "restore"),
+    "share": ("lancewal.gateway", "share"),
+    "restore": ("lancewal.initialization", "restore"),
 }
 
 __all__ = [
+    "AsyncTable",
+    "AsyncWriter",
+    "Gateway",
     "LookupResult",
+    "PutId",
+    "RemoteTable",
+    "RemoteWriter",
     "Scan",
     "ShardInfo",
     "ShardRouter",
     "ShardWriter",
     "ShardWriterConfig",
+    "SharedTable",
     "Table",
     "TableWriteResult",
     "TableWriter",
@@ -78,10 +104,12 @@ __all__ = [
     "WalTailer",
     "WriteResult",
     "__version__",
+    "connect",
     "errors",
     "initialize",
     "open",
     "restore",
+    "share",
 ]
 
 

@@ -44,9 +44,16 @@ class ShardWriterConfig:
     ``enable_memtable``
         Off is WAL-only mode: rows go to the log and nowhere else; no reads through the
         writer, no indexes, no flush.
+    ``owner_lease``
+        How long the shards of a process that stopped without closing its writers stay its own. Its
+        writers say three times in this span that they are alive, see "Who writes" in the documentation.
     ``sync_indexed_write``
         Index rows in the put. When off, indexing is deferred, and searches scan the rows that are not
         indexed yet; results are the same.
+
+    ``row_sums``
+        A flush notes the sum of the rows that it writes, so that ``verify`` notices rows that are lost
+        or doubled later. Takes some of a flush's time.
 
     What changes performance:
 
@@ -87,6 +94,8 @@ class ShardWriterConfig:
     stats_log_interval: timedelta | None = timedelta(seconds=60)
     enable_memtable: bool = True
     fsync: bool = True
+    owner_lease: timedelta = timedelta(seconds=10)
+    row_sums: bool = True
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -112,6 +121,18 @@ class ShardWriterConfig:
             else:
                 persisted[f"{field.name}_ms"] = "0" if field.name == "stats_log_interval" else "none"
         return persisted
+
+    @classmethod
+    def resolved(
+        cls, given: ShardWriterConfig | None, persisted: Mapping[str, str], overrides: Mapping[str, Any]
+    ) -> ShardWriterConfig:
+        """``overrides``, then ``given`` or a table's persisted settings, then the defaults."""
+        if given is None:
+            return cls.from_defaults(persisted, **overrides)
+        unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")
+        return dataclasses.replace(given, **overrides)
 
     @classmethod
     def from_defaults(cls, persisted: Mapping[str, str], **overrides: Any) -> ShardWriterConfig:
@@ -169,8 +190,9 @@ class ShardWriterConfig:
 
 
 _OPTIONAL = {"max_wal_flush_interval", "stats_log_interval"}
-_DURATIONS = {"backpressure_log_interval", "async_index_interval", *_OPTIONAL}
-_FLAGS = {"durable_write", "sync_indexed_write", "enable_memtable", "fsync"}
+_DURATIONS = {"backpressure_log_interval", "async_index_interval", "owner_lease", *_OPTIONAL}
+_NEVER_ZERO = {"backpressure_log_interval", "owner_lease"}
+_FLAGS = {"durable_write", "sync_indexed_write", "enable_memtable", "fsync", "row_sums"}
 
 
 def _check_kind(name: str, value: object) -> None:
@@ -184,8 +206,8 @@ def _check_kind(name: str, value: object) -> None:
             raise InvalidInputError(f"{name} must be a timedelta, got {value!r}")
         if value < timedelta(0):
             raise InvalidInputError(f"{name} must not be negative, got {value}")
-        if value == timedelta(0) and name == "backpressure_log_interval":
-            raise InvalidInputError("backpressure_log_interval must be above zero")
+        if value == timedelta(0) and name in _NEVER_ZERO:
+            raise InvalidInputError(f"{name} must be above zero")
         if value > MAX_INTERVAL:
             never = "; None is never" if name in _OPTIONAL else ""
             raise InvalidInputError(f"{name} must not be above {MAX_INTERVAL.days} days, got {value}{never}")
@@ -234,7 +256,7 @@ def _read(name: str, text: str) -> _Read | None:
         return None if number is None else _Read(number, text == str(number))
     if unit not in _MILLISECONDS:
         return None
-    least = 1 if name == "backpressure_log_interval" else 0
+    least = 1 if name in _NEVER_ZERO else 0
     millis = min(max(int(amount * _MILLISECONDS[unit]), least), MAX_INTERVAL // _MILLISECOND)
     # Lance persists "0" for "never log".
     never = name == "stats_log_interval" and millis == 0

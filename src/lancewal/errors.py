@@ -27,10 +27,12 @@ class FencedError(LanceWalError):
 
     ``local_epoch`` is the epoch this writer holds, ``stored_epoch`` the one that
     superseded it; they are the same where a copy of this writer (of its process, of its virtual
-    machine) writes too. Open a new writer to take the shard back.
+    machine) writes too. Open a new writer to take the shard back. ``may_be_written`` says that the rows may
+    have got into the log before the other one claimed it.
     """
 
     def __init__(self, shard_id: UUID, local_epoch: int, stored_epoch: int, where: str = "") -> None:
+        self.may_be_written = False
         self.shard_id = shard_id
         self.local_epoch = local_epoch
         self.stored_epoch = stored_epoch
@@ -48,13 +50,48 @@ class FencedError(LanceWalError):
         super().__init__(f"Writer fenced{during}: {text}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_fenced, (self.shard_id, self.local_epoch, self.stored_epoch, str(self)))
+        known = (self.shard_id, self.local_epoch, self.stored_epoch, str(self), self.may_be_written)
+        return (_rebuild_fenced, known)
 
 
-def _rebuild_fenced(shard_id: UUID, local: int, stored: int, text: str) -> FencedError:
+def _rebuild_fenced(
+    shard_id: UUID, local: int, stored: int, text: str, may_be_written: bool = False
+) -> FencedError:
     error = FencedError(shard_id, local, stored)
     error.args = (text,)
+    error.may_be_written = may_be_written
     return error
+
+
+class ShardOwnedError(LanceWalError):
+    """A living writer has the shard, and was not disturbed; nothing was written.
+
+    ``host``, ``pid`` and ``address`` (``None`` where it takes no requests over the network) say who it is,
+    ``owner_id`` is the id of its record. Write through it, close it, or open the writer with
+    ``take_over="now"``, which fences it.
+    """
+
+    def __init__(
+        self, shard_id: UUID, owner_id: str, host: str, pid: int, address: str | None = None, why: str = ""
+    ) -> None:
+        self.shard_id = shard_id
+        self.owner_id = owner_id
+        self.host = host
+        self.pid = pid
+        self.address = address
+        self.why = why
+        where = f", which takes requests at {address}" if address else ""
+        self_help = f"connect to {address}" if address else "write through it"
+        super().__init__(
+            f"shard {shard_id} belongs to process {pid} on {host}{where}{f'; {why}' if why else ''}. "
+            f'To go on, {self_help}, close it, or take the shard from it with take_over="now"'
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (
+            ShardOwnedError,
+            (self.shard_id, self.owner_id, self.host, self.pid, self.address, self.why),
+        )
 
 
 class SealedShardError(LanceWalError):
@@ -116,6 +153,18 @@ class WalTruncatedError(LanceWalError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (WalTruncatedError, (self.shard_id, self.position, self.first_retained))
+
+
+class BusyError(LanceWalError):
+    """The writer or service has no room for more rows now; nothing of this put was written. Send it again."""
+
+
+class UnavailableError(LanceWalError):
+    """No gateway took the call, for as long as it was tried; it did not happen, calling again is safe."""
+
+
+class AccessDeniedError(LanceWalError):
+    """The gateway does not know the token, or does not let its holder write."""
 
 
 class ConflictError(LanceWalError):

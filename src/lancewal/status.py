@@ -12,6 +12,7 @@ from uuid import UUID
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
+from lancewal.service import Owner, look_at_owners
 from lancewal.shard import (
     ShardManifestStore,
     decoded_values,
@@ -23,7 +24,7 @@ from lancewal.shard import (
     shard_files,
 )
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -124,7 +125,10 @@ class IndexState:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot."""
+    """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot.
+
+    ``owners`` are the processes that write to it, those included that are gone and were not replaced.
+    """
 
     uri: str
     taken_at: datetime
@@ -137,6 +141,7 @@ class TableStatus:
     maintained_indexes: tuple[str, ...] | None
     indexes: tuple[IndexState, ...]
     shards: tuple[ShardState, ...]
+    owners: tuple[Owner, ...] = ()
 
     @property
     def unflushed(self) -> Lag:
@@ -165,6 +170,7 @@ class TableStatus:
             "unflushed": self.unflushed.to_dict(now),
             "uncompacted": self.uncompacted.to_dict(now),
             "shards": [shard.to_dict(now) for shard in self.shards],
+            "owners": [owner.to_dict() for owner in self.owners],
         }
 
 
@@ -223,6 +229,7 @@ def table_status(
     present = [(manifest, files) for manifest, files in looked if manifest is not None]
     # After the manifests, as readers do: what was pruned from one by then is marked as compacted.
     reading = None if store.is_local else in_thread(read_base, "lancewal-io")
+    owners = None if store.is_local else in_thread(partial(look_at_owners, store), "lancewal-io")
     tails = list(_for_each(store, partial(_tail, store), present))
     base = read_base() if reading is None else reading.result()
     infos = _infos(store, base, [manifest for manifest, _ in present], [tail.tip for tail in tails])
@@ -247,6 +254,7 @@ def table_status(
         maintained_indexes=None if details.maintain_all_indexes else details.maintained_indexes,
         indexes=tuple(_indexes(base)),
         shards=tuple(sorted(shards, key=_by_value)),
+        owners=tuple(look_at_owners(store) if owners is None else owners.result()),
     )
 
 
@@ -273,13 +281,9 @@ class _Tail:
 
 
 def _look(store: ObjectStore, shard_id: UUID) -> tuple[ShardManifest | None, list[ObjectInfo]]:
-    """The shard's newest manifest, and its files, listed meanwhile."""
-
-    return both(
-        ShardManifestStore(store, shard_id).read_latest,
-        lambda: shard_files(store, shard_id),
-        at_once=not store.is_local,
-    )
+    """The shard's files, and the newest manifest among them."""
+    files = shard_files(store, shard_id)
+    return ShardManifestStore(store, shard_id).read_listed(files), files
 
 
 def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> _Tail:
@@ -291,11 +295,11 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
         if info.path.startswith(directory)
         and (position := layout.parse_wal_name(info.path.removeprefix(directory))) is not None
     }
-    # The listing may be older than the manifest.
+    # The manifest is newer than the listing where the one that was listed is gone.
     tip = max(first_unsettled(manifest), max(entries, default=0) + 1)
     last = entries.get(tip - 1)
     # Sentinels before the first rows wait for nothing.
-    start = first_unflushed(store, manifest, tip)
+    start = first_unflushed(store, manifest, tip, entries)
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
     return _Tail(tip, last.modified if last else None, lag)

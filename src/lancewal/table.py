@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 from uuid import UUID, uuid4
 
 import lance
 import pyarrow as pa
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, locate
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import MemWalDetails, check_columns
+from lancewal.format import MemWalDetails, TableSchema, check_columns
 from lancewal.maintenance import (
     BackupReport,
     CompactionPlan,
@@ -34,26 +33,37 @@ from lancewal.maintenance import (
     plan_compaction,
     process_totals,
     repair,
-    restore_backup,
     verify,
 )
-from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader
-from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_manifests, listed_shards
+from lancewal.publish import ChangeFeed
+from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader, is_one_key
+from lancewal.service import (
+    Owner,
+    TakeOver,
+    checked_take_over,
+    flush_through_owners,
+    look_at_owners,
+    open_owned,
+    presence_at,
+)
+from lancewal.shard import (
+    Shard,
+    ShardManifestStore,
+    ShardRouter,
+    discover_manifests,
+    listed_shards,
+    require_shard,
+)
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
 from lancewal.storage import ObjectStore, both, layout
 from lancewal.writer import (
     Cast,
     ShardWriter,
     TableWriter,
-    flush_shards,
-    is_key_sequence,
-    is_tabular,
     open_shard_writer,
     seal_shard,
     unseal_shard,
 )
-
-R = TypeVar("R", CompactionReport, GcReport)
 
 
 class Table:
@@ -98,8 +108,7 @@ class Table:
     ) -> Table:
         """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
 
-        ``max_staleness`` as in :func:`lancewal.open`. ``store`` replaces the way to object storage, for
-        tests that need a faulty one.
+        ``max_staleness`` as in :func:`lancewal.open`. ``store`` is for tests that need a faulty one.
         """
         shared = store is not None
         if store is None:
@@ -120,6 +129,11 @@ class Table:
     def schema(self) -> pa.Schema:
         """The table's columns, read anew."""
         return self._reader.base().schema.plain
+
+    @property
+    def table_schema(self) -> TableSchema:
+        """The columns with Lance's field ids, and the key. Read anew."""
+        return self._reader.base().schema
 
     @property
     def primary_key(self) -> tuple[str, ...]:
@@ -185,8 +199,24 @@ class Table:
         """
         unseal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
+    def owners(self) -> list[Owner]:
+        """The processes that write to the table, as they say themselves, with their shards.
+
+        One that is ``gone`` has left its shards to whoever comes next.
+        """
+        return look_at_owners(self._store)
+
+    def announce(self, address: str | None) -> None:
+        """Say in this process's owner record where it takes requests for the table; ``None``: nowhere."""
+        presence_at(self.uri).announce(self._store, address)
+
     def writer(
-        self, config: ShardWriterConfig | None = None, *, cast: Cast = False, **overrides: Any
+        self,
+        config: ShardWriterConfig | None = None,
+        *,
+        cast: Cast = False,
+        take_over: TakeOver = "when_gone",
+        **overrides: Any,
     ) -> TableWriter:
         """A writer that sends every row to its shard.
 
@@ -196,23 +226,37 @@ class Table:
         ``cast="round"`` also rounds floats to the table's precision, as vectors of doubles need it,
         but never to infinity. The writer takes the columns that the table has now; after a column
         was added, open a new one.
+
+        ``take_over`` is for shards that another writer has, in this process or elsewhere. ``"when_gone"``
+        claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
+        is not known yet, and raises :class:`ShardOwnedError` when it lives. ``"now"`` claims the shard
+        and fences the other one. ``"never"`` takes no shard that somebody has, gone or not.
         """
+        take_over = checked_take_over(take_over)
         base, shards = both(
             self._reader.base, lambda: listed_shards(self._store), at_once=not self._store.is_local
         )
-        config = _resolve(config, base.details, overrides)
+        config = ShardWriterConfig.resolved(config, base.details.writer_config_defaults, overrides)
         check_columns(base.schema)
         store = self._writer_store(base, config)
 
         def open_shard(shard: Shard) -> ShardWriter:
-            return open_shard_writer(
-                base,
+            return open_owned(
+                store,
                 shard.shard_id,
-                config,
-                store=store,
-                spec_id=shard.spec_id,
+                lambda look, claimed: open_shard_writer(
+                    base,
+                    shard.shard_id,
+                    config,
+                    store=store,
+                    spec_id=shard.spec_id,
+                    look=look,
+                    claimed=claimed,
+                    cast=cast,
+                ),
                 look=partial(shard.create, store),
-                cast=cast,
+                take_over=take_over,
+                lease=config.owner_lease,
             )
 
         return TableWriter(
@@ -224,6 +268,7 @@ class Table:
             newest=lambda: self._reader.base().schema,
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
             is_remote=not store.is_local,
+            come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
         )
 
     def shard_writer(
@@ -232,21 +277,31 @@ class Table:
         config: ShardWriterConfig | None = None,
         *,
         cast: Cast = False,
+        take_over: TakeOver = "when_gone",
         **overrides: Any,
     ) -> ShardWriter:
-        """The writer of one shard; its former writer, here or elsewhere, is fenced.
+        """The writer of one shard.
 
-        Settings as in :meth:`writer`. In a table without a sharding spec a new id makes a new
-        shard. In any other the caller answers for the rows: they must belong to this shard.
+        Settings and ``take_over`` as in :meth:`writer`. In a table without a sharding spec a new id makes
+        a new shard. In any other the caller answers for the rows: they must belong to this shard.
         """
         shard = layout.parse_shard_id(shard_id)
         base = self._reader.base()
-        config = _resolve(config, base.details, overrides)
+        config = ShardWriterConfig.resolved(config, base.details.writer_config_defaults, overrides)
         check_columns(base.schema)
         store = self._writer_store(base, config)
         if base.details.sharding_specs:
-            self._require_shard(base, shard)
-        return open_shard_writer(base, shard, config, store=store, cast=cast)
+            require_shard(self._store, base.details, base.schema, shard)
+        return open_owned(
+            store,
+            shard,
+            lambda look, claimed: open_shard_writer(
+                base, shard, config, store=store, look=look, claimed=claimed, cast=cast
+            ),
+            look=ShardManifestStore.read_to_claim,
+            take_over=checked_take_over(take_over),
+            lease=config.owner_lease,
+        )
 
     def scan(
         self,
@@ -289,7 +344,7 @@ class Table:
         the order asked, and for every key whether it was.
         """
         result = self._reader.lookup(keys, columns)
-        if not self._is_one_key(keys):
+        if not is_one_key(keys, self._reader.known_base().base.schema):
             return result
         row: list[dict[str, Any]] = result.table.to_pylist()
         return row[0] if row else None
@@ -353,20 +408,62 @@ class Table:
             phrase=phrase,
         )
 
+    def hybrid_search(
+        self,
+        vector_column: str,
+        vector: Any,
+        text_column: str,
+        text: str,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """The ``k`` rows that a vector and a text search rank best together, best first, with ``_relevance``.
+
+        Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
+        finds it. Needs a primary key, by which rows of both are recognised.
+        """
+        return self._reader.hybrid_search(
+            vector_column, vector, text_column, text, k, filter=filter, columns=columns
+        )
+
+    def feed(self) -> ChangeFeed:
+        """The table's change feed, for places of one's own; :meth:`changes` is the simple way."""
+        return ChangeFeed(self._store, self._reader.base().schema)
+
+    def changes(
+        self,
+        start: Mapping[UUID, int] | None = None,
+        *,
+        follow: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
+        """Every row that reached the table's logs, in their order, with the columns of the change feed.
+
+        From ``start``, or the earliest place that is retained, up to now; with ``follow`` from ``start``, or
+        now, until ``stop()`` is true. With each batch comes a place to start from again: batches of one
+        look may come once more then, with the same ``_shard_id`` and ``_wal_position``.
+        """
+        feed = self.feed()
+        return feed.follow(start, stop=stop) if follow else feed.up_to_now(start)
+
     def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
-        A shard with a writer in this process flushes through it. Any other shard that has
-        rows in its WAL is claimed, replayed, flushed and let go: **a writer that another
-        process has on it is fenced**, and so is one in WAL-only mode. Shards without such
-        rows are left alone. Settings as in :meth:`writer`, for the shards that are claimed.
+        A shard with a writer in this process flushes through it. The owner of one in another process is
+        asked to flush, and waited for; one that cannot, in WAL-only mode, is left alone
+        (:class:`ShardOwnedError`). Any other shard that has rows in its WAL is claimed, replayed,
+        flushed and let go: a writer on it that nobody knows of (Lance's own) is fenced, and so is one of
+        this process in WAL-only mode. Shards without such rows are left alone. Settings as in
+        :meth:`writer`, for the shards that are claimed.
         """
         # Damage to any manifest is told before anything is flushed.
         base, manifests = both(
             self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
         )
-        config = _resolve(config, base.details, overrides)
-        flush_shards(base, manifests, self._writer_store(base, config), config)
+        config = ShardWriterConfig.resolved(config, base.details.writer_config_defaults, overrides)
+        flush_through_owners(base, manifests, self._writer_store(base, config), config)
 
     def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
         """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
@@ -390,17 +487,16 @@ class Table:
         ``compact_files`` all of them, or none if it is false.
         """
 
-        def work() -> CompactionReport:
-            return compact(
-                self._store,
-                shards,
-                plan=plan,
-                optimize_indexes=optimize_indexes,
-                compact_files=compact_files,
-                progress=progress,
-            )
-
-        return self._counted("compaction", work)
+        work = partial(
+            compact,
+            self._store,
+            shards,
+            plan=plan,
+            optimize_indexes=optimize_indexes,
+            compact_files=compact_files,
+            progress=progress,
+        )
+        return process_totals.counted(self.uri, "compaction", work)
 
     def gc(
         self,
@@ -419,17 +515,16 @@ class Table:
         an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
         """
 
-        def work() -> GcReport:
-            return collect_garbage(
-                self._store,
-                retention=retention,
-                min_age=min_age,
-                resources=resources,
-                shards=shards,
-                dry_run=dry_run,
-            )
-
-        return self._counted("collection", work)
+        work = partial(
+            collect_garbage,
+            self._store,
+            retention=retention,
+            min_age=min_age,
+            resources=resources,
+            shards=shards,
+            dry_run=dry_run,
+        )
+        return process_totals.counted(self.uri, "collection", work)
 
     def backup(
         self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
@@ -475,34 +570,6 @@ class Table:
         """
         return repair(self._store, findings, accept_lost_entries=accept_lost_entries, earlier=earlier)
 
-    def _counted(self, kind: str, work: Callable[[], R]) -> R:
-        """Do the work, and add what it did to the process's totals."""
-        try:
-            report = work()
-        except BaseException:
-            process_totals.add(self._store.uri, {f"{kind}_failures": 1})
-            raise
-        process_totals.add(self._store.uri, report.totals())
-        return report
-
-    def _require_shard(self, base: BaseTable, shard_id: UUID) -> None:
-        if ShardManifestStore(self._store, shard_id).read_latest() is not None:
-            return
-        for shard in ShardRouter.for_table(base.details, base.schema).known_shards():
-            if shard.shard_id == shard_id:
-                shard.create(self._store)
-                return
-        raise InvalidInputError(
-            f"{shard_id} is no shard of this table, whose sharding spec decides on the shards; write with "
-            "table.writer(), or get the shard of a value with table.shard_for(value)"
-        )
-
-    def _is_one_key(self, keys: Any) -> bool:
-        if isinstance(keys, tuple):
-            several = not keys or any(isinstance(each, dict | tuple) for each in keys)
-            return not several and len(self._reader.known_base().base.schema.primary_key) > 1
-        return not (is_key_sequence(keys) or is_tabular(keys))
-
     def _writer_store(self, base: BaseTable, config: ShardWriterConfig) -> ObjectStore:
         return self._store if self._share_store else base.writer_store(fsync=config.fsync)
 
@@ -531,44 +598,3 @@ def open_table(
     2
     """
     return Table.open(uri, storage_options, max_staleness=max_staleness)
-
-
-def locate(
-    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None
-) -> tuple[str, dict[str, str]]:
-    """Address and options of a table, from what a caller passed."""
-    if isinstance(uri, lance.LanceDataset):
-        options = uri._storage_options if storage_options is None else storage_options
-        return uri.uri, dict(options or {})
-    return os.fspath(uri), dict(storage_options or {})
-
-
-def _resolve(
-    config: ShardWriterConfig | None, details: MemWalDetails, overrides: Mapping[str, Any]
-) -> ShardWriterConfig:
-    """Arguments, then the table's stored defaults, then the built-in ones."""
-    if config is None:
-        return ShardWriterConfig.from_defaults(details.writer_config_defaults, **overrides)
-    unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(config)})
-    if unknown:
-        raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")
-    return dataclasses.replace(config, **overrides)
-
-
-def restore(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    *,
-    backup: str | None = None,
-    source_options: Mapping[str, str] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-) -> Table:
-    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
-
-    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
-    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
-    for the table's.
-    """
-    store = ObjectStore.from_uri(destination, storage_options)
-    restore_backup(ObjectStore.from_uri(source, source_options), store, backup)
-    return open_table(store.uri, storage_options)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import console, cost, ingest, init, maintain, rows, status
+from lancewal.cli import console, cost, ingest, init, maintain, rows, serve, status
 from lancewal.cli.exits import CommandError, guarded
 
 
@@ -151,6 +151,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Write": (init.init, ingest.ingest, rows.delete),
     "Read": (rows.query, rows.get, rows.tail),
     "Operate": (
+        serve.serve,
         status.status,
         cost.cost,
         maintain.flush,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -100,9 +101,14 @@ def cost_view(
     writers = console.plural(load.writers, "writer")
     looks = f"a look every {console.duration(load.poll_seconds)}"
     return Group(
-        _bill("a million …", bills["per_million"], prices),
-        _bill(f"an idle day, {looks}", bills["per_idle_day"], prices),
-        _bill(f"a day of {size} in rows of {rows}", day, prices),
+        *_bills(
+            {
+                "a million …": bills["per_million"],
+                f"an idle day, {looks}": bills["per_idle_day"],
+                f"a day of {size} in rows of {rows}": day,
+            },
+            prices,
+        ),
         Text(f"together {_price(total)} a day; to keep a month of rows {_price(kept)} a month\n"),
         _limits(f"limits, with {console.plural(load.shards, 'shard')} and {writers}", limits),
         *_advice(limits),
@@ -113,29 +119,46 @@ def _month_of_rows(load: Load, prices: Prices) -> float:
     return load.bytes_per_day * 30 / 1e9 * prices.storage
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(columns: Mapping[str, int]) -> Table:
+    """Columns by name and width. Where room is short the lines' names are broken, and no figure is cut."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column(title, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    for number, (name, width) in enumerate(columns.items()):
+        if number:
+            table.add_column(name, justify="right", no_wrap=True, min_width=width)
+        else:
+            table.add_column(name.ljust(width))
     return table
 
 
-def _bill(title: str, lines: Sequence[Line], prices: Prices) -> RenderableType:
-    table = _table(title, "PUT, LIST", "GET, HEAD", "written", "price")
-    for line in lines:
-        table.add_row(
-            line.name,
-            _number(line.puts),
-            _number(line.gets),
-            console.size(line.bytes_written) if line.bytes_written else "",
-            _price(line.price(prices)),
-        )
-    return Group(table, Text())
+def _bills(bills: Mapping[str, Sequence[Line]], prices: Prices) -> list[RenderableType]:
+    """One table below the other, with columns that stand below each other."""
+    names = ("PUT, LIST", "GET, HEAD", "written", "price")
+    cells = {
+        title: [
+            (
+                line.name,
+                _number(line.puts),
+                _number(line.gets),
+                console.size(line.bytes_written) if line.bytes_written else "",
+                _price(line.price(prices)),
+            )
+            for line in lines
+        ]
+        for title, lines in bills.items()
+    }
+    heads = [(title, *names) for title in bills]
+    widths = [max(map(len, column)) for column in zip(*heads, *itertools.chain(*cells.values()), strict=True)]
+    found: list[RenderableType] = []
+    for head, rows in zip(heads, cells.values(), strict=True):
+        table = _table(dict(zip(head, widths, strict=True)))
+        for row in rows:
+            table.add_row(*row)
+        found += [table, Text()]
+    return found
 
 
 def _limits(title: str, limits: Sequence[Limit]) -> RenderableType:
-    table = _table(title, "now", "at most", "used")
+    table = _table({title: 0, "now": 0, "at most": 0, "used": 0})
     for limit in limits:
         style = "red" if limit.share > 1 else "yellow" if limit.share > _NEAR else ""
         unit = "" if limit.unit in ("", "bytes") else f" {limit.unit}"

@@ -24,6 +24,7 @@ from lancewal.errors import (
     NotInitializedError,
     PartialWriteError,
     SealedShardError,
+    ShardOwnedError,
     SplitShardError,
     TableNotFoundError,
 )
@@ -118,7 +119,7 @@ def exit_code(error: BaseException) -> int:
         return NOT_FOUND
     if isinstance(error, InvalidInputError | SealedShardError | SplitShardError):
         return REFUSED
-    if isinstance(error, FencedError | ConflictError):
+    if isinstance(error, FencedError | ConflictError | ShardOwnedError):
         return TAKEN_OVER
     if isinstance(error, PartialWriteError):
         codes = {exit_code(each) for each in error.failed.values()}

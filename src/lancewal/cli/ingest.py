@@ -95,8 +95,8 @@ def ingest(
     """Take files into the table, each row exactly once.
 
     The table remembers which files it has: a run that was interrupted continues where it stopped, and
-    files that were taken before are skipped. The command takes over the shards that rows go to, and
-    fences a writer that another process has open on them.
+    files that were taken before are skipped. Where another process writes to the table, it adopts the
+    rows in its own order; shards that nobody has are taken over for a moment.
     """
     from lancewal.ingest import Ingestion, find_files
 

@@ -29,8 +29,8 @@ def flush(
 ) -> None:
     """Move rows from the WALs to SSTables.
 
-    The command takes over the shards that have such rows for a moment: a writer that another process
-    has open on them is fenced and has to be opened again.
+    Shards that another process writes to are flushed by that process, which is asked and waited for; those
+    that nobody has are taken over for a moment.
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
@@ -54,9 +54,7 @@ def flush(
 @guarded
 def compact(
     table: options.TableArgument,
-    flush: Annotated[
-        bool, typer.Option("--flush", help="Flush first (fences writers, see lancewal flush).")
-    ] = False,
+    flush: Annotated[bool, typer.Option("--flush", help="Flush first, as lancewal flush does.")] = False,
     indexes: Annotated[
         bool, typer.Option("--indexes/--no-indexes", help="Then bring the base table's indexes up to date.")
     ] = True,

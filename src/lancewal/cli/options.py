@@ -29,6 +29,21 @@ class Engine(enum.StrEnum):
     SPARK = "spark"
 
 
+class TakeOver(enum.StrEnum):
+    """When the shards of another writer may be taken."""
+
+    WHEN_GONE = "when_gone"
+    NOW = "now"
+    NEVER = "never"
+
+
+TakeOverOption = Annotated[
+    TakeOver,
+    typer.Option(
+        "--take-over",
+        help="Shards that another process has: take them when it is gone, now (it is fenced), or never.",
+    ),
+]
 TableArgument = Annotated[
     str,
     typer.Argument(

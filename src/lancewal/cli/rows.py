@@ -198,23 +198,24 @@ def delete(
         typer.Option("--filter", "-f", metavar="SQL", help="Delete all rows that match instead."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
     """Delete rows, by key or by filter.
 
-    Deletes are durable and visible at once. The command takes over the shards for a moment: a writer
-    that another process has open on them is fenced and has to be opened again.
+    Deletes are durable and visible at once. The command needs the shards for a moment: while another
+    process writes to them it ends with code 5 and says which, unless it may take them with --take-over now.
     """
     if bool(keys) == (filter is not None):
         raise typer.BadParameter("pass keys, or --filter")
     opened = options.open_table(table, option)
     if keys:
         _refuse_conditions(opened, keys)
-        with opened.writer() as writer:
+        with opened.writer(take_over=take_over.value) as writer:
             count = writer.delete(parse_keys(opened, keys)).num_rows
     else:
-        count = _delete_matching(opened, str(filter), ask=not yes)
+        count = _delete_matching(opened, str(filter), take_over, ask=not yes)
     console.tell(f"{console.plural(count, 'key')} deleted", {"deleted": count}, json=json)
 
 
@@ -229,7 +230,7 @@ def _refuse_conditions(table: Table, keys: list[str]) -> None:
             )
 
 
-def _delete_matching(table: Table, filter: str, *, ask: bool) -> int:
+def _delete_matching(table: Table, filter: str, take_over: options.TakeOver, *, ask: bool) -> int:
     if not table.primary_key:
         raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
     scan = table.scan(columns=list(table.primary_key), filter=filter)
@@ -239,7 +240,10 @@ def _delete_matching(table: Table, filter: str, *, ask: bool) -> int:
             f"Delete {console.plural(number, 'row')} of {console.visible(table.uri)}?", abort=True, err=True
         )
     count = 0
-    with resumable("what was deleted stays deleted"), table.writer() as writer:
+    with (
+        resumable("what was deleted stays deleted"),
+        table.writer(take_over=take_over.value) as writer,
+    ):
         for batch in scan.to_batches():
             count += writer.delete(batch).num_rows
     return count

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _WIDE = 120
 _HISTORY = 60
 _SHOWN_INDEXES = 2
+_SHOWN_OWNERS = 4
 #: Lines of a full screen that are not shards.
-_OTHER_LINES = 16
+_OTHER_LINES = 21
 
 
 @dataclass
@@ -64,6 +65,7 @@ def status_view(
     parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
     if history is not None:
         parts += [_writes(history, width)]
+    parts += _owners(status)
     room = None if height is None else max(3, height - _OTHER_LINES)
     parts += [Text(), _shards(status, width, room, history)]
     if every is not None:
@@ -122,6 +124,20 @@ def _waiting(status: TableStatus, width: int) -> Table:
         first = ("base → indexes", named) if place == 0 else ("", "")
         grid.add_row(*first, rows, "", Text(visible(f"not in {index.name}")))
     return grid
+
+
+def _owners(status: TableStatus) -> list[RenderableType]:
+    """A line for each process that writes, those with most shards first."""
+    lines: list[RenderableType] = []
+    for owner in sorted(status.owners, key=lambda each: -len(each.shards))[:_SHOWN_OWNERS]:
+        shards = console.plural(len(owner.shards), "shard")
+        where = f", at {owner.address}" if owner.address else ""
+        heard = f"heard of {console.duration(owner.age.total_seconds())} ago"
+        text = f"process {owner.pid} on {owner.host}{where}: {shards}, {heard}"
+        gone = (", gone", "yellow") if owner.gone else ""
+        lines.append(Text.assemble(("writes           ", "dim"), visible(text), gone))
+    hidden = len(status.owners) - len(lines)
+    return [*lines, *([Text(f"… and {console.plural(hidden, 'owner')} more", style="dim")] if hidden else [])]
 
 
 def _writes(history: History, width: int) -> Text:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, locate
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format import check_columns
 from lancewal.ingest.files import SourceFile
@@ -32,11 +32,11 @@ from lancewal.publish import (
     append_transaction,
     begin_append,
     finish_append,
-    publish,
 )
+from lancewal.service import is_owned, publish_through_owners
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import ObjectStore, ordered_map
-from lancewal.table import Table, locate
+from lancewal.table import Table
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
@@ -172,8 +172,14 @@ class _LocalPart:
             self._staged = self._stager.finish()
 
     def write(self, transaction: Transaction) -> int:
+        if self._stager is None and is_owned(self._store):
+            # Whoever writes there would be fenced by a claim; it can adopt SSTables.
+            self._stager = Stager(self._base, self._store, self._router)
+            for batch in self._held:
+                self._stager.add(batch)
+            self._held, self._staged = [], self._stager.finish()
         if self._stager is not None:
-            publish(self._base, self._store, self._staged, transaction)
+            publish_through_owners(self._base, self._store, self._staged, transaction)
         else:
             self._append(transaction)
             self._parts.wal_bytes += self.num_bytes

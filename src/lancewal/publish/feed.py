@@ -183,6 +183,14 @@ class ChangeFeed:
         for shard_id, stop in end.items():
             yield from self.read(shard_id, start.get(shard_id, layout.FIRST_WAL_POSITION), stop)
 
+    def up_to_now(
+        self, start: Mapping[UUID, int] | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
+        """All changes from a place, or the earliest one, up to the latest, which comes with each batch."""
+        end = self.latest()
+        for batch in self.changes(self.earliest() if start is None else start, end):
+            yield batch, end
+
     def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The changes of one shard from position ``start`` up to ``end`` (exclusive)."""
         tailer = WalTailer(self._store, shard_id)

@@ -41,9 +41,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -57,6 +58,7 @@ from lancewal.errors import (
     OutcomeUnknownError,
     PartialWriteError,
     StorageError,
+    WalTruncatedError,
 )
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
@@ -68,10 +70,11 @@ from lancewal.shard import (
     WalAppender,
     discover_manifests,
     find_tip,
+    first_readable,
     is_flushed,
 )
-from lancewal.storage import ObjectStore, ordered_map
-from lancewal.writer import DrainBudget, drain_shard
+from lancewal.storage import ObjectStore, boot_time, layout, ordered_map
+from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 
 logger = logging.getLogger(__name__)
 
@@ -94,14 +97,75 @@ class ShardWrite:
     position: int | None = None
 
 
+class StagedAge:
+    """How old staged SSTables are: until now by the clocks of who staged them, from now on by our own."""
+
+    def __init__(self, seconds: float) -> None:
+        self._before = seconds
+        self._since = boot_time()
+
+    @classmethod
+    def of(cls, staged: Sequence[Staged]) -> StagedAge:
+        now = time.time()
+        return cls(now - min((each.staged_at for each in staged), default=now))
+
+    @property
+    def seconds(self) -> float:
+        return self._before + boot_time() - self._since
+
+    def refuse_old(self) -> None:
+        """Refuse SSTables that garbage collection might take for abandoned before they are published."""
+        limit = STAGED_DELETION_AGE.total_seconds() / 2
+        age = self.seconds
+        if age > limit:
+            raise InvalidInputError(
+                f"rows were staged {age / 3600:.1f} hours ago, and what is older than {limit / 3600:.0f} "
+                "hours is not published, because garbage collection may remove it; write the data again in "
+                "smaller jobs"
+            )
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What a shard's owner is asked to do: list the staged SSTables of a run that has begun."""
+
+    shard_id: UUID
+    entries: tuple[SsTableEntry, ...]
+    transaction: Transaction
+    run_id: str
+    age: StagedAge = field(compare=False)
+
+    @property
+    def rows(self) -> int:
+        return sum(entry.physical_rows or 0 for entry in self.entries)
+
+    @property
+    def pointer(self) -> SsTablePointer:
+        return SsTablePointer(
+            self.run_id,
+            tuple(entry.path for entry in self.entries),
+            sum(entry.in_memory_bytes or 0 for entry in self.entries),
+            self.transaction.tags["transaction"],
+        )
+
+
+#: Has owners adopt SSTables. Gives what became of a shard's; a shard that is missing has no owner.
+Adopt = Callable[[Sequence[Adoption]], Mapping[UUID, ShardWrite | Exception]]
+
+
 def publish(
-    base: BaseTable, store: ObjectStore, staged: Sequence[Staged], transaction: Transaction | None = None
+    base: BaseTable,
+    store: ObjectStore,
+    staged: Sequence[Staged],
+    transaction: Transaction | None = None,
+    *,
+    adopt: Adopt | None = None,
 ) -> list[ShardWrite]:
     """List staged SSTables in their shards' manifests, by their order, newer than all rows before.
 
     With a ``transaction`` that was published before, in full or in part, only the shards that
     lack it are written. Without one a repeated call writes again. Takes every touched shard
-    over: **a writer that is open on one of them is fenced**.
+    over that ``adopt`` has left: **a writer that is open on one of them is fenced**.
     """
     is_anonymous = transaction is None
     transaction = transaction or Transaction.anonymous()
@@ -109,7 +173,8 @@ def publish(
     if not is_anonymous and log.is_done():
         logger.info("version %d of %s is written already", transaction.version, transaction.app_id)
         return []
-    _refuse_old(staged)
+    age = StagedAge.of(staged)
+    age.refuse_old()
     by_shard: dict[Shard, list[Staged]] = {}
     for each in sorted(staged, key=lambda s: s.order):
         by_shard.setdefault(each.shard, []).append(each)
@@ -119,11 +184,24 @@ def publish(
         log.start(run)
     failed: dict[UUID, Exception] = {}
     budget = DrainBudget(store)
+    adopted: Mapping[UUID, ShardWrite | Exception] = {}
+    if adopt is not None and by_shard:
+        adopted = adopt(
+            [
+                Adoption(shard.shard_id, tuple(each.entry for each in found), transaction, run.run_id, age)
+                for shard, found in by_shard.items()
+            ]
+        )
 
     def one(item: tuple[Shard, list[Staged]]) -> ShardWrite | None:
         shard, found = item
+        settled = adopted.get(shard.shard_id)
+        if isinstance(settled, ShardWrite):
+            return settled
         try:
-            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, budget)
+            if settled is not None:
+                raise settled
+            return _publish_shard(base, store, shard, [each.entry for each in found], log, run, budget, age)
         except Exception as error:
             # Finish the other shards before the caller gets the error.
             failed[shard.shard_id] = error
@@ -240,21 +318,29 @@ def _earlier_write(
     Requires that the shard was claimed: ``claimed`` was read, and ``end`` found, after that.
     """
     transaction, shard_id = log.transaction, claimed.shard_id
-    history = log.read()
-    if _is_over(history, transaction):
-        return _Earlier()
-    marked_by = history.marks.get((transaction.version, shard_id))
-    if marked_by is not None:
-        return _Earlier(marked_by)
     listed = {entry.path for entry in claimed.sstables}
-    floors = []
-    for run in history.runs_of(transaction.version):
-        if not listed.isdisjoint(run.sstables.get(shard_id, ())):
-            return _Earlier(run.run_id)
-        if run.floors is not None:
-            floors.append(run.floor(shard_id))
-    entry = find_entry(store, shard_id, transaction, min(floors), end) if floors else None
-    return None if entry is None else _Earlier(position=entry.position)
+    first = layout.FIRST_WAL_POSITION
+    while True:
+        history = log.read()
+        if _is_over(history, transaction):
+            return _Earlier()
+        marked_by = history.marks.get((transaction.version, shard_id))
+        if marked_by is not None:
+            return _Earlier(marked_by)
+        runs = history.runs_of(transaction.version)
+        for run in runs:
+            if not listed.isdisjoint(run.sstables.get(shard_id, ())):
+                return _Earlier(run.run_id)
+        start = max(first, min((run.floor(shard_id) for run in runs if run.floors is not None), default=end))
+        try:
+            entry = find_entry(store, shard_id, transaction, start, end)
+            return None if entry is None else _Earlier(position=entry.position)
+        except WalTruncatedError:
+            first = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
+            if first <= start:
+                raise
+            # Before an entry is deleted its proof is preserved, or its transaction is done: perhaps only
+            # after the records were read, so they are read again.
 
 
 def _is_over(history: History, transaction: Transaction) -> bool:
@@ -269,6 +355,55 @@ def _is_over(history: History, transaction: Transaction) -> bool:
     return False
 
 
+def adopt_sstables(writer: ShardWriter, store: ObjectStore, adoption: Adoption) -> ShardWrite:
+    """Carry an adoption out by the shard's ``writer``, unless an earlier run of the transaction has.
+
+    The run must have begun. The writer holds the shard, so what it finds is as after a claim; should it
+    have lost it, nothing is committed (:class:`FencedError`).
+    """
+    log = TransactionLog(store, adoption.transaction)
+    earlier: _Earlier | None = None
+
+    def prepare() -> None:
+        nonlocal earlier
+        held = ShardManifestStore(store, adoption.shard_id).require_latest()
+        if held.writer_epoch != writer.epoch:
+            raise FencedError(adoption.shard_id, writer.epoch, held.writer_epoch, "before publishing")
+        earlier = _earlier_write(store, log, held, find_tip(store, adoption.shard_id, held))
+        if earlier is None:
+            _require_announced(log, adoption)
+            adoption.age.refuse_old()
+
+    def commit(appender: WalAppender) -> tuple[ShardWrite, ShardManifest | None]:
+        position, manifest = None, None
+        run_id: str | None = adoption.run_id
+        if earlier is None:
+            position = appender.append_pointer(adoption.pointer.tags())
+            # As in _publish_shard: what was there when the pointer came stays, and it was if it is young.
+            adoption.age.refuse_old()
+            manifest = appender.manifests.commit_update(
+                writer.epoch, partial(_listing, entries=adoption.entries, position=position)
+            )
+        else:
+            run_id = earlier.run_id
+        # While no put is under way: the log's leader takes every entry of the epoch for its own.
+        if run_id is not None:
+            with _rows_are_written():
+                appender.append_pointer(confirmation_tags(run_id))
+        return ShardWrite(adoption.shard_id, adoption.rows, earlier is not None, position), manifest
+
+    return writer.insert_generations(prepare, commit)
+
+
+def _require_announced(log: TransactionLog, adoption: Adoption) -> None:
+    """Refuse SSTables that the run has not announced: they may be listed already."""
+    paths = tuple(entry.path for entry in adoption.entries)
+    runs = log.read().runs_of(adoption.transaction.version)
+    announced = [run.sstables.get(adoption.shard_id) for run in runs if run.run_id == adoption.run_id]
+    if paths not in announced:
+        raise InvalidInputError(f"run {adoption.run_id} has not announced these SSTables")
+
+
 def _publish_shard(
     base: BaseTable,
     store: ObjectStore,
@@ -277,14 +412,10 @@ def _publish_shard(
     log: TransactionLog,
     run: Run,
     budget: DrainBudget,
+    age: StagedAge,
 ) -> ShardWrite:
-    rows = sum(entry.physical_rows or 0 for entry in entries)
-    pointer = SsTablePointer(
-        run.run_id,
-        tuple(entry.path for entry in entries),
-        sum(entry.in_memory_bytes or 0 for entry in entries),
-        log.transaction.tags["transaction"],
-    )
+    adoption = Adoption(shard.shard_id, tuple(entries), log.transaction, run.run_id, age)
+    rows, pointer = adoption.rows, adoption.pointer
     shard.create(store)
 
     def once() -> ShardWrite:
@@ -302,6 +433,9 @@ def _publish_shard(
                     appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
+        # Collections keep what a pointer names. So what was there when it came stays, however long this
+        # process stands still from here on; and it was there if it is young enough now.
+        age.refuse_old()
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
         with _rows_are_written():
             appender.append_pointer(confirmation_tags(run.run_id))
@@ -346,15 +480,3 @@ def _retrying_lost_claims(attempt: Callable[[], T]) -> T:
             # The attempt before may have written, and then been taken over.
             raise OutcomeUnknownError(f"an earlier attempt may have taken effect: {error}") from error
     raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _refuse_old(staged: Sequence[Staged]) -> None:
-    """Refuse SSTables that garbage collection might take for abandoned before they are published."""
-    limit = STAGED_DELETION_AGE.total_seconds() / 2
-    oldest = min((each.staged_at for each in staged), default=time.time())
-    if time.time() - oldest > limit:
-        raise InvalidInputError(
-            f"rows were staged {(time.time() - oldest) / 3600:.1f} hours ago, and what is older than "
-            f"{limit / 3600:.0f} hours is not published, because garbage collection may remove it; write "
-            "the data again in smaller jobs"
-        )

@@ -86,7 +86,7 @@ class SsTablePointer:
             if not _TRANSACTION.fullmatch(transaction):
                 raise ValueError(f"{transaction!r} names no transaction")
             return cls(str(content["run"]), names, int(content["bytes"]), transaction)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise WalCorruptError(entry.shard_id, entry.position, f"unreadable pointer ({error})") from error
 
 

@@ -21,6 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
+from lancewal.config import ShardWriterConfig
 from lancewal.format import SsTableEntry
 from lancewal.index import maintained_specs
 from lancewal.shard import Shard, ShardRouter
@@ -90,6 +91,7 @@ class Stager:
             base.details.writer_config_defaults,
             strict=False,
         )
+        self._row_sums = ShardWriterConfig.from_defaults(base.details.writer_config_defaults).row_sums
         self._buffers: dict[UUID, _Buffer] = {}
         self._held = 0
         self._staged: list[Staged] = []
@@ -121,6 +123,7 @@ class Stager:
             batches=buffer.batches,
             storage_version=self._base.storage_version,
             indexes=self._indexes,
+            row_sums=self._row_sums,
         )
         order = (*self._order, len(self._staged))
         self._staged.append(Staged(buffer.shard, entry, order, time.time()))

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from lancewal.errors import InvalidInputError, LanceWalError, WalTruncatedError
+from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import WalEntry, decode_record, encode_record, reading_record
-from lancewal.shard import ShardManifestStore, WalTailer, first_readable
+from lancewal.shard import ShardManifestStore, WalTailer, first_readable, is_flushed
 from lancewal.storage import ObjectStore, layout
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,10 @@ class Unsettled:
                 tailer = WalTailer(self._store, shard_id)
                 found = (tailer.read_entry(position) for position in range(start, positions.stop))
                 proven = any(
-                    entry is not None and not entry.sentinel and entry.tags.get(TRANSACTION_TAG) == tag
+                    entry is not None
+                    and not entry.sentinel
+                    and entry.tags.get(TRANSACTION_TAG) == tag
+                    and not _is_stray(self._store, entry)
                     for entry in found
                 )
             if proven:
@@ -247,16 +250,27 @@ def find_entry(
 ) -> WalEntry | None:
     """The entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
 
-    Collected positions are skipped: a proof was preserved before its entry was deleted.
+    Raises :class:`WalTruncatedError` where some of them were collected: their proofs are preserved then.
     """
-    tailer = WalTailer(store, shard_id)
-    try:
-        return next((e for e in tailer.entries(start, end) if transaction.wrote(e)), None)
-    except WalTruncatedError:
-        retained = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
-        if retained <= start:
-            raise
-        return find_entry(store, shard_id, transaction, retained, end) if retained < end else None
+    entries = WalTailer(store, shard_id).entries(start, end)
+    written = (entry for entry in entries if transaction.wrote(entry))
+    return next((entry for entry in written if not _is_stray(store, entry)), None)
+
+
+def _is_stray(store: ObjectStore, entry: WalEntry) -> bool:
+    """Whether a run that stood still dropped the entry into a slot that garbage collection had emptied.
+
+    That run was superseded, and nobody replays the entry, so it proves nothing. Such slots lie at or below
+    the replay cursor. Behind a stray the log has a gap, or goes on under another epoch without a sentinel.
+    """
+    shard_id = entry.shard_id
+    manifest = ShardManifestStore(store, shard_id).read_latest()
+    if not is_flushed(manifest, entry.position):
+        return False
+    if first_readable(store, shard_id, manifest) > entry.position:
+        return True
+    following = WalTailer(store, shard_id).read_header(entry.position + 1)
+    return following is not None and following.writer_epoch > entry.writer_epoch and not following.sentinel
 
 
 def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> History:

@@ -38,11 +38,11 @@ from lancewal.maintenance import (
     finish_compaction,
     plan_compaction,
 )
+from lancewal.service import flush_one_through_owner
 from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.spark_session import session
-from lancewal.writer import flush_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
 def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
     (part,) = parts
     manifest = ShardManifestStore(table.store, UUID(part["shard_id"])).require_latest()
-    return [(part["shard_id"], {"rows": flush_shard(table.base, manifest, table.store)}, None)]
+    return [(part["shard_id"], {"rows": flush_one_through_owner(table.base, manifest, table.store)}, None)]
 
 
 def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:

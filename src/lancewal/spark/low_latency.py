@@ -2,7 +2,8 @@
 
 Each entry is durable, readable at once and atomic. Every task claims its shard, which fences
 any earlier attempt, looks for that attempt's entry, and appends only if there is none. So
-retries, speculation and restarts write nothing twice.
+retries, speculation and restarts write nothing twice. While somebody else writes to the table, rows go
+the other way, as staged SSTables which the shards' owners adopt.
 
 A micro-batch goes through :func:`write_transaction` on the driver, :meth:`WalSink.append` in each
 task, and :meth:`WalSink.commit` on the driver again.
@@ -30,6 +31,7 @@ from lancewal.publish import (
     begin_append,
     finish_append,
 )
+from lancewal.service import is_owned
 from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
 from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
@@ -156,9 +158,13 @@ def write_transaction(
     if not begin_append(table.store, transaction):
         return
     writer = rows.write.format(FORMAT).mode("append")
-    writer = writer.option("walTransaction", json.dumps(asdict(transaction)))
     for name, value in options.values.items():
         writer = writer.option(name, value)
+    if is_owned(table.store):
+        # A claim would fence whoever writes there: SSTables are staged, and the shards' owners adopt them.
+        writer = writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version)
+    else:
+        writer = writer.option("walTransaction", json.dumps(asdict(transaction)))
     # The path is among the options; Spark refuses a second one.
     writer.save()
 

@@ -31,7 +31,8 @@ from lancewal.errors import (
 )
 from lancewal.format import MemWalDetails, TableSchema
 from lancewal.initialization import create_table, initialize, with_key
-from lancewal.publish import DEFAULT_STAGING_BYTES, Staged, Stager, Transaction, publish
+from lancewal.publish import DEFAULT_STAGING_BYTES, Staged, Stager, Transaction
+from lancewal.service import publish_through_owners
 from lancewal.shard import BUCKET, IDENTITY, ShardRouter
 from lancewal.spark.columns import SparkRows, arrow_schema
 from lancewal.spark.options import OpenTable, Options
@@ -124,7 +125,7 @@ def _publish(
 ) -> None:
     staged = [s for message in messages if isinstance(message, StagedMessage) for s in message.staged]
     table = OpenTable.open(options)
-    written = publish(table.base, table.store, staged, transaction)
+    written = publish_through_owners(table.base, table.store, staged, transaction)
     logger.info("published %d SSTables in %d shards", len(staged), len(written))
 
 

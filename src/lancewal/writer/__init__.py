@@ -10,7 +10,8 @@ from lancewal.writer.drain import (
     seal_shard,
     unseal_shard,
 )
-from lancewal.writer.intake import Cast, Intake, is_condition, is_key_sequence, is_tabular
+from lancewal.writer.flush import Worker
+from lancewal.writer.intake import Cast, Intake, as_batches, is_condition, is_key_sequence, is_tabular
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
     live_writer,
@@ -18,11 +19,13 @@ from lancewal.writer.open import (
     open_writers,
     written,
 )
+from lancewal.writer.put_ids import RETRY_WINDOW
 from lancewal.writer.shard_writer import Durability, ShardWriter, WalStats, WriteResult
 from lancewal.writer.state import WriteStats, WriteStatsSnapshot
-from lancewal.writer.table_writer import TableWriter, TableWriteResult
+from lancewal.writer.table_writer import TableWriter, TableWriteResult, is_stream, streamed_batches
 
 __all__ = [
+    "RETRY_WINDOW",
     "Cast",
     "DrainBudget",
     "Drained",
@@ -35,19 +38,23 @@ __all__ = [
     "TableWriteResult",
     "TableWriter",
     "WalStats",
+    "Worker",
     "WriteResult",
     "WriteStats",
     "WriteStatsSnapshot",
+    "as_batches",
     "drain_shard",
     "flush_shard",
     "flush_shards",
     "is_condition",
     "is_key_sequence",
+    "is_stream",
     "is_tabular",
     "live_writer",
     "open_shard_writer",
     "open_writers",
     "seal_shard",
+    "streamed_batches",
     "unseal_shard",
     "written",
 ]

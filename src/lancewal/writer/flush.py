@@ -191,7 +191,10 @@ class FlushQueue:
         log: CommitLog,
         state: WriterState,
         stats: WriteStats,
+        *,
+        row_sums: bool,
     ) -> None:
+        self._row_sums = row_sums
         self._base = base
         self._indexes = indexes
         self._store = store
@@ -324,6 +327,7 @@ class FlushQueue:
             storage_version=self._base.storage_version,
             indexes=self._indexes,
             in_memory_bytes=memtable.row_bytes,
+            row_sums=self._row_sums,
         )
 
     def _publish(self, memtable: MemTable, entry: SsTableEntry) -> None:

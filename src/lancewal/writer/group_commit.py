@@ -39,6 +39,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from lancewal.errors import FencedError, LanceWalError, OutcomeUnknownError, StorageError
+from lancewal.format import PUT_IDS_TAG, PutId, put_ids_tag
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.storage import LOOK_AGAIN_SECONDS, check_process
@@ -98,6 +99,7 @@ class Put(Waiter):
     rows: Rows
     #: Whose ``insert`` the leader calls with this put.
     into: Destination
+    put_id: PutId | None = None
     end_position: int = field(init=False, default=0)
     state: PutState = field(init=False, default=PutState.WAITING)
     refusal: Exception | None = field(init=False, default=None)
@@ -466,8 +468,12 @@ class CommitLog:
         batches = [batch for put in group.puts for batch in put.rows.batches]
         memtable = group.puts[0].memtable
         generation = None if memtable is None else memtable.generation
+        ids = [put.put_id for put in group.puts if put.put_id is not None]
+        tags = {PUT_IDS_TAG: put_ids_tag(ids)} if ids else None
         try:
-            return self._appender.encode(batches, generation=generation, base_version=self._base_version)
+            return self._appender.encode(
+                batches, generation=generation, tags=tags, base_version=self._base_version
+            )
         except (pa.ArrowException, MemoryError) as error:
             raise StorageError(
                 f"a WAL entry of {len(batches)} batches could not be encoded: {error}"

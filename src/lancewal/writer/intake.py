@@ -31,6 +31,7 @@ from lancewal.format import (
     has_floats,
     has_json,
     has_wide_values,
+    in_place,
     is_json,
     without_field_ids,
     without_null_words,
@@ -129,6 +130,7 @@ class Intake:
         if storage_version is not None:
             check_storable(schema, storage_version)
         self.schema = schema
+        self._storage_version = storage_version
         present = storage_version is not None and needs_present_structs(storage_version, schema.stored)
         self._version_without_null_structs = storage_version if present else None
         self._cast = cast
@@ -148,6 +150,10 @@ class Intake:
         self._looks_deep = bool(self._deep_checks or self._wide or self._dictionaries or present)
         self._least_row_bytes = sum(_least_bytes(field.type) for field in schema.columns)
         self._no_tombstones = _false(1)
+
+    def casting(self, cast: Cast) -> Intake:
+        """The same, with another ``cast``."""
+        return Intake(self.schema, cast=cast, storage_version=self._storage_version, newest=self._newest)
 
     def upserts(self, data: Any) -> Rows:
         """Rows to write, in ``schema.stored``."""
@@ -219,6 +225,7 @@ class Intake:
         return pa.RecordBatch.from_arrays([values], names=[key.name])
 
     def _only_keys(self, batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
+        batch = in_place(batch)
         columns = []
         for field in self._key_plain:
             position = batch.schema.get_field_index(field.name)
@@ -234,6 +241,7 @@ class Intake:
         rows = batch.num_rows
         if rows == 0:
             raise InvalidInputError(f"batch {index} is empty; leave it out")
+        batch = in_place(batch)
         plan, schema = self._last_plan, batch.schema
         if plan is None or not schema.equals(plan.schema):
             plan = self._last_plan = self._plan(schema)

@@ -76,7 +76,9 @@ class MemTableMode:
         self._log = log
         self._state = state
         self._stats = stats
-        self._flushes = FlushQueue(base, indexes, store, appender, log, state, stats)
+        self._flushes = FlushQueue(
+            base, indexes, store, appender, log, state, stats, row_sums=config.row_sums
+        )
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
         #: What ``unflushed_bytes`` became when rows were last inserted: flushes have lowered it since.
@@ -211,8 +213,11 @@ class MemTableMode:
             self._index_later(self._active)
 
     def continue_at(self, generation: int) -> None:
-        """Go on with a higher ``generation``: after :meth:`flush_replayed`, before anybody puts rows."""
-        self._active = self._new_memtable(generation, self._active.first_position)
+        """Go on with a higher ``generation``: while nobody puts rows, and all are flushed."""
+        with self.lock:
+            if self._active.batch_count:
+                raise StorageError(f"generation {self._active.generation} has rows and cannot be passed over")
+            self._active = self._new_memtable(generation, self._active.first_position)
 
     def views(self) -> list[MemTableView]:
         tables = self.memtables()
@@ -359,6 +364,9 @@ class WalOnlyMode:
 
     def wait_for_flush_drain(self) -> None:
         self._refuse("wait_for_flush_drain")
+
+    def continue_at(self, generation: int) -> None:
+        self._refuse("continue_at")
 
     def _refuse(self, what: str) -> NoReturn:
         raise InvalidInputError(

@@ -6,22 +6,24 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import ShardManifest, WalEntry, check_key_types, refuse_blob_values
+from lancewal.format import PUT_IDS_TAG, ShardManifest, WalEntry, check_key_types, refuse_blob_values
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
 from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer
 from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
-from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout
+from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout, ordered_map
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.intake import Adapter, Cast, Intake
 from lancewal.writer.modes import MemTableMode, WalOnlyMode, WriteMode
+from lancewal.writer.put_ids import RETRY_WINDOW, PutIds
 from lancewal.writer.shard_writer import ShardWriter
 from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, added
 
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Entries fetched ahead of the one being replayed, on a remote store.
 REPLAY_READ_AHEAD = 96
+#: Flushed entries whose put ids are read first, before it is known how far back they have to be.
+_LOOK_BACK_AT_FIRST = 8
 #: Writers that are gone keep their statistics until so many of them are added up.
 _FOLD_AFTER = 64
 
@@ -108,6 +112,7 @@ def open_shard_writer(
     store: ObjectStore | None = None,
     spec_id: int | None = None,
     look: Callable[[ShardManifestStore], ShardManifest | None] = ShardManifestStore.read_to_claim,
+    claimed: Callable[[int], object] | None = None,
     indexes: Sequence[IndexSpec] | None = None,
     cast: Cast = False,
     clock: Clock = boot_time,
@@ -155,13 +160,15 @@ def open_shard_writer(
         clock=clock,
         look=look_at_all,
         check=lambda manifest: held_generation(base, store, manifest),
+        claimed=claimed,
         keep_metadata=True,
     )
     state, stats = WriterState(shard, appender.epoch), WriteStats()
     mode: WriteMode
     adapter: Adapter | None = None
+    replay = _replay_of(config, store, appender)
+    put_ids = PutIds(partial(_earlier_put_ids, store, appender, replay, read=config.enable_memtable))
     if config.enable_memtable:
-        replay = _replay_of(config, store, appender)
         entries = replay.entries()
         kept, first = base, None
         if len(replay.range):
@@ -185,7 +192,9 @@ def open_shard_writer(
     else:
         log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=base.version)
         mode = WalOnlyMode(log, state)
-    writer = ShardWriter(config, intake, appender, log, mode, state, stats, adapter)
+    for tag in replay.put_ids:
+        put_ids.note(tag)
+    writer = ShardWriter(config, intake, appender, log, mode, state, stats, adapter, put_ids)
     _registry.add(base.uri, writer)
     logger.info("opened writer", extra=state.context)
     return writer
@@ -228,6 +237,30 @@ def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppen
         manifest_scan_batch_size=config.manifest_scan_batch_size,
     )
     return Replay(appender, tailer)
+
+
+def _earlier_put_ids(
+    store: ObjectStore, appender: WalAppender, replay: Replay, *, read: bool
+) -> Iterator[str]:
+    """The tags of earlier writers' entries that were not replayed, newest first, back to the retry window.
+
+    ``read`` tells whether the replay's own range was.
+    """
+    claim = appender.sentinel_position
+    if claim is None:
+        return  # nobody wrote before
+    tailer = WalTailer(store, appender.shard_id)
+    now = store.head(layout.wal_entry(appender.shard_id, claim))
+    end, count = replay.range.start if read else claim, _LOOK_BACK_AT_FIRST
+    while end > layout.FIRST_WAL_POSITION:
+        some = range(max(layout.FIRST_WAL_POSITION, end - count), end)
+        oldest = store.head(layout.wal_entry(appender.shard_id, some.start))
+        for entry in ordered_map(tailer.read_entry, reversed(some), 1 if store.is_local else len(some)):
+            if entry is not None and PUT_IDS_TAG in entry.tags:
+                yield entry.tags[PUT_IDS_TAG]
+        if oldest is None or now is None or (now.modified - oldest.modified).total_seconds() > RETRY_WINDOW:
+            return
+        end, count = some.start, min(2 * count, REPLAY_READ_AHEAD)
 
 
 def _run_replay(

@@ -12,16 +12,17 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import FencedError, LanceWalError
-from lancewal.format import ShardManifest
+from lancewal.errors import BusyError, FencedError, LanceWalError, StorageError
+from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked
@@ -29,9 +30,12 @@ from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
 from lancewal.writer.intake import Adapter, Intake, Rows, as_batches
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats, WriteMode
+from lancewal.writer.put_ids import PutIds
 from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Slices above this size may be copied: not by the leader, for whom others wait, and threads that
 #: do it share a budget of memory.
@@ -107,6 +111,7 @@ class Backpressure:
         self._lock = threading.Lock()
         #: Puts from their admission to their end; whoever is admitted removes itself.
         self.let_in: dict[Put, None] = {}
+        self._held_back = False
 
     @property
     def let_in_bytes(self) -> int:
@@ -119,21 +124,27 @@ class Backpressure:
                 num_bytes += put.rows.num_bytes
         return num_bytes
 
-    def admit(self, put: Put) -> None:
-        """Return once there is room. Never fails for lack of room alone, however long it takes.
+    def admit(self, put: Put, patience: float | None = None) -> None:
+        """Return once there is room; without ``patience``, in seconds, however long it takes.
 
-        Raises when the writer is closed, or has failed.
+        Raises when the writer is closed, or has failed, and :class:`BusyError` when patience ran out.
         """
         if self._lets_in(put, counted=False) or self._lets_in(put):
             return
         started = time.monotonic()
+        wait = self._log_interval if patience is None else min(patience, self._log_interval)
         try:
             while True:
                 seen = self._state.changes
                 self._memory.make_room()
                 if self._lets_in(put):
                     return
-                if not self._state.wait_for_change(seen, self._log_interval):
+                if patience is not None and time.monotonic() - started >= patience:
+                    raise BusyError(
+                        f"shard {self._state.shard_id} has {self._memory.unflushed_bytes} bytes to flush, of "
+                        f"at most {self._limit}. No row of this put was written to it: send it again"
+                    )
+                if not self._state.wait_for_change(seen, wait) and patience is None:
                     logger.warning(
                         "put has waited %.1f s for a flush: %d unflushed bytes, limit %d",
                         time.monotonic() - started,
@@ -144,6 +155,22 @@ class Backpressure:
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
 
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let no put in meanwhile; those that were let in have ended when the block begins."""
+        with self._lock:
+            self._held_back = True
+        try:
+            while True:
+                seen = self._state.changes
+                if not any(put.present.locked() for put in list(self.let_in)):
+                    break
+                self._state.wait_for_change(seen, self._log_interval)
+            yield
+        finally:
+            self._held_back = False
+            self._state.note_change()
+
     def _lets_in(self, put: Put, *, counted: bool = True) -> bool:
         check_process()  # first: in a forked child the lock may be locked for good
         memory = self._memory
@@ -151,6 +178,8 @@ class Backpressure:
             # First: a put that gets into memory meanwhile is in both figures rather than in none.
             num_bytes = self.let_in_bytes if self.let_in else 0
             self._state.check_usable()
+            if self._held_back:
+                return False
             num_bytes += memory.unflushed_bytes if counted else memory.bytes_at_last_put
             if num_bytes >= self._limit:
                 return False
@@ -174,12 +203,14 @@ class ShardWriter:
         state: WriterState,
         stats: WriteStats,
         adapter: Adapter | None = None,
+        put_ids: PutIds | None = None,
     ) -> None:
         """``adapter`` is needed where ``mode`` keeps rows with other columns than ``intake`` gives."""
         self.config = config
         self.shard_id = state.shard_id
         self.epoch = state.epoch
         self._adapter = adapter
+        self._put_ids = put_ids or PutIds()
         self._intake = intake
         self._appender = appender
         self._log = log
@@ -198,13 +229,21 @@ class ShardWriter:
         self._log_stats_every = float("inf") if interval is None else interval.total_seconds()
         self._log_stats_at = time.monotonic() + self._log_stats_every
         self._close_lock = threading.Lock()
+        self._inserting = threading.Lock()
         self._in_hand = Room(config.max_unflushed_memtable_bytes)
+        #: Called once the writer is closed, before :meth:`close` returns.
+        self.after_close: Callable[[], object] = _nothing
         self._finalizer = weakref.finalize(self, _abandon, mode, self._wal_flusher, state)
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called; puts are refused from then on."""
         return self._state.closed
+
+    @property
+    def usable(self) -> bool:
+        """Whether puts are taken: open, not fenced as far as it knows, nothing failed for good."""
+        return not self._state.closed and self._state.ended.failure is None and self._finalizer.alive
 
     @property
     def readable(self) -> bool:
@@ -216,19 +255,20 @@ class ShardWriter:
         """The columns that :meth:`put` takes."""
         return self._intake.schema.plain
 
-    def put(self, data: Any) -> WriteResult:
+    def put(self, data: Any, *, put_id: PutId | None = None) -> WriteResult:
         """Write rows: a RecordBatch, a list of them, a Table, a reader, or a frame.
 
         All batches of one call become visible together and are durable together. Returns
         when the rows are readable and, with ``durable_write``, in the WAL. Rows are kept
         without a copy: buffers that Arrow shares with numpy or others must not be changed
-        while they are in memory.
+        while they are in memory. With a ``put_id`` rows that landed under the same id before, also
+        through another writer, are not written again.
         """
         batches = as_batches(data)
         if self._adapter is None and self._intake.fit_as_given(batches):
             rows = Rows.of(batches, unshaped=self._intake)
             if rows.num_bytes <= _LARGE_PUT_BYTES:
-                return self.write_rows(rows)
+                return self.write_rows(rows, put_id)
         check_process()
         call = threading.Lock()
         try:
@@ -236,35 +276,51 @@ class ShardWriter:
                 # Before the copies that are made here: each thread would have one in hand
                 # while it waits for room in memory.
                 self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
-                return self.write_rows(self._intake.shaped(batches))
+                return self.write_rows(self._intake.shaped(batches), put_id)
         finally:
             self._in_hand.leave(call)
 
-    def delete(self, keys: Any) -> WriteResult:
+    def delete(self, keys: Any, *, put_id: PutId | None = None) -> WriteResult:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
-        return self.write_rows(self._intake.deletes(keys))
+        return self.write_rows(self._intake.deletes(keys), put_id)
 
-    def write_rows(self, rows: Rows) -> WriteResult:
-        """Write what an :class:`Intake` of this writer's schema has accepted."""
+    def write_rows(
+        self, rows: Rows, put_id: PutId | None = None, patience: float | None = None
+    ) -> WriteResult:
+        """Write what an :class:`Intake` of this writer's schema has accepted.
+
+        ``patience`` is how many seconds to wait for room, at most, before :class:`BusyError` is raised.
+        """
         started = time.perf_counter()
         if self._adapter is not None:
             rows = self._adapter.adapted(rows)
-        put = Put(rows, self._mode)
+        put = Put(rows, self._mode, put_id)
         try:
             with put.present:
-                self._backpressure.admit(put)
+                if put_id is not None and (end := self._put_ids.begin(put)) is not None:
+                    return self._landed_before(end)
+                self._backpressure.admit(put, patience)
                 if self.config.durable_write:
                     self._log.commit_put(put)
                 else:
                     self._mode.insert(put)
                     self._wal_flusher.nudge()
         finally:
+            if put_id is not None:
+                self._put_ids.end(put)
             self._backpressure.let_in.pop(put, None)
             self._state.note_change()  # of the room that a refused put leaves, no write or flush says so
         self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
         if time.monotonic() >= self._log_stats_at:
             self._log_stats()
         return WriteResult(put.positions, Durability(self._log, put.end_position))
+
+    def _landed_before(self, end: int) -> WriteResult:
+        """The result of a put whose rows an earlier one with its id has written, up to ``end``."""
+        self._state.check_usable()
+        if self.config.durable_write:
+            self._log.commit(end)
+        return WriteResult(range(end, end), Durability(self._log, end))
 
     def _log_stats(self) -> None:
         """With the first put after every interval: an idle writer stays silent."""
@@ -331,6 +387,40 @@ class ShardWriter:
         check_process()
         self._mode.wait_for_flush_drain()
 
+    def insert_generations(
+        self, prepare: Callable[[], object], commit: Callable[[WalAppender], tuple[T, ShardManifest | None]]
+    ) -> T:
+        """Let ``commit`` add SSTables to the shard: newer than every row so far, older than all to come.
+
+        It appends sentinels and commits a manifest, under this writer's epoch; it returns that manifest, or
+        ``None``. Rows so far are flushed before, and no put is under way while it runs. Most is flushed, and
+        ``prepare`` called, while puts need not wait yet. One at a time.
+
+        A ``commit`` that failed ends the writer: its pointer may stand in the log, and were the log to go on
+        under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``).
+        """
+        with self._inserting:
+            self.force_seal_active()
+            self.wait_for_flush_drain()
+            prepare()
+            with self._backpressure.held_back():
+                self._state.check_usable()
+                self._mode.seal_active()
+                self._mode.wait_for_flush_drain()
+                try:
+                    result, manifest = commit(self._appender)
+                    if manifest is not None:
+                        self._mode.continue_at(manifest.current_generation)
+                except BaseException as error:
+                    failure = error
+                    if not isinstance(failure, LanceWalError):
+                        failure = StorageError(
+                            f"adding SSTables was cut short by {error!r}; open a new writer"
+                        )
+                    self._state.fail(failure, memory_ahead_of_log=False, ends_log=True)
+                    raise
+                return result
+
     def close(self) -> None:
         """Write and flush everything, then end all threads.
 
@@ -370,6 +460,7 @@ class ShardWriter:
                     self._mode.stop()
                     self._log.close()
                     self._finalizer.detach()
+                    self.after_close()
         logger.info("closed writer", extra=self._state.context)
 
     def _write_all(self) -> None:
@@ -397,6 +488,10 @@ class ShardWriter:
                 raise
             # The body's error is the cause worth seeing; this one would hide it.
             logger.warning("close failed after an error: %s", close_error, extra=self._state.context)
+
+
+def _nothing() -> None:
+    """Nobody waits for the end."""
 
 
 def _abandon(mode: WriteMode, wal_flusher: WalFlushWorker, state: WriterState) -> None:

@@ -33,7 +33,10 @@ def for_others(failure: LanceWalError) -> LanceWalError:
     """What a write is told that was not tried any more after ``failure``: that it did not happen,
     also where nobody knows it of the one that failed."""
     if not isinstance(failure, OutcomeUnknownError):
-        return fresh_copy(failure)
+        copied = fresh_copy(failure)
+        if isinstance(copied, FencedError):
+            copied.may_be_written = False
+        return copied
     error = StorageError(f"the writer ended before: {failure}; open a new one")
     error.__cause__ = failure
     return error

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType, TracebackType
@@ -15,8 +16,16 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.errors import ClosedError, InvalidInputError, LanceWalError, PartialWriteError
-from lancewal.format import TableSchema
+from lancewal.errors import (
+    ClosedError,
+    FencedError,
+    InvalidInputError,
+    LanceWalError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    StorageError,
+)
+from lancewal.format import PutId, TableSchema
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows, as_batches
@@ -57,9 +66,11 @@ class TableWriteResult:
 class TableWriter:
     """Writes rows to the shards they belong to. Thread-safe; a context manager.
 
-    Open one with ``Table.writer``. A shard is claimed when its first row comes, and held
-    until :meth:`close`; while two table writers are open, the later one to touch a shard
-    takes it over and the other one's writes to it fail with :class:`FencedError`.
+    Open one with ``Table.writer``. A shard is claimed when its first row comes, and held until
+    :meth:`close`. Where another writer has it, ``take_over`` of ``Table.writer`` decides. With "when_gone"
+    a writer that lost a shard, because it was taken for gone, comes back when the other one is: the
+    put that finds out waits and is written by the new claim. Whoever loses it again within a lease gets
+    the :class:`FencedError`, so that no two take a shard from each other without end.
 
     Rows of one key stay in the order in which one thread puts them.
 
@@ -80,8 +91,14 @@ class TableWriter:
         newest: Callable[[], TableSchema] | None = None,
         max_bytes_in_hand: float = float("inf"),
         is_remote: bool = False,
+        come_back_after: float | None = None,
     ) -> None:
-        """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time."""
+        """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time.
+
+        A shard that was lost is opened again, but not twice within ``come_back_after`` seconds (``None``:
+        never).
+        """
+        self._come_back_after = come_back_after
         self._router = router
         self._open_shard = open_shard
         self._intake = Intake(schema, cast=cast, storage_version=storage_version, newest=newest)
@@ -108,7 +125,13 @@ class TableWriter:
             slots = dict(self._slots)
         return MappingProxyType({shard: slot.writer for shard, slot in slots.items() if slot.writer})
 
-    def put(self, data: Any) -> TableWriteResult:
+    def intake(self, cast: Cast) -> Intake:
+        """What accepts rows for this writer with another ``cast``; :meth:`put` takes what it gives."""
+        return self._intake.casting(cast)
+
+    def put(
+        self, data: Any, *, put_id: PutId | None = None, patience: float | None = None
+    ) -> TableWriteResult:
         """Write rows: a RecordBatch, a Table, a pandas or polars frame, a list of these, or a stream.
 
         Columns are matched by name, in any order; a nullable one may be missing. Returns when
@@ -118,19 +141,28 @@ class TableWriter:
         RecordBatchReader, an iterator of batches, any other object with
         ``__arrow_c_stream__``) is checked and written batch by batch and never held whole:
         when a batch is refused, those before it are written.
+
+        With a ``put_id`` rows that landed under the same id before, also through another writer, are not
+        written again: send the very same rows. ``patience`` bounds the seconds that a put waits for
+        room in memory; a shard that has none by then fails with :class:`BusyError`.
         """
         progress = _Progress()
         if is_stream(data):
-            for batch in _batches_of(data):
+            if put_id is not None:
+                raise InvalidInputError("a stream is several puts, so it takes no put_id; put its batches")
+            for batch in streamed_batches(data):
                 self._put_streamed(batch, progress)
         else:
-            self._write("put", data, progress)
+            self._write("put", data, progress, put_id, patience)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
-    def delete(self, keys: Any) -> TableWriteResult:
+    def delete(
+        self, keys: Any, *, put_id: PutId | None = None, patience: float | None = None
+    ) -> TableWriteResult:
         """Delete rows by key: one, several (a list, set, array or Series), or a table with the key columns.
 
         A single text that is an SQL condition on the table's columns is refused; in a list it is a key.
+        ``put_id`` and ``patience`` as in :meth:`put`.
         """
         column = self._router.column
         rows = self._intake.deletes(keys)
@@ -140,7 +172,7 @@ class TableWriter:
                 "delete through the shard that has the row, with table.shard_writer(shard_id).delete(keys)"
             )
         progress = _Progress()
-        self._write("delete", rows, progress)
+        self._write("delete", rows, progress, put_id, patience)
         return TableWriteResult(rows.num_rows, MappingProxyType(progress.results))
 
     def flush(self) -> None:
@@ -210,7 +242,14 @@ class TableWriter:
             before = sum(progress.rows.values())
             raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
 
-    def _write(self, doing: str, data: Any, progress: _Progress) -> None:
+    def _write(
+        self,
+        doing: str,
+        data: Any,
+        progress: _Progress,
+        put_id: PutId | None = None,
+        patience: float | None = None,
+    ) -> None:
         """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
         self._refuse_if_closed()
         accepted = data if isinstance(data, Rows) else None
@@ -231,7 +270,8 @@ class TableWriter:
                         split.setdefault(shard, []).append(part)
                 parts = {shard: Rows.of(its_batches) for shard, its_batches in split.items()}
                 calls = {
-                    shard.shard_id: partial(self._write_shard, shard, rows) for shard, rows in parts.items()
+                    shard.shard_id: partial(self._write_shard, shard, rows, put_id, patience)
+                    for shard, rows in parts.items()
                 }
                 done, failed = self._run(calls, in_threads=len(calls) > 1 and self._must_wait(calls))
         finally:
@@ -249,14 +289,52 @@ class TableWriter:
             writers = [self._slots[shard].writer if shard in self._slots else None for shard in shards]
         return any(writer is None or writer.config.durable_write for writer in writers)
 
-    def _write_shard(self, shard: Shard, rows: Rows) -> WriteResult:
+    def _write_shard(
+        self, shard: Shard, rows: Rows, put_id: PutId | None, patience: float | None
+    ) -> WriteResult:
         with self._lock:
             slot = self._slots.setdefault(shard.shard_id, _Slot())
         # Whoever waits here needs this very shard; all others go on.
         with slot.opening:
             if slot.writer is None:
                 slot.writer = self._open_shard(shard)
-        return slot.writer.write_rows(rows)
+        writer = slot.writer
+        try:
+            return writer.write_rows(rows, put_id, patience)
+        except (FencedError, StorageError, OutcomeUnknownError) as error:
+            if not self._may_come_back(slot, writer, error, put_id):
+                raise
+        return self._came_back(slot, writer, shard).write_rows(rows, put_id, patience)
+
+    def _may_come_back(
+        self, slot: _Slot, lost: ShardWriter, error: LanceWalError, put_id: PutId | None
+    ) -> bool:
+        """Whether the shard may be opened again for the rows that ``lost`` did not take.
+
+        Not where rows that it did take are lost, which its caller has to hear of, nor where its last rows
+        may be in the log and would come twice, for want of a key or an id.
+        """
+        if self._come_back_after is None or not lost.config.durable_write:
+            return False
+        if not isinstance(error, FencedError):
+            # Its log failed for good. Only an id tells a new writer whether the rows are in it.
+            if put_id is None or lost.usable:
+                return False
+        elif error.may_be_written and put_id is None and not self._intake.schema.primary_key:
+            return False
+        return slot.writer is not lost or slot.came_back + self._come_back_after <= time.monotonic()
+
+    def _came_back(self, slot: _Slot, lost: ShardWriter, shard: Shard) -> ShardWriter:
+        """A new writer in the place of ``lost``; waits until whoever took the shard is gone."""
+        with slot.opening:
+            if slot.writer is lost:
+                logger.warning("the writer of shard %s has ended; opening it again", shard.shard_id)
+                with suppress(LanceWalError):  # all that it acknowledged is in the log
+                    lost.close()
+                slot.writer = self._open_shard(shard)
+                slot.came_back = time.monotonic()
+            assert slot.writer is not None, "a slot keeps its writer"
+            return slot.writer
 
     def _refuse_if_closed(self) -> None:
         check_process()
@@ -296,10 +374,11 @@ def _settle(shard: UUID, call: Callable[[], T], done: dict[UUID, T], failed: dic
 
 @dataclass
 class _Slot:
-    """A shard's place in the writer; ``writer`` is set once, under ``opening``."""
+    """A shard's place in the writer; ``writer`` is set under ``opening``, again when it came back."""
 
     opening: threading.Lock = field(default_factory=threading.Lock)
     writer: ShardWriter | None = None
+    came_back: float = float("-inf")
 
 
 @dataclass
@@ -319,10 +398,11 @@ def is_stream(data: Any) -> bool:
     return not is_frame and (hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator))
 
 
-def _batches_of(stream: Any) -> Iterator[pa.RecordBatch]:
+def streamed_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream, as they come."""
     if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
         for item in stream:
-            yield from _batches_of(item) if is_stream(item) else as_batches(item)
+            yield from streamed_batches(item) if is_stream(item) else as_batches(item)
     else:
         try:
             reader = pa.RecordBatchReader.from_stream(stream)

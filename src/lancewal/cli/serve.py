@@ -1,0 +1,110 @@
+"""``lancewal serve``: a gateway that writes tables for many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lancewal.cli import console, options
+from lancewal.cli.exits import guarded
+from lancewal.errors import InvalidInputError
+
+_TOKENS_HELP = "File with tokens, one a line, that let clients {}. The file is read at the start."
+
+
+@guarded
+def serve(
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]TABLE…", help="Tables to serve, by default under the last part of their path."
+        ),
+    ],
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; unix:PATH for a socket.")
+    ] = "127.0.0.1:9465",
+    tokens: Annotated[
+        Path | None, typer.Option("--tokens", metavar="FILE", help=_TOKENS_HELP.format("read and write"))
+    ] = None,
+    read_tokens: Annotated[
+        Path | None, typer.Option("--read-tokens", metavar="FILE", help=_TOKENS_HELP.format("read"))
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", metavar="FILE", help="PEM of the certificate chain.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM of its key.")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Serve /live, /ready and /metrics there."),
+    ] = None,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Write and read tables for many processes, over Arrow Flight.
+
+    All clients share one group commit. Connect with lancewal.connect("grpc://HOST:PORT"), or with any Arrow
+    Flight client. Beyond this machine it listens with tokens and TLS only. SIGTERM and Ctrl-C let
+    the puts under way finish, flush, and hand the shards over; a second gateway on the same tables is a
+    stand-by that takes them then.
+    """
+    from lancewal.gateway import Access, Gateway, HealthEndpoint
+
+    access = Access(
+        read_write=_lines(tokens),
+        read_only=_lines(read_tokens),
+        certificate=_content(certificate),
+        key=_content(key),
+    )
+    opened = {name: options.open_table(uri, option) for name, uri in _named(tables).items()}
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access))
+        # Not one that may write: HTTP carries it in the clear.
+        token = (access.read_only or (None,))[0]
+        health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None
+        # The endpoint says "not ready" while the gateway drains, so it ends last.
+        stack.callback(gateway.close)
+        served = ", ".join(opened)
+        text = f"serving {served} at {gateway.address}" + (f", health at {health.address}" if health else "")
+        document = {"address": gateway.address, "tables": list(opened), "http": health and health.address}
+        console.tell(text, document, json=json, indent=None)
+        _wait_until_stopped()
+
+
+def _wait_until_stopped() -> None:
+    """SIGTERM or Ctrl-C is the orderly end of a service, so it ends the command without an error."""
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def _named(texts: list[str]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for text in texts:
+        name, equals, uri = text.partition("=")
+        if not equals or "/" in name:
+            name, uri = os.path.basename(text.rstrip("/")).removesuffix(".lance"), text
+        if not name or name in named:
+            raise typer.BadParameter(f"give {text!r} a name of its own: NAME={uri}")
+        named[name] = uri
+    return named
+
+
+def _lines(path: Path | None) -> tuple[str, ...]:
+    content = _content(path)
+    found = tuple(line.strip() for line in (content or b"").decode().splitlines() if line.strip())
+    if path is not None and not found:
+        raise InvalidInputError(f"{path} holds no token; write one a line")
+    return found
+
+
+def _content(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,24 @@
+"""The gateway: one process writes a table for many, and the clients that reach it."""
+
+from lancewal.gateway.access import Access
+from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from lancewal.gateway.client import RemoteScan, RemoteTable, connect
+from lancewal.gateway.health import HealthEndpoint
+from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.gateway.server import Gateway, Limits
+from lancewal.gateway.shared import SharedTable, share
+
+__all__ = [
+    "Access",
+    "AsyncTable",
+    "AsyncWriter",
+    "Gateway",
+    "HealthEndpoint",
+    "Limits",
+    "RemoteScan",
+    "RemoteTable",
+    "RemoteWriter",
+    "SharedTable",
+    "connect",
+    "share",
+]

@@ -1,0 +1,263 @@
+"""asyncio: the methods of a table and its writer as coroutines, for local and served tables alike.
+
+Puts that are awaited at the same time are gathered: while one call is under way those that come wait, and go
+together with the next. So one thread writes for any number of coroutines, and the more there are the fewer
+calls are made, as in the group commit itself. A put that is refused fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from lancewal.errors import ClosedError, InvalidInputError
+from lancewal.gateway.client import RemoteTable
+from lancewal.table import Table
+from lancewal.writer import as_batches, is_stream
+
+#: Reads at a time of one :class:`AsyncTable`; further ones wait.
+_READERS = 16
+#: Rows of waiting puts that go together, by their bytes.
+_MOST_BYTES = 16 << 20
+
+T = TypeVar("T")
+
+
+class _Writer(Protocol):
+    def put(self, data: Any) -> Any: ...
+
+    def delete(self, keys: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncTable:
+    """A :class:`~lancewal.Table`, or one that :func:`lancewal.connect` gave, for asyncio.
+
+    >>> import tempfile, lance, lancewal
+    >>> uri = tempfile.mkdtemp() + "/events"
+    >>> _ = lance.write_dataset(pa.schema([("id", pa.int64())]).empty_table(), uri)
+    >>> async def run():
+    ...     table = AsyncTable(lancewal.initialize(uri, unsharded=True))
+    ...     async with table.writer() as writer:
+    ...         await asyncio.gather(*(writer.put(pa.table({"id": [i]})) for i in range(100)))
+    ...     return await table.count_rows()
+    >>> asyncio.run(run())
+    100
+    """
+
+    def __init__(self, table: Table | RemoteTable) -> None:
+        self.table = table
+        self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
+
+    def writer(self, **settings: Any) -> AsyncWriter:
+        """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
+        return AsyncWriter(lambda: self.table.writer(**settings))
+
+    async def scan(self, *args: Any, **how: Any) -> pa.Table:
+        """All rows that match, as a table; arguments as for ``Table.scan``."""
+        return await self._run(lambda: self.table.scan(*args, **how).to_table())
+
+    async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
+        """The rows batch by batch; arguments as for ``Table.scan``."""
+        reader = await self._run(lambda: self.table.scan(*args, **how).to_batches())
+        while True:
+            batch = await self._run(lambda: next(reader, None))
+            if batch is None:
+                return
+            yield batch
+
+    async def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are."""
+        return await self._run(lambda: self.table.count_rows(filter))
+
+    async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
+        """The newest rows of some keys, as ``Table.lookup``."""
+        return await self._run(lambda: self.table.lookup(keys, columns))
+
+    async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.vector_search``."""
+        return await self._run(lambda: self.table.vector_search(*args, **how))
+
+    async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.full_text_search``."""
+        return await self._run(lambda: self.table.full_text_search(*args, **how))
+
+    async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.hybrid_search``."""
+        return await self._run(lambda: self.table.hybrid_search(*args, **how))
+
+    async def flush(self) -> None:
+        """As ``Table.flush``."""
+        await self._run(self.table.flush)
+
+    async def status(self) -> Any:
+        """As ``Table.status``."""
+        return await self._run(self.table.status)
+
+    def close(self) -> None:
+        """End the threads once their reads are done; the table itself stays open."""
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """One put or delete, and the coroutine that awaits it."""
+
+    op: str
+    data: Any
+    num_rows: int
+    num_bytes: int
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[int]
+
+    def settle(self, result: int | BaseException) -> None:
+        """From any thread; a coroutine that was cancelled does not mind."""
+
+        def settle() -> None:
+            if self.done.done():
+                return
+            if isinstance(result, BaseException):
+                self.done.set_exception(result)
+            else:
+                self.done.set_result(result)
+
+        # The loop may have been closed while the rows were written: then nobody awaits them.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(settle)
+
+
+class AsyncWriter:
+    """Puts as coroutines; an asynchronous context manager. Get one from :meth:`AsyncTable.writer`.
+
+    ``await put(rows)`` returns the number of rows when they are durable (as the writer's ``durable_write``
+    says). Puts that one coroutine awaits one after the other keep their order. A coroutine that is
+    cancelled while it waits leaves open whether its rows are written.
+    """
+
+    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
+        self._open_writer = open_writer
+        self._lock = threading.Lock()
+        self._come = threading.Condition(self._lock)
+        self._waiting: list[_Waiting] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._ended: Exception | None = None
+
+    async def put(self, data: Any) -> int:
+        """Write rows: what the writer's ``put`` takes, but no stream."""
+        if is_stream(data):
+            raise InvalidInputError(
+                "an asynchronous put takes rows that are in memory; put a stream's batches"
+            )
+        batches = [batch for batch in as_batches(data) if batch.num_rows]
+        if not batches:
+            return 0
+        rows = sum(batch.num_rows for batch in batches)
+        return await self._submit("put", batches, rows, sum(batch.nbytes for batch in batches))
+
+    async def delete(self, keys: Any) -> int:
+        """Delete rows by key: what the writer's ``delete`` takes."""
+        return await self._submit("delete", keys, 0, 0)
+
+    async def close(self) -> None:
+        """Write what waits, and close the writer. Raises what its ``close`` raises."""
+        with self._lock:
+            self._closed = True
+            self._come.notify_all()
+            thread = self._thread
+        if thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            raise ended
+
+    async def __aenter__(self) -> AsyncWriter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _submit(self, op: str, data: Any, rows: int, num_bytes: int) -> int:
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(op, data, rows, num_bytes, loop, loop.create_future())
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this writer is closed; open a new one")
+            self._waiting.append(waiting)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._write_all, name="lancewal-async-write", daemon=True
+                )
+                self._thread.start()
+            self._come.notify()
+        return await waiting.done
+
+    def _write_all(self) -> None:
+        """The writing thread: goes on until the writer is closed and nothing waits."""
+        writer: _Writer | None = None
+        while group := self._next_group():
+            try:
+                writer = writer or self._open_writer()
+            except Exception as error:
+                for each in group:
+                    each.settle(error)
+                continue
+            self._write(writer, group)
+        try:
+            if writer is not None:
+                writer.close()
+        except Exception as error:
+            self._ended = error
+
+    def _next_group(self) -> list[_Waiting]:
+        """What goes together next; empty at the end. Only puts of the same columns go together."""
+        with self._lock:
+            while not self._waiting and not self._closed:
+                self._come.wait()
+            group: list[_Waiting] = []
+            num_bytes = 0
+            for each in self._waiting:
+                num_bytes += each.num_bytes
+                if group and (num_bytes > _MOST_BYTES or not _go_together(group[0], each)):
+                    break
+                group.append(each)
+            del self._waiting[: len(group)]
+            return group
+
+    def _write(self, writer: _Writer, group: list[_Waiting]) -> None:
+        try:
+            if len(group) > 1:
+                writer.put([batch for each in group for batch in each.data])
+                for each in group:
+                    each.settle(each.num_rows)
+                return
+        except InvalidInputError:
+            pass  # Nothing was written. One of them is to blame, so each goes alone.
+        except BaseException as error:
+            for each in group:
+                each.settle(error)
+            return
+        for each in group:
+            try:
+                result = writer.delete(each.data) if each.op == "delete" else writer.put(each.data)
+                each.settle(result.num_rows)
+            except BaseException as error:
+                each.settle(error)
+
+
+def _go_together(first: _Waiting, other: _Waiting) -> bool:
+    return bool(
+        first.op == other.op == "put"
+        and first.data[0].schema.equals(other.data[0].schema, check_metadata=True)
+    )

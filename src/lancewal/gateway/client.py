@@ -1,0 +1,251 @@
+"""The client of a gateway: a served table with the methods of :class:`~lancewal.Table`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from lancewal.errors import InvalidInputError
+from lancewal.format import TableSchema
+from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, chunks_of
+from lancewal.gateway.contract import Request
+from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.reader import LookupResult, asked_keys, is_one_key
+from lancewal.writer import Cast, Intake
+
+
+def connect(
+    address: str | Sequence[str],
+    *,
+    table: str = "",
+    token: str | None = None,
+    tls_root_certs: bytes | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> RemoteTable:
+    """A table that ``lancewal serve`` serves, with the methods of :class:`~lancewal.Table`.
+
+    ``address`` is the gateway's, as ``grpc+tls://host:port``; with several the next one is tried when one
+    cannot be reached: a gateway and its stand-by. ``table`` names it where the gateway serves several.
+    ``token`` is sent with every call. For ``timeout`` seconds a call is tried again while no gateway
+    takes it.
+    """
+    addresses = [address] if isinstance(address, str) else list(address)
+    if not addresses:
+        raise InvalidInputError("connect needs the address of a gateway, as grpc+tls://host:port")
+    return RemoteTable(Connection(addresses, token, tls_root_certs, timeout), table)
+
+
+class RemoteTable:
+    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do."""
+
+    def __init__(self, connection: Connection, name: str = "") -> None:
+        self._connection = connection
+        self._name = name
+        self._lock = threading.Lock()
+        self._schema: TableSchema | None = None
+
+    def __repr__(self) -> str:
+        return f"RemoteTable({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """The gateway's address, and the table's name there."""
+        return f"{self._connection.address}/{self._name}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns, read anew."""
+        return self._read_schema().plain
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key columns in key order; empty for an append-only table. Read anew."""
+        return self._read_schema().primary_key
+
+    def writer(self, *, cast: Cast = False) -> RemoteWriter:
+        """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
+        return RemoteWriter(self._connection, self._name, self._known_schema(), cast)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_source: bool = False,
+    ) -> RemoteScan:
+        """All rows, each key once, in its newest version; read when it is asked for."""
+        args = {
+            "columns": None if columns is None else list(columns),
+            "filter": filter,
+            "limit": limit,
+            "offset": offset,
+            "with_row_source": with_row_source,
+        }
+        return RemoteScan(self, {name: value for name, value in args.items() if value not in (None, False)})
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are."""
+        said = self._act("count_rows", {} if filter is None else {"filter": filter})
+        return int(json.loads(said)["rows"])
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
+        """The newest rows of some keys: one key gives its row or ``None``, several their
+        :class:`LookupResult`."""
+        schema = self._known_schema()
+        if not schema.primary_key:
+            raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
+        arrays = asked_keys(keys, schema, Intake(schema))
+        values = pa.Table.from_arrays(arrays, names=list(schema.primary_key))
+        args = {} if columns is None else {"columns": list(columns)}
+        rows, said = self._get(Request("lookup", self._name, args, values))
+        result = LookupResult(rows, np.array(said["found"], np.bool_))
+        if not is_one_key(keys, schema):
+            return result
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found[0] if found else None
+
+    def vector_search(self, column: str, query: Any, k: int = 10, **how: Any) -> pa.Table:
+        """The ``k`` rows whose vectors are nearest to ``query``, as :meth:`Table.vector_search`."""
+        return self._search("vector_search", {"column": column, "k": k, **how}, query)
+
+    def full_text_search(self, column: str, query: str, k: int = 10, **how: Any) -> pa.Table:
+        """The ``k`` rows that match best; ``how`` as in :meth:`Table.full_text_search`."""
+        return self._search("full_text_search", {"column": column, "query": query, "k": k, **how}, None)
+
+    def hybrid_search(
+        self, vector_column: str, vector: Any, text_column: str, text: str, k: int = 10, **how: Any
+    ) -> pa.Table:
+        """The best of a vector and a text search together, as :meth:`Table.hybrid_search`."""
+        args = {"vector_column": vector_column, "text_column": text_column, "text": text, "k": k, **how}
+        return self._search("hybrid_search", args, vector)
+
+    def changes(
+        self, start: Mapping[UUID, int] | None = None, *, follow: bool = False
+    ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
+        """Changes from a place on, each batch with a place to go on from, as :meth:`Table.changes`."""
+        args: dict[str, Any] = {"follow": follow}
+        if start is not None:
+            args["start"] = {str(shard): position for shard, position in start.items()}
+        client, _ = self._connection.client()
+        request = flight.Ticket(Request("changes", self._name, args).encode())
+        try:
+            reader = client.do_get(request, self._connection.options())
+            for chunk in chunks_of(reader):
+                place = json.loads(chunk.app_metadata.to_pybytes())["place"]
+                yield chunk.data, {UUID(shard): position for shard, position in place.items()}
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise as_error(error) from None
+
+    def flush(self) -> None:
+        """Move all rows from MemTables and WALs to SSTables."""
+        self._act("flush", {})
+
+    def status(self) -> dict[str, Any]:
+        """What waits for a flush, for compaction and for an index, as ``Table.status().to_dict()``."""
+        said: dict[str, Any] = json.loads(self._act("status", {}))
+        return said
+
+    def close(self) -> None:
+        """End the connection, which this table shares with its writers."""
+        self._connection.close()
+
+    def __enter__(self) -> RemoteTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
+        args = {name: value for name, value in args.items() if value is not None}
+        values = None if vector is None else pa.table({"vector": _vector(vector)})
+        return self._get(Request(op, self._name, args, values))[0]
+
+    def _get(self, request: Request) -> tuple[pa.Table, dict[str, Any]]:
+        """The rows that a read gives, and what comes with them."""
+        ticket = flight.Ticket(request.encode())
+
+        def get(
+            client: flight.FlightClient, options: flight.FlightCallOptions
+        ) -> tuple[pa.Table, dict[str, Any]]:
+            reader = client.do_get(ticket, options)
+            batches, said = [], {}
+            for chunk in chunks_of(reader):
+                batches.append(chunk.data)
+                if chunk.app_metadata is not None:
+                    said = json.loads(chunk.app_metadata.to_pybytes())
+            return pa.Table.from_batches(batches, reader.schema), said
+
+        return self._connection.call(get)
+
+    def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
+        action = flight.Action(op, Request(op, self._name, args).encode())
+
+        def act(client: flight.FlightClient, options: flight.FlightCallOptions) -> bytes:
+            (result,) = client.do_action(action, options)
+            body: bytes = result.body.to_pybytes()
+            return body
+
+        return self._connection.call(act)
+
+    def _known_schema(self) -> TableSchema:
+        with self._lock:
+            known = self._schema
+        return known or self._read_schema()
+
+    def _read_schema(self) -> TableSchema:
+        said, _, columns = self._act("schema", {}).partition(b"\n")
+        schema = TableSchema(
+            pa.ipc.read_schema(pa.py_buffer(columns)), tuple(json.loads(said)["primary_key"])
+        )
+        with self._lock:
+            self._schema = schema
+        return schema
+
+
+@dataclass(frozen=True)
+class RemoteScan:
+    """What a scan will read; nothing is read before it is asked for."""
+
+    _table: RemoteTable
+    _args: Mapping[str, Any]
+
+    def to_table(self) -> pa.Table:
+        """All rows in memory."""
+        return self._table._get(Request("scan", self._table._name, self._args))[0]
+
+    def to_batches(self) -> pa.RecordBatchReader:
+        """The rows as they come. A connection that is lost meanwhile fails the read."""
+        ticket = flight.Ticket(Request("scan", self._table._name, self._args).encode())
+        reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                for chunk in chunks_of(reader):
+                    yield chunk.data
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                raise as_error(error) from None
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+    def count_rows(self) -> int:
+        """How many rows there are."""
+        if set(self._args) <= {"filter", "columns"}:
+            return self._table.count_rows(self._args.get("filter"))
+        return int(self.to_table().num_rows)
+
+
+def _vector(query: Any) -> pa.Array:
+    """A query vector, with the type that it has."""
+    try:
+        return pa.array(np.asarray(query).ravel() if not isinstance(query, pa.Array) else query)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidInputError(f"a query vector is an array of numbers: {error}") from None

@@ -1,0 +1,205 @@
+"""The way to a gateway: who is asked now, for how long it is tried, and what a failed call means."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from lancewal.errors import (
+    AccessDeniedError,
+    BusyError,
+    ClosedError,
+    InvalidInputError,
+    LanceWalError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    ShardOwnedError,
+    UnavailableError,
+)
+from lancewal.gateway.access import is_loopback
+from lancewal.gateway.contract import rebuilt
+from lancewal.storage import check_process
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a call is tried again while the gateway cannot be reached, or has no room.
+DEFAULT_TIMEOUT = 60.0
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+
+R = TypeVar("R")
+
+#: Errors that say that the call did not happen and may be made again, elsewhere if need be.
+PASSING = (BusyError, UnavailableError)
+#: Errors after which nobody takes the rows of an earlier try for not written.
+_SAYS_ENOUGH = (OutcomeUnknownError, PartialWriteError, AccessDeniedError)
+_UNREACHABLE = (flight.FlightUnavailableError, flight.FlightCancelledError, flight.FlightTimedOutError)
+
+
+class Connection:
+    """The way to a gateway; shared by a table and its writers. Thread-safe."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        token: str | None,
+        tls_root_certs: bytes | None,
+        timeout: float,
+        *,
+        before_try: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``before_try`` is called before a gateway is turned to, the first one and every other."""
+        for address in addresses:
+            if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
+                raise InvalidInputError(f"{address!r} is no address of a gateway; give grpc+tls://host:port")
+            if token is not None and address.startswith(("grpc://", "grpc+tcp://")):
+                _warn_of_plain_token(address)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise InvalidInputError("a token has printable ASCII characters only")
+        self._addresses = list(addresses)
+        self._token = token
+        self._certs = tls_root_certs
+        self.timeout = timeout
+        self._before_try = before_try
+        self._lock = threading.Lock()
+        self._client: flight.FlightClient | None = None
+        self._closed = False
+        #: Counts the gateways that this connection has turned to: an open stream of an earlier one is stale.
+        self.turn = 0
+
+    @property
+    def address(self) -> str:
+        """The gateway that is asked now."""
+        return self._addresses[self.turn % len(self._addresses)]
+
+    def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
+        headers = [(b"authorization", f"Bearer {self._token}".encode())] if self._token is not None else []
+        return flight.FlightCallOptions(timeout=timeout, headers=headers)
+
+    def client(self) -> tuple[flight.FlightClient, int]:
+        """The client of the gateway that is asked now, and which turn that is."""
+        check_process()
+        if self._client is None and not self._closed:
+            self._before_try()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this connection is closed; connect again")
+            if self._client is None:
+                self._client = flight.FlightClient(self.address, tls_root_certs=self._certs)
+            return self._client, self.turn
+
+    def turn_away(self, turn: int, towards: str | None = None) -> None:
+        """The gateway of ``turn`` did not take a call: ask the next one, or the one at ``towards``."""
+        with self._lock:
+            if turn != self.turn:
+                return  # somebody has turned already
+            client, self._client = self._client, None
+            self.turn += 1
+            if towards is not None and _same_kind(towards, self._addresses[0]):
+                if towards not in self._addresses:
+                    self._addresses.append(towards)
+                while self.address != towards:
+                    self.turn += 1
+        if client is not None:
+            with contextlib.suppress(pa.ArrowException):
+                client.close()
+
+    def call(self, make: Callable[[flight.FlightClient, flight.FlightCallOptions], R]) -> R:
+        """Make a call that may be made twice, until a gateway takes it."""
+        trying = Trying(self.timeout)
+        while True:
+            client, turn = self.client()
+            try:
+                return make(client, self.options(trying.left))
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                failure = as_error(error)
+            trying.again(self, turn, failure)
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client, self._closed = self._client, None, True
+        if client is not None:
+            client.close()
+
+
+class Trying:
+    """The time that is left for a call, and the pauses between its tries."""
+
+    def __init__(self, timeout: float) -> None:
+        self._until = time.monotonic() + timeout
+        self._pause = _FIRST_PAUSE
+        #: Whether a try may have had its effect although no answer came.
+        self.unanswered = False
+
+    @property
+    def left(self) -> float:
+        return max(self._until - time.monotonic(), 0.001)
+
+    def again(self, connection: Connection, turn: int, failure: LanceWalError) -> None:
+        """Wait, and turn to the next gateway; raises ``failure`` where that would not help."""
+        moved_to = failure.address if isinstance(failure, ShardOwnedError) else None
+        if not isinstance(failure, PASSING) and moved_to is None:
+            if self.unanswered and not isinstance(failure, _SAYS_ENOUGH):
+                raise OutcomeUnknownError(
+                    f"an earlier try may have been written; then: {failure}"
+                ) from failure
+            raise failure
+        if time.monotonic() + self._pause >= self._until:
+            if self.unanswered:
+                raise OutcomeUnknownError(
+                    f"no gateway answered in time; the last error: {failure}"
+                ) from failure
+            raise failure
+        if not isinstance(failure, BusyError):
+            connection.turn_away(turn, moved_to)
+        logger.debug("trying again at %s: %s", connection.address, failure)
+        # Not all clients of a gateway that went away should come to the next one at the same moment.
+        time.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+def _same_kind(address: str, known: str) -> bool:
+    """Whether a token that is sent to ``known`` may be sent to ``address``: not where TLS ends."""
+    return address.partition("://")[0] == known.partition("://")[0]
+
+
+def chunks_of(reader: Any) -> Iterator[Any]:
+    """The batches of a read with their metadata."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        if chunk.data is not None:
+            yield chunk
+
+
+def as_error(error: BaseException) -> LanceWalError:
+    """What a failed call says, as one of our errors."""
+    said = getattr(error, "extra_info", None)
+    if said:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return rebuilt(json.loads(said))
+    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+        return AccessDeniedError(_first_line(error))
+    if isinstance(error, (*_UNREACHABLE, OSError, StopIteration)) or "nknown error" in str(error):
+        return UnavailableError(f"the gateway cannot be reached: {_first_line(error)}")
+    return LanceWalError(f"the gateway failed: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].partition(". gRPC client debug context")[0] or type(error).__name__
+
+
+def _warn_of_plain_token(address: str) -> None:
+    if not is_loopback(address):
+        logger.warning("the token is sent to %s without TLS; connect with grpc+tls://", address)

@@ -1,0 +1,195 @@
+"""What a client and the gateway say to each other; ``docs/gateway.md`` is the same for people.
+
+A *request* is a line of JSON (``table``, ``op``, and what the operation takes), followed by an Arrow IPC
+stream where it carries values that JSON has no types for: keys, query vectors. It is the ticket of a
+``DoGet``, the body of a ``DoAction`` and the command of a ``DoPut``.
+
+In a ``DoPut`` every record batch is one put. Its metadata may be JSON with a ``number`` and what is
+``settled`` (see :class:`~lancewal.format.PutId`); each put is answered by JSON with its ``number`` and either
+``rows`` or an ``error``. An error is an object with its ``class``, ``text`` and a few details.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal import errors
+from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+
+#: Attributes of errors that users branch on, besides the class.
+_DETAILS = (
+    "shard_id",
+    "position",
+    "first_retained",
+    "found",
+    "local_epoch",
+    "stored_epoch",
+    "doing",
+    "address",
+    "owner_id",
+    "host",
+    "pid",
+    "shard_ids",
+    "may_be_written",
+    "why",
+)
+_MAX_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: the operation, the table's name as it is served, and what the operation takes."""
+
+    op: str
+    table: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    values: pa.Table | None = None
+
+    def encode(self) -> bytes:
+        """
+        >>> Request.decode(Request("scan", "events", {"limit": 3}).encode()).args
+        {'limit': 3}
+        """
+        said = json.dumps({**self.args, "op": self.op, "table": self.table}).encode()
+        if self.values is None:
+            return said
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.values.schema) as writer:
+            writer.write_table(self.values)
+        return b"".join([said, b"\n", sink.getvalue()])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Request:
+        """Raises :class:`InvalidInputError` for what is no request."""
+        said, newline, values = data.partition(b"\n")
+        args = _parsed(said)
+        op, table = args.pop("op", None), args.pop("table", "")
+        if not isinstance(op, str) or not isinstance(table, str):
+            raise InvalidInputError('a request is JSON with the texts "op" and "table"')
+        if not newline:
+            return cls(op, table, args)
+        try:
+            return cls(op, table, args, pa.ipc.open_stream(values).read_all())
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InvalidInputError(f"the request's values are no Arrow IPC stream: {error}") from None
+
+
+def _parsed(said: bytes) -> dict[str, Any]:
+    if len(said) > _MAX_JSON_BYTES:
+        raise InvalidInputError(f"a request has {len(said)} bytes of JSON, {_MAX_JSON_BYTES} are allowed")
+    try:
+        parsed = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"a request begins with a line of JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise InvalidInputError("a request is a JSON object")
+    return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """What the metadata of a put says: its number among the session's puts, and what is settled."""
+
+    number: int | None = None
+    settled: int = 0
+
+    def encode(self) -> bytes:
+        return b'{"number":%d,"settled":%d}' % (self.number or 0, self.settled)
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> Numbered:
+        if not data:
+            return cls()
+        said = _parsed(data)
+        number, settled = said.get("number"), said.get("settled", 0)
+        for each in (number, settled):
+            if isinstance(each, bool) or not isinstance(each, int):
+                raise InvalidInputError(
+                    'the metadata of a put is JSON with the whole numbers "number" and "settled"'
+                )
+        return cls(number, settled)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one put."""
+
+    number: int | None
+    rows: int = 0
+    error: LanceWalError | None = None
+
+    def encode(self) -> bytes:
+        said: dict[str, Any] = {"number": self.number}
+        if self.error is None:
+            said["rows"] = self.rows
+        else:
+            said["error"] = describe(self.error)
+        return json.dumps(said).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Answer:
+        said = _parsed(data)
+        if "error" in said:
+            return cls(said.get("number"), 0, rebuilt(said["error"]))
+        return cls(said.get("number"), int(said.get("rows", 0)))
+
+
+def describe(error: LanceWalError) -> dict[str, Any]:
+    """An error as JSON."""
+    said: dict[str, Any] = {"class": type(error).__name__, "text": str(error)}
+    details = {name: _plain(getattr(error, name)) for name in _DETAILS if hasattr(error, name)}
+    if details:
+        said["details"] = details
+    if isinstance(error, PartialWriteError):
+        said["failed"] = {
+            str(shard): describe(each)
+            if isinstance(each, LanceWalError)
+            else {"class": "StorageError", "text": f"{type(each).__name__}: {each}"}
+            for shard, each in error.failed.items()
+        }
+        said["written"] = {str(shard): rows for shard, rows in error.written.items()}
+    return said
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def rebuilt(said: Mapping[str, Any]) -> LanceWalError:
+    """The error that :func:`describe` has described, with the same class, text and details.
+
+    >>> rebuilt(describe(errors.ConflictError("came second")))
+    ConflictError('came second')
+    """
+    kind = getattr(errors, str(said.get("class")), LanceWalError)
+    if not (isinstance(kind, type) and issubclass(kind, LanceWalError)):
+        kind = LanceWalError
+    text = str(said.get("text", ""))
+    if issubclass(kind, PartialWriteError):
+        failed = {UUID(shard): rebuilt(each) for shard, each in said.get("failed", {}).items()}
+        written = {UUID(shard): int(rows) for shard, rows in said.get("written", {}).items()}
+        details = said.get("details", {})
+        return PartialWriteError(str(details.get("doing", "put")), failed, written)
+    # Not by its constructor, which makes the text itself and takes other things.
+    error = kind.__new__(kind)
+    error.args = (text,)
+    for name, value in said.get("details", {}).items():
+        if name in _DETAILS:
+            setattr(error, name, _typed(name, value))
+    return error
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name == "shard_id" and isinstance(value, str):
+        return UUID(value)
+    if name == "shard_ids":
+        return tuple(UUID(each) for each in value)
+    return value

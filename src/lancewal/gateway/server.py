@@ -1,0 +1,568 @@
+"""Gateway: one process writes a table for many, over Arrow Flight.
+
+All clients share the table writer of this process, and so one group commit. A client keeps a ``DoPut`` open
+and sends a batch for each put; a thread of the Flight server serves it and answers each put when it is
+durable. Reads see the newest state, as in any process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+from pyarrow import flight
+
+from lancewal.errors import (
+    BusyError,
+    ClosedError,
+    InvalidInputError,
+    LanceWalError,
+    PartialWriteError,
+    UnavailableError,
+)
+from lancewal.format import PutId
+from lancewal.gateway.access import CALLER, Access, Doorkeeper
+from lancewal.gateway.contract import Answer, Numbered, Request, describe
+from lancewal.gateway.sockets import cut_connections
+from lancewal.table import Table
+from lancewal.writer import Cast, Intake, TableWriter
+
+logger = logging.getLogger(__name__)
+
+_STOPPING = "this gateway is stopping; call the one that takes its place"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one gateway takes on; who comes beyond it is told to try again."""
+
+    #: Calls at a time. An open ``DoPut`` of a client is one, and holds a thread.
+    calls: int = 512
+    #: Bytes of one put.
+    put_bytes: int = 64 << 20
+    #: Seconds that a put waits for room in memory before it is told to try again.
+    patience: float = 5.0
+    #: Seconds that :meth:`Gateway.close` waits for reads that are under way.
+    drain: float = 30.0
+
+
+class Gateway:
+    """Serves tables until it is closed; a context manager.
+
+    >>> import tempfile, lance, lancewal
+    >>> uri = tempfile.mkdtemp() + "/events"
+    >>> _ = lance.write_dataset(pa.schema([("id", pa.int64())]).empty_table(), uri)
+    >>> with Gateway({"events": lancewal.initialize(uri, unsharded=True)}) as gateway:
+    ...     table = lancewal.connect(gateway.address, table="events")
+    ...     with table.writer() as writer:
+    ...         _ = writer.put(pa.table({"id": [1, 2, 3]}))
+    ...     table.count_rows()
+    3
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        *,
+        listen: str = "127.0.0.1:0",
+        access: Access | None = None,
+        limits: Limits | None = None,
+        **writer_settings: Any,
+    ) -> None:
+        """``tables`` by the names that clients use; ``writer_settings`` as in :meth:`Table.writer`.
+
+        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket.
+        """
+        self._access = access or Access()
+        self._limits = limits or Limits()
+        location = _location(listen, self._access)
+        self._access.check_listen(listen)
+        self._tables = {
+            name: _Served(name, table, writer_settings, self._limits) for name, table in tables.items()
+        }
+        if not self._tables:
+            raise InvalidInputError("a gateway needs at least one table to serve")
+        self._calls = _Calls(self._limits.calls)
+        try:
+            self._server = _FlightServer(location, self._access, self._tables, self._calls)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidInputError(f"cannot listen on {listen}: {error}") from None
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self.address = _address(listen, location, self._server.port)
+        for served in self._tables.values():
+            served.table.announce(self.address)
+        logger.info("serving %s at %s", ", ".join(self._tables), self.address)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that are served."""
+        return [served.table for served in self._tables.values()]
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls are taken: for orchestrators that send traffic to processes that are ready."""
+        return not self._calls.closed
+
+    @property
+    def calls_under_way(self) -> int:
+        """Calls of clients at this moment; an open ``DoPut`` is one."""
+        return self._calls.under_way
+
+    def close(self) -> None:
+        """Take no more calls, finish those under way, flush, and hand the shards over.
+
+        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises.
+        """
+        with self._close_lock:
+            if self._closed:
+                return
+            self._calls.close()
+            for served in self._tables.values():
+                served.stop.set()
+            try:
+                for served in self._tables.values():
+                    served.table.announce(None)
+                errors = [error for served in self._tables.values() if (error := served.close()) is not None]
+            finally:
+                self._closed = True
+                # Puts are answered by now. What is left are reads, and streams that nobody uses: Flight
+                # would wait for these for ever.
+                ending = threading.Thread(target=self._server.shutdown, daemon=True)
+                ending.start()
+                self._calls.wait_until_idle(self._limits.drain)
+                cut_connections(self.address)
+                ending.join()
+            if errors:
+                raise errors[0]
+        logger.info("stopped serving %s", ", ".join(self._tables))
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Served:
+    """One table of a gateway, and its writer, which is opened when the first rows come."""
+
+    def __init__(self, name: str, table: Table, writer_settings: Mapping[str, Any], limits: Limits) -> None:
+        self.name = name
+        self.table = table
+        self.limits = limits
+        self.stop = threading.Event()
+        self._settings = dict(writer_settings)
+        self._lock = threading.Lock()
+        self._writer: TableWriter | None = None
+        self._intakes: dict[Cast, Intake] = {}
+
+    def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
+        """Write one put, once it is known to be one that a client may send; its rows."""
+        if batch.nbytes > self.limits.put_bytes:
+            raise InvalidInputError(
+                f"the put has {batch.nbytes} bytes, {self.limits.put_bytes} are allowed; send it in parts"
+            )
+        writer = self._open_writer()
+        write = writer.delete if op == "delete" else writer.put
+        data: Any = batch if op == "delete" or not cast else self._intake(writer, cast).upserts(batch)
+        try:
+            return write(data, put_id=put_id, patience=self.limits.patience).num_rows
+        except ClosedError:
+            if self.stop.is_set():
+                raise UnavailableError(_STOPPING) from None
+            raise
+
+    def close(self) -> Exception | None:
+        """Close the writer, which hands its shards over; the error that came, if one did."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        except Exception as error:
+            logger.error("the rows of %s were not all flushed: %s", self.name, error)
+            return error
+        return None
+
+    def _open_writer(self) -> TableWriter:
+        with self._lock:
+            if self.stop.is_set():
+                raise UnavailableError(
+                    "this gateway is stopping; send the put to the one that takes its place"
+                )
+            if self._writer is None:
+                self._writer = self.table.writer(**self._settings)
+            return self._writer
+
+    def _intake(self, writer: TableWriter, cast: Cast) -> Intake:
+        with self._lock:
+            if cast not in self._intakes:
+                self._intakes[cast] = writer.intake(cast)
+            return self._intakes[cast]
+
+
+class _Calls:
+    """Counts the calls under way, and refuses those beyond the limit or after the end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._changed = threading.Condition()
+        self.under_way = 0
+        #: Those of them that wait for their client.
+        self.idle = 0
+        self.closed = False
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        with self._changed:
+            if self.closed:
+                raise UnavailableError(_STOPPING)
+            if self.under_way >= self._most:
+                raise BusyError(f"{self._most} calls are under way, as many as are allowed; call again")
+            self.under_way += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self.under_way -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+
+    def wait_until_idle(self, timeout: float) -> None:
+        """Until no call is under way but those that only wait for the next put of their client."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.under_way <= self.idle, timeout)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While a call waits for its client to send something."""
+        with self._changed:
+            self.idle += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.idle -= 1
+
+
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """The calls of Flight, each in a thread of its own."""
+
+    def __init__(
+        self, location: flight.Location, access: Access, tables: Mapping[str, _Served], calls: _Calls
+    ) -> None:
+        # First: calls may come before the constructor of the base has returned.
+        self._tables = tables
+        self._calls = calls
+        certificates = [(access.certificate, access.key)] if access.certificate else None
+        super().__init__(location, tls_certificates=certificates, middleware={CALLER: Doorkeeper(access)})
+
+    def do_put(
+        self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any
+    ) -> None:
+        with _told(), self._calls.counted():
+            request = _put_request(descriptor)
+            served = self._served(request.table)
+            _check_writes(context)
+            session, cast = request.args.get("session"), request.args.get("cast", False)
+            for chunk in _chunks(reader, self._calls):
+                said = chunk.app_metadata
+                answer = _answered(served, request.op, session, cast, chunk.data, said)
+                if answer.error is not None and said is None:
+                    raise answer.error  # a client that numbers nothing expects a failed call
+                writer.write(answer.encode())
+                if served.stop.is_set():
+                    raise UnavailableError(_STOPPING)
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with _told():
+            request = Request.decode(ticket.ticket)
+            served = self._served(request.table)
+            read = _READS.get(request.op)
+            if read is None:
+                raise InvalidInputError(f"there is no read {request.op!r}; there are {', '.join(_READS)}")
+            self._calls.enter()
+            ended = False
+            try:
+                try:
+                    schema, items = read(served, request, context)
+                except (TypeError, AttributeError) as error:
+                    raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
+                counted = self._counted_to_the_end(items)
+                # Begun here: a generator that was never begun would not run its end when it is dropped.
+                next(counted)
+                ended = True
+                return flight.GeneratorStream(schema, counted)
+            finally:
+                if not ended:
+                    self._calls.leave()
+
+    def _counted_to_the_end(self, items: Iterable[Any]) -> Iterator[Any]:
+        try:
+            yield None
+            with _told():
+                yield from items
+        finally:
+            self._calls.leave()
+
+    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
+        with _told(), self._calls.counted():
+            act = _ACTIONS.get(action.type)
+            if act is None:
+                raise InvalidInputError(
+                    f"there is no action {action.type!r}; there are {', '.join(_ACTIONS)}"
+                )
+            request = Request.decode(action.body.to_pybytes())
+            if act.writes:
+                _check_writes(context)
+            return [flight.Result(act.run(self._served(request.table), request))]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [(name, act.text) for name, act in _ACTIONS.items()]
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with _told(), self._calls.counted():
+            yield from [self._info(served) for served in self._tables.values()]
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        with _told(), self._calls.counted():
+            return self._info(self._served(_put_request(descriptor).table))
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        with _told(), self._calls.counted():
+            return flight.SchemaResult(self._served(_put_request(descriptor).table).table.schema)
+
+    def _info(self, served: _Served) -> flight.FlightInfo:
+        ticket = flight.Ticket(Request("scan", served.name).encode())
+        descriptor = flight.FlightDescriptor.for_path(served.name)
+        return flight.FlightInfo(
+            served.table.schema,
+            descriptor,
+            [flight.FlightEndpoint(ticket, [])],
+            total_records=-1,
+            total_bytes=-1,
+        )
+
+    def _served(self, name: str) -> _Served:
+        if name == "" and len(self._tables) == 1:
+            return next(iter(self._tables.values()))
+        if name not in self._tables:
+            raise InvalidInputError(f"this gateway serves no table {name!r}")
+        return self._tables[name]
+
+
+def _answered(
+    served: _Served, op: str, session: Any, cast: Any, batch: pa.RecordBatch, said: pa.Buffer | None
+) -> Answer:
+    """Write one put, and say what became of it."""
+    number = None
+    try:
+        numbered = Numbered.decode(None if said is None else said.to_pybytes())
+        number = numbered.number
+        put_id = None
+        if session is not None and number is not None:
+            put_id = PutId(str(session), number, numbered.settled)
+        return Answer(number, served.write(op, batch, cast, put_id))
+    except PartialWriteError as error:
+        # With one shard, or one reason, the reason says more.
+        (*_, only) = error.failed.values()
+        if len(error.failed) == 1 and not error.written and isinstance(only, LanceWalError):
+            return Answer(number, error=only)
+        return Answer(number, error=error)
+    except LanceWalError as error:
+        return Answer(number, error=error)
+
+
+def _put_request(descriptor: flight.FlightDescriptor) -> Request:
+    """A command as :class:`Request` has it, or a path that names the table, for a plain put."""
+    if descriptor.descriptor_type == flight.DescriptorType.PATH:
+        path = [part.decode() if isinstance(part, bytes) else part for part in descriptor.path]
+        if len(path) != 1:
+            raise InvalidInputError("the path of a descriptor is the table's name alone")
+        return Request("put", path[0])
+    request = Request.decode(descriptor.command)
+    if request.op not in ("put", "delete"):
+        raise InvalidInputError(f"{request.op!r} is nothing to write; put and delete are")
+    return request
+
+
+def _chunks(reader: flight.MetadataRecordBatchReader, calls: _Calls) -> Iterator[Any]:
+    while True:
+        try:
+            with calls.waiting():
+                chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, flight.FlightCancelledError | flight.FlightUnavailableError):
+                return  # the client is gone
+            raise InvalidInputError(f"unreadable rows: {error}") from None
+        if chunk.data is not None:
+            yield chunk
+
+
+def _check_writes(context: Any) -> None:
+    if not context.get_middleware(CALLER).writes:
+        raise flight.FlightUnauthorizedError("this token may read, not write")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors as Flight carries them: ours with class and details, others without what they say."""
+    try:
+        yield
+    except (BusyError, UnavailableError) as error:
+        raise flight.FlightUnavailableError(str(error), json.dumps(describe(error)).encode()) from None
+    except LanceWalError as error:
+        raise flight.FlightServerError(str(error), json.dumps(describe(error)).encode()) from None
+    except (flight.FlightError, GeneratorExit):
+        raise
+    except Exception as error:
+        logger.exception("a call failed unexpectedly")
+        raise flight.FlightInternalError(
+            f"the gateway failed ({type(error).__name__}); see its log"
+        ) from None
+
+
+_Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
+
+
+def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
+    reader = served.table.scan(
+        **_only(request, "columns", "filter", "limit", "offset", "with_row_source")
+    ).to_batches()
+    return reader.schema, reader
+
+
+def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
+    keys = _values(request)
+    result = served.table.lookup(keys, **_only(request, "columns"))
+    found = json.dumps({"found": result.found.tolist()}).encode()
+    # The batch without rows carries the metadata also where nothing was found.
+    first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
+    return result.table.schema, [first, *result.table.to_batches()]
+
+
+def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
+    args = dict(request.args)
+    if request.values is not None:
+        vector = request.values.column(0).combine_chunks()
+        args["vector" if request.op == "hybrid_search" else "query"] = vector
+    found = getattr(served.table, request.op)(**args)
+    return found.schema, found.to_batches()
+
+
+def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
+    start = request.args.get("start")
+    try:
+        place = None if start is None else {UUID(shard): int(at) for shard, at in start.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidInputError("start is an object of shard ids and WAL positions") from None
+    feed = served.table.feed()
+
+    def stopped() -> bool:
+        return bool(served.stop.is_set() or context.is_cancelled())
+
+    def items() -> Iterator[Any]:
+        follows = bool(request.args.get("follow"))
+        found = feed.follow(place, stop=stopped, wait=served.stop.wait) if follows else feed.up_to_now(place)
+        for batch, at in found:
+            yield (
+                batch,
+                json.dumps({"place": {str(shard): position for shard, position in at.items()}}).encode(),
+            )
+
+    return feed.schema, items()
+
+
+def _only(request: Request, *names: str) -> dict[str, Any]:
+    unknown = sorted(set(request.args) - set(names))
+    if unknown:
+        raise InvalidInputError(f"{request.op} takes {', '.join(names)}, not {', '.join(unknown)}")
+    return dict(request.args)
+
+
+def _values(request: Request) -> pa.Table:
+    if request.values is None:
+        raise InvalidInputError(f"{request.op} takes values, as an Arrow IPC stream behind the line of JSON")
+    return request.values
+
+
+_READS: Mapping[str, _Read] = {
+    "scan": _scan,
+    "lookup": _lookup,
+    "vector_search": _searched,
+    "full_text_search": _searched,
+    "hybrid_search": _searched,
+    "changes": _changes,
+}
+
+
+@dataclass(frozen=True)
+class _Action:
+    text: str
+    run: Callable[[_Served, Request], bytes]
+    writes: bool = field(default=False)
+
+
+def _flush(served: _Served, request: Request) -> bytes:
+    served.table.flush()
+    return b"{}"
+
+
+def _status(served: _Served, request: Request) -> bytes:
+    return json.dumps(served.table.status().to_dict()).encode()
+
+
+def _count(served: _Served, request: Request) -> bytes:
+    return json.dumps({"rows": served.table.count_rows(**_only(request, "filter"))}).encode()
+
+
+def _schema(served: _Served, request: Request) -> bytes:
+    """The columns with Lance's field ids, behind a line of JSON that names the key."""
+    schema = served.table.table_schema
+    said = json.dumps({"name": served.name, "primary_key": list(schema.primary_key)}).encode()
+    columns: bytes = schema.columns.serialize().to_pybytes()
+    return said + b"\n" + columns
+
+
+_ACTIONS: Mapping[str, _Action] = {
+    "count_rows": _Action("How many rows there are; takes a filter", _count),
+    "flush": _Action("Move all rows from memory and logs to SSTables", _flush, writes=True),
+    "schema": _Action("The table's columns and key", _schema),
+    "status": _Action("What waits for a flush, for compaction and for an index", _status),
+}
+
+
+def _location(listen: str, access: Access) -> flight.Location:
+    if listen.startswith("unix:"):
+        return flight.Location(f"grpc+unix://{listen.removeprefix('unix:')}")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInputError(f"listen is {listen!r}; give host:port, as 127.0.0.1:9465, or unix:/path")
+    scheme = "grpc+tls" if access.certificate else "grpc"
+    return flight.Location(f"{scheme}://{host}:{port}")
+
+
+def _address(listen: str, location: flight.Location, port: int) -> str:
+    """What clients connect to."""
+    text = location.uri.decode() if isinstance(location.uri, bytes) else str(location.uri)
+    return text if listen.startswith("unix:") else f"{text.rpartition(':')[0]}:{port}"

@@ -1,0 +1,420 @@
+"""What this process says of itself: the shards that it has, table by table, and its heartbeat."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from uuid import UUID
+
+from lancewal.errors import LanceWalError, ShardOwnedError
+from lancewal.format import ShardManifest
+from lancewal.service.owners import (
+    BEATS,
+    Owner,
+    TakeOver,
+    encoded_owner,
+    forget_owner,
+    is_dead_here,
+    read_owners,
+    wait_until_gone,
+)
+from lancewal.shard import ShardManifestStore
+from lancewal.storage import ObjectStore, both, in_forked_child, in_thread, layout
+from lancewal.writer import ShardWriter, Worker
+
+logger = logging.getLogger(__name__)
+
+_USUAL_LEASE = timedelta(seconds=10)
+#: Looks for requests between two heartbeats where they are free, and for some leases after somebody asked.
+_LOOKS_IN_A_BEAT = 8
+_BUSY_LEASES = 3
+_SHORTEST_PAUSE = 0.01
+
+Look = Callable[[ShardManifestStore], ShardManifest | None]
+Claimed = Callable[[int], object]
+
+
+class _ContestedError(Exception):
+    """Somebody else has the shard."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner.owner_id)
+        self.owner = owner
+
+
+class Presence:
+    """This process at one table. Thread-safe.
+
+    It keeps no writer alive: one that was dropped, has failed or was fenced is no longer named.
+    """
+
+    def __init__(self, uri: str, changed: Callable[[], None]) -> None:
+        self.uri = uri
+        self.owner_id = secrets.token_hex(8)
+        #: Where this process takes requests for the table, if it does.
+        self.address: str | None = None
+        #: Heartbeats that could not be written.
+        self.failures = 0
+        #: Held by the heartbeat, which may have to wait for the storage.
+        self.stepping = threading.Lock()
+        #: Held while requests are carried out.
+        self.serving = threading.Lock()
+        # When the next heartbeat is due, when the next look for requests, and until when they are looked
+        # for more often, by ``time.monotonic``.
+        self._due = self._look_due = float("inf")
+        self._busy_until = 0.0
+        self._changed = changed
+        self._lock = threading.Lock()  # guards what follows, and is never held across a request
+        self._held: dict[UUID, weakref.ref[ShardWriter]] = {}
+        self._claimed: dict[UUID, int] = {}  # whose writers are not open yet
+        self._opening: dict[UUID, threading.Lock] = {}
+        self._store: ObjectStore | None = None
+        self._lease = _USUAL_LEASE
+        self._changes = 0
+        self._to_forget: list[str] = []
+        # Held while the record is written; many shards that are closed at a time share one write.
+        self._writing = threading.Lock()
+        self._written_changes = 0
+        self._is_stored = False
+        self._beats = 0
+        self._looking = threading.Lock()
+        self._others: tuple[float, list[Owner]] = (float("-inf"), [])
+
+    @property
+    def lease(self) -> timedelta:
+        return self._lease
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two heartbeats."""
+        return self._lease.total_seconds() / BEATS
+
+    @property
+    def store(self) -> ObjectStore | None:
+        """The way to the table's storage; ``None`` before anything was held or announced."""
+        return self._store
+
+    def holder(self, shard_id: UUID) -> ShardWriter | None:
+        """The writer that has the shard here, if one does that can still write."""
+        with self._lock:
+            held = self._held.get(shard_id)
+        writer = None if held is None else held()
+        return writer if writer is not None and writer.usable else None
+
+    def shards(self) -> dict[UUID, int]:
+        """The shards that this process has, with their epochs."""
+        with self._lock:
+            writers, claimed = [held() for held in self._held.values()], dict(self._claimed)
+        return {w.shard_id: w.epoch for w in writers if w is not None and w.usable} | claimed
+
+    def is_needed(self) -> bool:
+        """Whether there is something to say."""
+        return bool(self.address or self._is_stored or self._to_forget or self.shards())
+
+    @contextmanager
+    def opening(self, shard_id: UUID) -> Iterator[None]:
+        """One thread at a time opens a shard here; the next one finds its writer."""
+        with self._lock:
+            lock = self._opening.setdefault(shard_id, threading.Lock())
+        with lock:
+            yield
+
+    def claimed(self, shard_id: UUID, store: ObjectStore, lease: timedelta, epoch: int) -> None:
+        """Name a shard that was claimed just now; returns when the record does, or could not be written."""
+        with self._lock:
+            self._claimed[shard_id] = epoch
+            self._store = store
+            self._lease = lease
+            self._changes += 1
+            change = self._changes
+        self._write(change)
+
+    def hold(self, writer: ShardWriter) -> None:
+        """Name the writer's shard until it is closed, with a heartbeat from now on."""
+        with self._lock:
+            self._held[writer.shard_id] = weakref.ref(writer)
+            self._claimed.pop(writer.shard_id, None)
+        writer.after_close = partial(self.release, writer.shard_id, writer.epoch)
+        self._schedule()
+
+    def announce(self, store: ObjectStore, address: str | None) -> None:
+        """Say where this process takes requests, also while it has no shard; ``None``: nowhere any more."""
+        with self._lock:
+            self._store = self._store or store
+            self.address = address
+            self._changes += 1
+            change = self._changes
+        self._write(change)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        now = time.monotonic()
+        self._due = min(self._due, now + self.interval)
+        self._look_due = min(self._look_due, now + self._look_interval(now))
+        self._changed()
+
+    def release(self, shard_id: UUID, epoch: int) -> None:
+        """Name the shard no longer; returns when the record says so, or could not be written."""
+        with self._lock:
+            held = self._held.get(shard_id)
+            writer = None if held is None else held()
+            if writer is not None and writer.epoch > epoch:
+                return
+            self._held.pop(shard_id, None)
+            if self._claimed.get(shard_id, -1) <= epoch:
+                self._claimed.pop(shard_id, None)
+            self._changes += 1
+            change = self._changes
+        self._write(change)
+
+    def give_up(self, shard_id: UUID) -> None:
+        """The shard was perhaps claimed, but its writer was not opened."""
+        with self._lock:
+            if self._claimed.pop(shard_id, None) is None:
+                return
+            self._changes += 1
+            change = self._changes
+        self._write(change)
+
+    def forget(self, owner_id: str) -> None:
+        """Delete the record of an owner that is gone, with the next heartbeat."""
+        with self._lock:
+            self._to_forget.append(owner_id)
+
+    @property
+    def due(self) -> float:
+        """When there is something to do next."""
+        return min(self._due, self._look_due)
+
+    def step(self) -> None:
+        """Do what is due: the heartbeat, a look for requests."""
+        now = time.monotonic()
+        if self._due <= now:
+            self.beat()
+        if self._look_due <= now:
+            self._look_due = now + self._look_interval(now)
+            self._look_for_requests()
+
+    def _look_interval(self, now: float) -> float:
+        """A look is a request to the storage: with the heartbeat, unless it is free, or somebody asks."""
+        often = now < self._busy_until or (self._store is not None and self._store.is_local)
+        return self.interval / (_LOOKS_IN_A_BEAT if often else 1)
+
+    def _look_for_requests(self) -> None:
+        store = self._store
+        if store is None or not self._is_stored:
+            return
+        try:
+            if _serve is not None and _serve(self, store):
+                self._busy_until = time.monotonic() + _BUSY_LEASES * self._lease.total_seconds()
+        except LanceWalError as error:
+            self.failures += 1
+            logger.warning("requests to %s could not be looked for: %s", self.uri, error)
+
+    def beat(self) -> None:
+        """Write the record, and clean up."""
+        self._due = time.monotonic() + self.interval
+        self._write(None)
+        with self._lock:
+            to_forget, self._to_forget = self._to_forget, []
+            store = self._store
+        for owner_id in to_forget:
+            if store is not None:
+                forget_owner(store, owner_id)
+
+    def _write(self, change: int | None) -> None:
+        """Write the record; not where it says already what ``change`` is about."""
+        with self._writing:
+            with self._lock:
+                store, changes = self._store, self._changes
+            if store is None or (change is not None and self._written_changes >= change):
+                return
+            shards = self.shards()
+            try:
+                if shards or self.address:
+                    self._beats += 1
+                    data = encoded_owner(self.owner_id, shards, self._lease, self.address, self._beats)
+                    self._is_stored = True  # first: of a write that failed nobody knows
+                    store.put(layout.owner_record(self.owner_id), data, durable=False)
+                elif self._is_stored:
+                    store.delete(layout.owner_record(self.owner_id))
+                    self._is_stored = False
+                self._written_changes = changes
+            except LanceWalError as error:
+                self.failures += 1
+                logger.warning("the owner record of %s was not written: %s", self.uri, error)
+
+    def others(self, store: ObjectStore) -> list[Owner]:
+        """The other owners; many who ask at a time share a look, one that began after they asked."""
+        asked = time.monotonic()
+        with self._looking:
+            read_at, found = self._others
+            if read_at < asked:
+                read_at = time.monotonic()
+                try:
+                    found = read_owners(store, except_for=self.owner_id)
+                except LanceWalError as error:
+                    logger.warning("the owners of %s are not known: %s", self.uri, error)
+                    found = []
+                self._others = (read_at, found)
+            return found
+
+    def refuse(self, shard_id: UUID) -> ShardOwnedError:
+        """The error for a shard that this very process has."""
+        return ShardOwnedError(
+            shard_id,
+            self.owner_id,
+            socket.gethostname(),
+            os.getpid(),
+            self.address,
+            "a writer that is open in this process has it",
+        )
+
+
+class _Heart:
+    """The heartbeats of this process, for all its tables, by one thread that is there while one is needed."""
+
+    def __init__(self) -> None:
+        self.start_empty()
+
+    def start_empty(self) -> None:
+        """Also in a forked child: the writers and their records are its parent's."""
+        self._lock = threading.Lock()
+        self._presences: dict[str, Presence] = {}
+        self._worker: Worker | None = None
+
+    def presence(self, uri: str) -> Presence:
+        """This process at the table."""
+        uri = uri.rstrip("/")
+        with self._lock:
+            found = self._presences.get(uri)
+            if found is None:
+                found = self._presences[uri] = Presence(uri, self.kick)
+            return found
+
+    def kick(self) -> None:
+        """Look now whose heartbeat is due."""
+        with self._lock:
+            if self._worker is None:
+                self._worker = Worker("lancewal-heartbeat", self._step)
+            self._worker.kick_for_later()
+
+    def _step(self) -> float | None:
+        with self._lock:
+            needed = [each for each in self._presences.values() if each.is_needed()]
+            if not needed and self._worker is not None:
+                # The next writer starts another one.
+                self._worker.stop()
+                self._worker = None
+                return None
+        now = time.monotonic()
+        due = [each for each in needed if each.due <= now and not each.stepping.locked()]
+        for each in due:
+            if len(needed) == 1:
+                self._step_of_one(each)
+            else:
+                # Else a storage that does not answer would let the records at all others grow old.
+                in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
+        # One whose step is under way is looked at again soon: its next heartbeat may be due first.
+        waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
+        return max(_SHORTEST_PAUSE, min(waiting, default=now + 1) - time.monotonic())
+
+    @staticmethod
+    def _step_of_one(presence: Presence) -> None:
+        if presence.stepping.acquire(blocking=False):
+            try:
+                presence.step()
+            finally:
+                presence.stepping.release()
+
+
+#: Carries requests out; set by the module that can.
+_serve: Callable[[Presence, ObjectStore], bool] | None = None
+
+
+def serve_with(serve: Callable[[Presence, ObjectStore], bool]) -> None:
+    """Have ``serve`` look for requests to this process; it says whether there were any."""
+    global _serve
+    _serve = serve
+
+
+_heart = _Heart()
+in_forked_child(_heart.start_empty)
+presence_at = _heart.presence
+
+
+def open_owned(
+    store: ObjectStore,
+    shard_id: UUID,
+    open_with: Callable[[Look, Claimed], ShardWriter],
+    *,
+    look: Look,
+    take_over: TakeOver,
+    lease: timedelta,
+) -> ShardWriter:
+    """Open a shard writer unless that would stop another one which lives, and name it as the shard's owner.
+
+    ``open_with`` opens it, reads the shard's manifest by the first function that it gets, which is ``look``
+    with a look at the owners beside it, and tells the second one of its claim.
+    """
+    presence = presence_at(store.uri)
+    claimed = partial(presence.claimed, shard_id, store, lease)
+    with presence.opening(shard_id):
+        gone: set[str] = set()
+        if take_over != "now" and presence.holder(shard_id) is not None:
+            raise presence.refuse(shard_id)
+        try:
+            if take_over == "now":
+                writer = open_with(look, claimed)
+            else:
+                writer = _opened(
+                    presence, store, shard_id, lambda look: open_with(look, claimed), look, take_over, gone
+                )
+        except BaseException:
+            presence.give_up(shard_id)
+            raise
+        for owner_id in gone:
+            presence.forget(owner_id)
+        presence.hold(writer)
+        return writer
+
+
+def _opened(
+    presence: Presence,
+    store: ObjectStore,
+    shard_id: UUID,
+    open_with: Callable[[Look], ShardWriter],
+    look: Look,
+    take_over: TakeOver,
+    gone: set[str],
+) -> ShardWriter:
+    def look_at_owners_too(manifests: ShardManifestStore) -> ShardManifest | None:
+        manifest, others = both(
+            lambda: look(manifests), lambda: presence.others(store), at_once=not store.is_local
+        )
+        epoch = 0 if manifest is None else manifest.writer_epoch
+        for owner in others:
+            if owner.has(shard_id, epoch) and owner.owner_id not in gone:
+                if take_over == "never" or not is_dead_here(owner):
+                    raise _ContestedError(owner)
+                gone.add(owner.owner_id)
+        return manifest
+
+    while True:
+        try:
+            return open_with(look_at_owners_too)
+        except _ContestedError as contest:
+            owner = contest.owner
+        if take_over == "never":
+            raise owner.error(shard_id, 'take_over="never" leaves it alone, living or gone')
+        if wait_until_gone(store, owner, shard_id):
+            gone.add(owner.owner_id)

@@ -1,0 +1,158 @@
+"""Who may use a gateway: tokens, TLS, and where it listens. What is refused leaves nothing but a log line."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import lancewal
+from lancewal.errors import AccessDeniedError, InvalidInputError, OutcomeUnknownError, UnavailableError
+from lancewal.gateway import Access, Gateway
+from tests.tables import rows
+
+WRITES = "write-token-of-the-tests"
+READS = "read-token-of-the-tests-"
+
+
+def certificate(*, days: int = 1) -> tuple[bytes, bytes]:
+    """A certificate of this host for itself, and its key; with negative ``days`` it has expired."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return signed.public_bytes(serialization.Encoding.PEM), private
+
+
+def test_tokens_let_read_or_write(events: lancewal.Table) -> None:
+    access = Access(read_write=(WRITES,), read_only=(READS,))
+    with Gateway({"events": events}, access=access) as gateway:
+        with (
+            lancewal.connect(gateway.address, token=WRITES, timeout=5) as table,
+            table.writer() as writer,
+        ):
+            writer.put(rows(0, 3))
+        with lancewal.connect(gateway.address, token=READS, timeout=5) as table:
+            assert table.count_rows() == 3
+            with pytest.raises(AccessDeniedError, match="may read"):
+                table.flush()
+            with table.writer() as writer, pytest.raises(AccessDeniedError, match="may read"):
+                writer.put(rows(3, 3))
+        assert events.count_rows() == 3
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", WRITES[:-1], WRITES + "x"])
+def test_a_wrong_token_is_refused_and_not_logged(
+    events: lancewal.Table, token: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Gateway({"events": events}, access=Access(read_write=(WRITES,))) as gateway:
+        with (
+            caplog.at_level(logging.DEBUG),
+            lancewal.connect(gateway.address, token=token, timeout=2) as table,
+            pytest.raises((AccessDeniedError, UnavailableError, InvalidInputError)),
+        ):
+            table.count_rows()
+        assert WRITES not in caplog.text
+    assert events.count_rows() == 0
+
+
+def test_a_token_that_no_header_can_carry_is_refused(gateway: Gateway) -> None:
+    with pytest.raises(InvalidInputError, match="printable"):
+        lancewal.connect(gateway.address, token="line\nbreak")
+
+
+def test_tls_is_spoken_and_checked(events: lancewal.Table) -> None:
+    pem, key = certificate()
+    access = Access(read_write=(WRITES,), certificate=pem, key=key)
+    with Gateway({"events": events}, access=access, listen="localhost:0") as gateway:
+        assert gateway.address.startswith("grpc+tls://")
+        with (
+            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=10) as table,
+            table.writer() as writer,
+        ):
+            writer.put(rows(0, 3))
+            assert table.count_rows() == 3
+        other, _ = certificate()
+        plain = gateway.address.replace("grpc+tls", "grpc")
+        for wrong in (
+            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=other, timeout=1),
+            lancewal.connect(plain, token=WRITES, timeout=1),
+        ):
+            with wrong, pytest.raises((UnavailableError, OutcomeUnknownError)):
+                wrong.count_rows()
+
+
+def test_an_expired_certificate_is_not_trusted(events: lancewal.Table) -> None:
+    pem, key = certificate(days=-1)
+    access = Access(read_write=(WRITES,), certificate=pem, key=key)
+    with (
+        Gateway({"events": events}, access=access, listen="localhost:0") as gateway,
+        lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=1) as table,
+        pytest.raises((UnavailableError, OutcomeUnknownError)),
+    ):
+        table.count_rows()
+
+
+@pytest.mark.parametrize(
+    ("listen", "tokens", "tls"),
+    [("0.0.0.0:0", True, False), ("0.0.0.0:0", False, True), ("[::]:0", False, False), ("10.1.2.3:0", 0, 0)],
+)
+def test_other_machines_are_let_in_with_token_and_tls_only(
+    events: lancewal.Table, listen: str, tokens: bool, tls: bool
+) -> None:
+    pem, key = certificate() if tls else (None, None)
+    access = Access(read_write=(WRITES,) if tokens else (), certificate=pem, key=key)
+    with pytest.raises(InvalidInputError, match="token and a TLS"):
+        Gateway({"events": events}, access=access, listen=listen)
+
+
+@pytest.mark.parametrize("listen", ["", "localhost", "127.0.0.1:x", "127.0.0.1:99999"])
+def test_what_is_no_address_is_refused(events: lancewal.Table, listen: str) -> None:
+    with pytest.raises(InvalidInputError):
+        Gateway({"events": events}, listen=listen)
+
+
+def test_a_port_that_is_taken_is_refused(gateway: Gateway, events: lancewal.Table) -> None:
+    with pytest.raises(InvalidInputError, match="cannot listen"):
+        Gateway({"events": events}, listen=gateway.address.removeprefix("grpc://"))
+
+
+def test_weak_tokens_and_half_a_certificate_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="at least 16"):
+        Access(read_write=("short",))
+    with pytest.raises(InvalidInputError, match="certificate and its key"):
+        Access(certificate=b"pem")
+    assert "pem" not in repr(Access(certificate=b"pem", key=b"pem"))
+
+
+def test_a_unix_socket_serves_processes_of_this_machine(events: lancewal.Table, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with (
+        Gateway({"events": events}, listen=f"unix:{path}") as gateway,
+        lancewal.connect(gateway.address, timeout=10) as table,
+        table.writer() as writer,
+    ):
+        writer.put(pa.table({"id": [1], "name": ["a"]}))
+        assert table.count_rows() == 1
+        assert path.is_socket()

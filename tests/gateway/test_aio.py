@@ -1,0 +1,162 @@
+"""asyncio: many coroutines, one thread, few calls; local and remote alike."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lancewal
+from lancewal.errors import ClosedError, InvalidInputError
+from lancewal.gateway import Gateway
+from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from tests.tables import APPEND_ONLY, ids, rows, wal_table
+
+
+@pytest.fixture(params=["local", "remote"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncTable]:
+    local = wal_table(tmp_path / "table", APPEND_ONLY, bucket=("id", 2))
+    if request.param == "local":
+        yield AsyncTable(local)
+        return
+    with Gateway({"table": local}) as gateway, lancewal.connect(gateway.address, timeout=30) as remote:
+        yield AsyncTable(remote)
+
+
+def some(start: int, count: int = 1) -> pa.RecordBatch:
+    return rows(start, count, schema=APPEND_ONLY)
+
+
+def test_a_thousand_coroutines_put_with_one_thread(table: AsyncTable) -> None:
+    async def run() -> list[int]:
+        before = threading.active_count()
+        async with table.writer() as writer:
+            done = await asyncio.gather(*(writer.put(some(number)) for number in range(1000)))
+            assert done == [1] * 1000
+            named = [thread.name for thread in threading.enumerate()]
+            assert named.count("lancewal-async-write") == 1
+            assert threading.active_count() < before + 100
+        return ids(await table.scan())
+
+    assert asyncio.run(run()) == list(range(1000))
+
+
+def test_waiting_puts_go_together() -> None:
+    calls: list[int] = []
+    first_is_under_way, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def put(self, data: Any) -> Any:
+            calls.append(len(data))
+            first_is_under_way.set()
+            assert go.wait(30)
+            return lancewal.TableWriteResult(sum(batch.num_rows for batch in data), {})
+
+        def delete(self, keys: Any) -> Any:
+            raise AssertionError
+
+        def close(self) -> None:
+            calls.append(-1)
+
+    async def run() -> None:
+        async with AsyncWriter(Slow) as writer:
+            first = asyncio.create_task(writer.put(some(0)))
+            while not first_is_under_way.is_set():
+                await asyncio.sleep(0.001)
+            others = [asyncio.create_task(writer.put(some(number))) for number in range(1, 50)]
+            await asyncio.sleep(0)
+            go.set()
+            assert await first == 1
+            assert await asyncio.gather(*others) == [1] * 49
+
+    asyncio.run(run())
+    assert calls == [1, 49, -1]
+
+
+#: A row that looks like the others until its values are looked at.
+NO_ID = pa.RecordBatch.from_arrays([pa.array([None], pa.int64()), pa.array(["x"])], schema=APPEND_ONLY)
+
+
+def test_a_refused_put_fails_alone(table: AsyncTable) -> None:
+    async def run() -> list[Any]:
+        async with table.writer() as writer:
+            wrong = pa.record_batch({"id": pa.array([None], pa.int64()), "name": ["x"]})
+            wrong = wrong.cast(APPEND_ONLY.set(0, APPEND_ONLY.field(0).with_nullable(True)))
+            puts = [
+                writer.put(wrong.cast(wrong.schema) if number == 7 else some(number)) for number in range(20)
+            ]
+            return await asyncio.gather(*puts, return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    assert isinstance(outcomes[7], InvalidInputError)
+    assert [each for number, each in enumerate(outcomes) if number != 7] == [1] * 19
+
+
+def test_puts_of_one_coroutine_keep_their_order(tmp_path: Path) -> None:
+    table = AsyncTable(wal_table(tmp_path / "table"))
+
+    async def run() -> Any:
+        async with table.writer() as writer:
+            for turn in range(30):
+                await writer.put(rows(1, 1, prefix=str(turn)))
+            await writer.delete(2)
+            assert await table.lookup(2) is None
+            return await table.lookup(1)
+
+    assert asyncio.run(run())["name"] == "29_1"
+
+
+def test_reads_and_batches(table: AsyncTable) -> None:
+    async def run() -> tuple[int, int]:
+        async with table.writer() as writer:
+            await writer.put(some(0, 50))
+            await table.flush()
+            assert await table.count_rows("id < 10") == 10
+            assert await table.status()
+            return await table.count_rows(), sum([batch.num_rows async for batch in table.batches()])
+
+    assert asyncio.run(run()) == (50, 50)
+
+
+def test_after_close_nothing_is_taken(table: AsyncTable) -> None:
+    async def run() -> None:
+        writer = table.writer()
+        await writer.put(some(0))
+        await writer.close()
+        await writer.close()
+        with pytest.raises(ClosedError):
+            await writer.put(some(1))
+
+    asyncio.run(run())
+
+
+def test_a_writer_that_cannot_be_opened_tells_every_put() -> None:
+    def fails() -> Any:
+        raise InvalidInputError("no table here")
+
+    async def run() -> list[Any]:
+        async with AsyncWriter(fails) as writer:
+            return await asyncio.gather(*(writer.put(some(n)) for n in range(5)), return_exceptions=True)
+
+    assert [str(each) for each in asyncio.run(run())] == ["no table here"] * 5
+
+
+def test_a_cancelled_coroutine_disturbs_nobody(table: AsyncTable) -> None:
+    async def run() -> list[int]:
+        async with table.writer() as writer:
+            tasks = [asyncio.create_task(writer.put(some(number))) for number in range(50)]
+            await asyncio.sleep(0)
+            for task in tasks[::5]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        found = ids(await table.scan())
+        assert {number for number in range(50) if number % 5} <= set(found)
+        assert len(found) == len(set(found))
+        return found
+
+    asyncio.run(run())

@@ -1,0 +1,376 @@
+"""The gateway and its client: what a local table can do, from another process's point of view."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import lancewal
+from lancewal.errors import (
+    BusyError,
+    ClosedError,
+    InvalidInputError,
+    LanceWalError,
+    PartialWriteError,
+    UnavailableError,
+    WalTruncatedError,
+)
+from lancewal.gateway import Gateway, Limits
+from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
+from lancewal.storage import ObjectStore
+from tests.faults import FaultyStore
+from tests.tables import APPEND_ONLY, KEY, ids, rows, wal_table
+
+SEARCHABLE = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata=KEY),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 4)),
+    ]
+)
+
+
+def test_rows_that_a_client_puts_are_seen_by_all(
+    remote: lancewal.RemoteTable, events: lancewal.Table
+) -> None:
+    with remote.writer() as writer:
+        assert writer.put(rows(0, 100)).num_rows == 100
+        assert writer.put(pd.DataFrame({"id": [3], "name": ["newer"]})).num_rows == 1
+        assert writer.delete([5, 6]).num_rows == 2
+    assert remote.count_rows() == events.count_rows() == 98
+    assert remote.lookup(3) == {"id": 3, "name": "newer"}
+    assert remote.lookup(5) is None
+    found = remote.lookup([3, 5, 7], columns=["name"])
+    assert isinstance(found, lancewal.LookupResult)
+    assert found.found.tolist() == [True, False, True]
+    assert found.table.to_pydict() == {"name": ["newer", "name_7"]}
+    assert ids(remote.scan(filter="id < 10").to_table()) == [0, 1, 2, 3, 4, 7, 8, 9]
+    assert remote.scan(columns=["name"], limit=4).to_table().num_rows == 4
+    assert sum(batch.num_rows for batch in remote.scan().to_batches()) == 98
+    assert remote.schema.equals(events.schema)
+    assert remote.primary_key == ("id",)
+
+
+def test_flush_and_status_go_through_the_gateway(
+    remote: lancewal.RemoteTable, events: lancewal.Table
+) -> None:
+    with remote.writer() as writer:
+        writer.put(rows(0, 10))
+        assert remote.status()["unflushed"]["count"] > 0
+        remote.flush()
+        assert remote.status()["unflushed"]["count"] == 0
+        writer.put(rows(10, 10))  # the gateway's writer was not fenced by the flush
+    assert remote.count_rows() == 20
+
+
+def test_searches_find_through_the_gateway_what_they_find_beside_it(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table", SEARCHABLE)
+    words = ["red fox", "blue fox", "red hen", "grey owl"]
+    vectors = np.eye(4, dtype=np.float32)
+    with Gateway({"table": table}) as gateway, lancewal.connect(gateway.address) as remote:
+        with remote.writer() as writer:
+            writer.put(
+                pa.table(
+                    {"id": range(4), "text": words, "vector": pa.array(list(vectors), SEARCHABLE[2].type)}
+                )
+            )
+        query = [0.0, 1.0, 0.2, 0.0]
+        for one, other in (
+            (table.vector_search("vector", query, 3), remote.vector_search("vector", query, 3)),
+            (
+                table.vector_search("vector", query, 3, filter="id > 1", metric="cosine"),
+                remote.vector_search("vector", query, 3, filter="id > 1", metric="cosine"),
+            ),
+            (table.full_text_search("text", "red fox", 3), remote.full_text_search("text", "red fox", 3)),
+            (
+                table.hybrid_search("vector", query, "text", "red fox", 3),
+                remote.hybrid_search("vector", query, "text", "red fox", 3),
+            ),
+        ):
+            assert one.equals(other)
+            assert one.num_rows
+        best = table.hybrid_search("vector", query, "text", "fox", 1)
+        assert best["text"].to_pylist() == ["blue fox"]
+
+
+def test_changes_stream_through_the_gateway(remote: lancewal.RemoteTable) -> None:
+    with remote.writer() as writer:
+        writer.put(rows(0, 5))
+        seen = list(remote.changes())
+        assert sorted(each for batch, _ in seen for each in batch["id"].to_pylist()) == list(range(5))
+        place = seen[-1][1]
+        writer.put(rows(5, 5))
+        followed: set[int] = set()
+        for batch, _ in remote.changes(place, follow=True):
+            followed |= set(batch["id"].to_pylist())
+            if followed == set(range(5, 10)):
+                break
+    with pytest.raises(InvalidInputError, match="positions start at 1"):
+        list(remote.changes({next(iter(place)): -5}))
+
+
+def test_a_put_that_is_refused_says_why_and_the_stream_goes_on(remote: lancewal.RemoteTable) -> None:
+    with remote.writer() as writer:
+        with pytest.raises(InvalidInputError, match="no column wrong"):
+            writer.put(pa.table({"id": [1], "wrong": [2]}))
+        with pytest.raises(InvalidInputError, match="id is string"):
+            writer.put(pa.table({"id": ["text"]}))
+        writer.put(rows(0, 3))
+        with pytest.raises(InvalidInputError, match="null"):
+            writer.put(pa.table({"id": pa.array([None], pa.int64()), "name": ["x"]}))
+        writer.put(rows(3, 3))
+    assert remote.count_rows() == 6
+
+
+def test_what_a_client_asks_wrongly_is_refused_with_its_class(remote: lancewal.RemoteTable) -> None:
+    with pytest.raises(InvalidInputError):
+        remote.scan(filter="no such thing").to_table()
+    with pytest.raises(InvalidInputError):
+        remote.scan(columns=["missing"]).to_table()
+    with pytest.raises(InvalidInputError):
+        remote.scan(limit="many").to_table()  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        remote.vector_search("name", [1.0], 3)
+    with pytest.raises(InvalidInputError):
+        remote.lookup({"wrong": 1})
+    with pytest.raises(InvalidInputError):
+        remote.vector_search("name", [1.0], 3, unheard_of=1)
+
+
+def test_a_table_that_is_not_served_is_refused(gateway: Gateway) -> None:
+    with lancewal.connect(gateway.address, table="other", timeout=5) as other:
+        with pytest.raises(InvalidInputError, match="serves no table 'other'"):
+            other.count_rows()
+        with pytest.raises(InvalidInputError, match="serves no table"):
+            other.writer()
+
+
+def test_casts_are_made_by_the_gateway(remote: lancewal.RemoteTable) -> None:
+    with remote.writer(cast=True) as writer:
+        writer.put(pa.table({"id": pa.array([1, 2], pa.int16()), "name": ["a", "b"]}))
+        with pytest.raises(InvalidInputError):
+            writer.put(pa.table({"id": [1.5]}))
+    assert remote.count_rows() == 2
+
+
+def test_many_clients_share_one_group_commit(gateway: Gateway, events: lancewal.Table) -> None:
+    def produce(first: int) -> None:
+        with lancewal.connect(gateway.address, timeout=60) as table, table.writer() as writer:
+            for start in range(first, first + 100, 10):
+                writer.put(rows(start, 10))
+
+    threads = [threading.Thread(target=produce, args=(100 * number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ids(events.scan().to_table()) == list(range(1600))
+
+
+def test_a_stopped_gateway_has_flushed_and_let_go(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table", bucket=("id", 4))
+    gateway = Gateway({"table": table})
+    remote = lancewal.connect(gateway.address, timeout=1)
+    writer = remote.writer()
+    writer.put(rows(0, 50))  # its stream stays open, and idle
+    gateway.close()
+    gateway.close()
+    assert not gateway.ready
+    assert table.status().unflushed.count == 0
+    with pytest.raises((UnavailableError, lancewal.errors.OutcomeUnknownError)):
+        writer.put(rows(50, 1))
+    writer.close()
+    with pytest.raises(ClosedError):
+        writer.put(rows(50, 1))
+
+
+def test_a_client_goes_on_with_the_gateway_that_takes_the_place_of_its_own(tmp_path: Path) -> None:
+    """Without a key every row that a retry wrote twice would be seen twice."""
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
+    first, second = Gateway({"t": table}), Gateway({"t": lancewal.open(table.uri)})
+    remote = lancewal.connect([first.address, second.address], timeout=30)
+    sent = threading.Event()
+
+    def produce() -> None:
+        with remote.writer() as writer:
+            for start in range(300):
+                writer.put(rows(start, 1, schema=APPEND_ONLY))
+                if start == 100:
+                    sent.set()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    assert sent.wait(60)
+    first.close()
+    producer.join()
+    second.close()
+    assert ids(table.scan().to_table()) == list(range(300))
+
+
+def test_plain_flight_clients_can_put_and_read(gateway: Gateway) -> None:
+    client = flight.connect(gateway.address)
+    (info,) = client.list_flights()
+    writer, reader = client.do_put(info.descriptor, info.schema)
+    for start in (0, 10):
+        writer.write_batch(rows(start, 10))
+        assert json.loads(reader.read().to_pybytes())["rows"] == 10
+    writer.close()
+    read = client.do_get(client.get_flight_info(info.descriptor).endpoints[0].ticket).read_all()
+    assert ids(read) == list(range(20))
+    assert client.get_schema(info.descriptor).schema.names == ["id", "name"]
+    assert {action.type for action in client.list_actions()} >= {"flush", "status"}
+    writer, reader = client.do_put(info.descriptor, pa.schema([("wrong", pa.int64())]))
+    writer.write_batch(pa.record_batch({"wrong": [1]}))
+    assert reader.read() is None
+    with pytest.raises(flight.FlightServerError, match="no column wrong"):
+        writer.close()
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"op": 1}',
+        b'{"op": "flush", "table": 3}',
+        b'{"op":"flush"}\nnot arrow',
+        b"\xff\xfe",
+    ],
+)
+def test_malformed_requests_are_refused(gateway: Gateway, body: bytes) -> None:
+    client = flight.connect(gateway.address)
+    with pytest.raises(flight.FlightServerError) as refused:
+        list(client.do_action(flight.Action("flush", body)))
+    assert json.loads(refused.value.extra_info)["class"] == "InvalidInputError"
+    with pytest.raises(flight.FlightServerError):
+        client.do_get(flight.Ticket(body)).read_all()
+    with pytest.raises(flight.FlightServerError):
+        client.get_flight_info(flight.FlightDescriptor.for_command(body))
+    client.close()
+
+
+def test_oversized_puts_are_refused(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with (
+        Gateway({"table": table}, limits=Limits(put_bytes=10_000)) as gateway,
+        lancewal.connect(gateway.address) as remote,
+        remote.writer() as writer,
+    ):
+        with pytest.raises(InvalidInputError, match="in parts"):
+            writer.put(rows(0, 5_000))
+        writer.put(rows(0, 10))
+        assert remote.count_rows() == 10
+
+
+def test_callers_beyond_the_limit_are_told_to_come_again(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with Gateway({"table": table}, limits=Limits(calls=2)) as gateway:
+        first, second, third = (lancewal.connect(gateway.address, timeout=1) for _ in range(3))
+        writers = [first.writer(), second.writer()]
+        for number, writer in enumerate(writers):
+            writer.put(rows(number, 1))  # each holds its stream
+        with pytest.raises(BusyError):
+            third.count_rows()
+        writers[0].close()
+        while gateway.calls_under_way > 1:
+            threading.Event().wait(0.01)
+        assert third.count_rows() == 2
+        writers[1].close()
+        for each in (first, second, third):
+            each.close()
+
+
+def test_errors_come_back_as_what_they_were() -> None:
+    one, two = uuid4(), uuid4()
+    for error in (
+        InvalidInputError("column id: no"),
+        WalTruncatedError(one, 3, 9),
+        lancewal.errors.FencedError(one, 1, 2),
+        lancewal.errors.SplitShardError([one, two]),
+        PartialWriteError("put", {one: BusyError("full"), two: ValueError("odd")}, {two: 3}),
+    ):
+        back = rebuilt(json.loads(json.dumps(describe(error))))
+        assert type(back) is type(error)
+        assert isinstance(back, LanceWalError)
+        for name in ("shard_id", "position", "first_retained", "local_epoch", "shard_ids", "written"):
+            assert getattr(back, name, None) == getattr(error, name, None)
+        if not isinstance(error, PartialWriteError):
+            assert str(back) == str(error)
+    assert type(rebuilt({"class": "Exception", "text": "no class of ours"})) is LanceWalError
+    assert Answer.decode(Answer(3, 7).encode()) == Answer(3, 7)
+    assert Numbered.decode(Numbered(3, 2).encode()) == Numbered(3, 2)
+    assert Request.decode(Request("scan", "t", {"limit": 1}).encode()) == Request("scan", "t", {"limit": 1})
+
+
+def test_reads_that_clients_gave_up_before_they_began_took_their_places_for_ever(
+    gateway: Gateway, events: lancewal.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = events.scan
+    gone = threading.Event()
+
+    def slow(*args: object, **how: object) -> object:
+        assert gone.wait(60)
+        return scan(*args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(events, "scan", slow)
+    client = flight.connect(gateway.address)
+    ticket = flight.Ticket(Request("scan", "events").encode())
+    for _ in range(3):
+        with pytest.raises(flight.FlightTimedOutError):
+            client.do_get(ticket, flight.FlightCallOptions(timeout=0.05)).read_all()
+    gone.set()
+    client.close()
+    while gateway.calls_under_way:
+        threading.Event().wait(0.01)
+
+
+def test_a_put_whose_shards_two_gateways_have_ends_when_each_has_its_part(tmp_path: Path) -> None:
+    """It went to and fro between them until its time was over."""
+    table = wal_table(tmp_path / "table", bucket=("id", 2))
+    one, two = (rows(start, 1) for start in _ids_of_two_shards(table))
+    owner = table.writer()
+    owner.put(one)
+    with Gateway({"t": lancewal.open(table.uri)}) as gateway:
+        with lancewal.connect(gateway.address, timeout=1) as remote, remote.writer() as writer:
+            writer.put(two)
+            both = pa.Table.from_batches([one, two])
+            (kept,) = owner.shard_writers
+            # The other owner has no address, so nobody can send the rest there.
+            with pytest.raises(lancewal.errors.OutcomeUnknownError):
+                writer.put(both)
+        assert table.count_rows() == 2
+        assert kept in owner.shard_writers
+    owner.close()
+
+
+def _ids_of_two_shards(table: lancewal.Table) -> tuple[int, int]:
+    by_shard = {table.shard_for(number): number for number in range(50)}
+    first, second = list(by_shard.values())[:2]
+    return first, second
+
+
+def test_a_shard_whose_log_failed_takes_puts_with_an_id_again(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
+    store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
+    with Gateway({"t": lancewal.Table.open(table.uri, store=store)}) as gateway:
+        with lancewal.connect(gateway.address, timeout=30) as remote, remote.writer() as writer:
+            writer.put(rows(0, 1, schema=APPEND_ONLY))
+            store.faults.fail("put_if_absent", where="/wal/", times=3, after=True)
+            writer.put(rows(1, 1, schema=APPEND_ONLY))
+            writer.put(rows(2, 1, schema=APPEND_ONLY))
+        assert ids(remote_rows(gateway)) == [0, 1, 2]
+
+
+def remote_rows(gateway: Gateway) -> pa.Table:
+    with lancewal.connect(gateway.address) as remote:
+        return remote.scan().to_table()
