@@ -12,6 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 # Extra arguments for demo, bench, test and soak: `make bench ARGS="append_tail --quick"`.
 ARGS ?=
 
+# Two workers share the tests, and one of them has the Spark session. Who names files wants one process.
+WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test spark soak lint typecheck format bench docs lock clean
 .SUFFIXES:
@@ -23,7 +26,7 @@ demo: $(STAMP) ## Show on real rows what works
 	@$(BIN)/python -m demo $(ARGS)
 
 test: lint typecheck ## Lint, type-check and run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 spark: $(STAMP) ## Run the tests of the Spark pipeline alone
 	@$(BIN)/python -m pytest tests/spark $(ARGS)

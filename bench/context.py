@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -95,3 +96,23 @@ class Context:
 def _rotated(names: list[str], by: int) -> list[str]:
     offset = by % len(names)
     return names[offset:] + names[:offset]
+
+
+def by_threads(threads: int, each: int, call: Callable[[int], object]) -> None:
+    """``threads`` threads make ``each`` calls, one for each number from zero on; raises the first error."""
+    errors: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(each):
+                call(thread * each + number)
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -148,6 +148,12 @@ def exponent(points: Sequence[Point]) -> float:
     return float(np.polyfit(sizes, figures, 1)[0])
 
 
+def exponent_of(name: str, sizes: Sequence[int], figures: Sequence[float], bound: float) -> Comparison:
+    """The exponent of figures that were measured elsewhere, as a row of its own."""
+    points = [Point(size, figure, None) for size, figure in zip(sizes, figures, strict=True)]
+    return Comparison(name, max(exponent(points), _LEAST_EXPONENT), 1.0, "", False, "linear", bound)
+
+
 def _expected(points: Sequence[Point], size: int) -> float:
     """The figure at ``size`` if the curve goes on as between its last two points."""
     if len(points) < 2:

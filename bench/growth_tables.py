@@ -192,11 +192,6 @@ def abandon(writer: ShardWriter) -> None:
     writer._finalizer()
 
 
-def expect(found: int, wanted: int) -> None:
-    if found != wanted:
-        raise RuntimeError(f"{wanted} rows were to be found, {found} came")
-
-
 def resident_growth(uri: str) -> float:
     """MB by which the first lookup of a table raises the memory of a fresh process."""
     command = [sys.executable, "-m", "bench.growth_tables", uri]

@@ -10,10 +10,12 @@ _PACKAGES = ("lancewal", "pylance", "obstore", "pyarrow", "numpy", "faiss-cpu", 
 
 
 def machine_facts() -> dict[str, object]:
-    """Cores, memory, operating system, Python and the versions of the libraries that matter."""
+    """Cores, memory, what else they had to do, operating system, Python and the libraries that matter."""
     return {
         "cores": _usable_cores(),
         "memory_gb": _memory_gb(),
+        # Of the last five minutes; beyond the number of cores something had to wait.
+        "load": round(os.getloadavg()[1], 1),
         "system": platform.system(),
         "architecture": platform.machine(),
         "python": platform.python_version(),

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import lance
+
 from bench.tables import peer_writer, vector_batches
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
@@ -39,7 +41,7 @@ def _main(side: str, uri: str, count: int) -> int:
         ours = open_shard_writer(base, uuid4(), ShardWriterConfig(fsync=False), indexes=())
         put = ours.put
     else:
-        peer = peer_writer(base, durable_write=True, max_wal_flush_interval_ms=1)
+        peer = peer_writer(lance.dataset(base.uri))
         put = peer.put
     put(warm_up[0])
     gc.collect()

@@ -24,7 +24,9 @@ HEAD = f"""# Benchmarks
 Every figure here was measured by `make bench` (one workload: `make bench ARGS="durable_latency"`) and
 written by `python -m bench.pages`; nothing is typed in by hand. Ours and the peer run in one process run
 on the same rows, call by call in turn where calls are short. Compare ratios, not absolute times: they
-were taken on a small shared machine.
+were taken on a small shared machine. The load is what it had to do on average near the end of the run, ours
+included; runs whose section names none did not record it. A busy machine makes times longer and changes no
+number of requests.
 
 The ratio is ours ÷ peer. ↑ means that higher is better, ↓ that lower is better. The range beside it is
 that of the single passes. A target is what we set ourselves; a missed one is shown as such.
@@ -77,7 +79,7 @@ def _section(result: dict[str, Any]) -> str:
     lines = [
         f"## {result['workload']}",
         "",
-        f"{result['description']} ({result['repeats']} passes, {result['date']}).",
+        f"{result['description']} ({result['repeats']} passes, {result['date']}{_load(result['machine'])}).",
         "",
         "| measure | ours | peer | ratio | range | target |",
         "|---|---|---|---|---|---|",
@@ -86,11 +88,23 @@ def _section(result: dict[str, Any]) -> str:
         low, high = row["ratio_range"]
         target = "" if row["target"] is None else _target(row)
         lines.append(
-            f"| {row['name']} {_arrow(row)} | {row['ours']:,.4g} {row['unit']} "
-            f"| {row['peer']:,.4g} {row['unit']} ({row['peer_name']}) "
+            f"| {row['name']} {_arrow(row)} | {_figure(row['ours'])} {row['unit']} "
+            f"| {_figure(row['peer'])} {row['unit']} ({row['peer_name']}) "
             f"| {row['ratio']:.3g}× | {low:.3g} to {high:.3g} | {target} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _figure(value: float) -> str:
+    """
+    >>> _figure(0.61854), _figure(12.0), _figure(25860.0)
+    ('0.6185', '12', '25,860')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _load(machine: dict[str, Any]) -> str:
+    return f", load {machine['load']} on {machine['cores']} cores" if "load" in machine else ""
 
 
 def _arrow(row: dict[str, Any]) -> str:
@@ -109,12 +123,18 @@ def _plot(results: Sequence[dict[str, Any]]) -> None:
     mpl.rcParams["svg.hashsalt"] = "lancewal"
     from matplotlib import pyplot
 
-    rows = [(f"{r['workload']}: {row['name']}", row["advantage"]) for r in results for row in r["rows"]]
+    rows = [
+        (f"{result['workload']}: {row['name']}", row["advantage"])
+        for result in results
+        for row in result["rows"]
+        if row["unit"] != "requests"
+    ]
     names, advantages = zip(*reversed(rows), strict=True)
-    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(rows) + 1))
+    figure, axes = pyplot.subplots(figsize=(9, 0.2 * len(rows) + 1))
     colours = ["#2a7f62" if advantage >= 1 else "#b5533c" for advantage in advantages]
     axes.barh(names, [advantage - 1 for advantage in advantages], left=1, color=colours)
     axes.set_xscale("log")
+    axes.margins(y=0.01)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("times as good as the peer (log scale; right of 1 is better)")
     axes.tick_params(axis="y", labelsize=7)

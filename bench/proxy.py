@@ -33,9 +33,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.servers import ServerProcess
 
 _CONTROL = "/_proxy/"
 _HEAD_BYTES = 1 << 20
@@ -93,11 +94,13 @@ def depth_of(requests: Iterable[Request]) -> int:
     return deepest
 
 
-class Proxy:
+class Proxy(ServerProcess):
     """The proxy's process; it ends with the block, and with the process that started it.
 
     ``latency`` and ``jitter`` are in seconds: each request waits for the first and a random part of the
     second. Beyond ``requests_per_second`` requests are refused as S3 does it, with 503.
+    Shares of the requests, by chance: ``refuse`` are refused too, of ``cut`` the connection is cut before
+    the server hears of them, and of ``lose`` the reply is lost.
     """
 
     def __init__(
@@ -110,39 +113,24 @@ class Proxy:
     ) -> None:
         self._upstream = upstream
         self._settings = {"latency": latency, "jitter": jitter, "requests_per_second": requests_per_second}
-        self._process: subprocess.Popen[str] | None = None
-        self.endpoint = ""
 
     def __enter__(self) -> Proxy:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.proxy", self._upstream, json.dumps(self._settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdout is not None
-        port = self._process.stdout.readline().strip()
+        assert self.process.stdout is not None
+        port = self.process.stdout.readline().strip()
         if not port:
             self.stop()
             raise RuntimeError("the proxy did not start")
         self.endpoint = f"http://127.0.0.1:{port}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-            self._process = None
-
     def set(self, **settings: float | None) -> None:
-        """Change ``latency``, ``jitter`` or ``requests_per_second`` from now on."""
+        """Change any of the settings from now on."""
         self._ask("settings", json.dumps(settings).encode())
 
     @contextmanager
@@ -210,7 +198,9 @@ class _Server:
     ) -> _Message:
         delay = (self._settings["latency"] or 0) + (self._settings["jitter"] or 0) * self._random.random()
         await asyncio.sleep(delay)
-        if self._is_throttled():
+        if self._happens("cut"):
+            raise ConnectionError("cut on purpose")
+        if self._is_throttled() or self._happens("refuse"):
             raw = _reply(b"503 Slow Down", _SLOW_DOWN, b"application/xml")
             return _Message(b"HTTP/1.1 503 Slow Down", {}, raw, b"")
         writer.write(request.raw_head + request.body)
@@ -218,7 +208,12 @@ class _Server:
         reply = await _read_message(reader, is_reply_to=request.first_line.split(b" ")[0])
         if reply is None:
             raise ConnectionError("the server behind the proxy hung up")
+        if self._happens("lose"):
+            raise ConnectionError("lost on purpose")
         return reply
+
+    def _happens(self, trouble: str) -> bool:
+        return self._random.random() < (self._settings.get(trouble) or 0)
 
     def _is_throttled(self) -> bool:
         most = self._settings["requests_per_second"]

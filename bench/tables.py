@@ -48,6 +48,18 @@ def new_table(path: Path, schema: pa.Schema, data: pa.Table | None = None) -> Ba
     return BaseTable.open(str(path))
 
 
-def peer_writer(base: BaseTable, **settings: Any) -> Any:
-    """Lance's own shard writer on a new shard of the same table."""
-    return lance.dataset(base.uri).mem_wal_writer(str(uuid4()), **settings)
+def peer_writer(dataset: lance.LanceDataset, shard: str | None = None, *, durable_write: bool = True) -> Any:
+    """Lance's own shard writer, on a new shard unless one is given; at its best interval if it is durable."""
+    interval = {"max_wal_flush_interval_ms": PEER_BEST_INTERVAL_MS} if durable_write else {}
+    return dataset.mem_wal_writer(shard or str(uuid4()), durable_write=durable_write, **interval)
+
+
+def upsert(dataset: lance.LanceDataset, rows: pa.Table | pa.RecordBatchReader) -> object:
+    """What Lance does without a write-ahead log: rows with known keys replace, the others are added."""
+    merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    return merge.execute(rows)
+
+
+def expect(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise RuntimeError(f"{wanted} rows were to be found, {found} came")

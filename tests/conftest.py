@@ -7,9 +7,11 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 import lancewal
 from lancewal.base import BaseTable
@@ -17,11 +19,23 @@ from lancewal.storage import ObjectStore
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, new_table, wal_table
 
-# A machine that decides whether a change lands must not decide by chance; people and the long
-# runs draw new examples every time.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# No example fails because the machine is busy. A machine that decides whether a change lands must
+# not decide by chance; people and the long runs draw new examples every time.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", _PATIENT)
+settings.register_profile("ci", _PATIENT, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "patient")
+
+
+class OneSparkSession(LoadScopeScheduling):
+    """How workers share the tests: a file is run by one of them, and all that Spark does by the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSession:
+    return OneSparkSession(config, log)
 
 
 @pytest.fixture(autouse=True)

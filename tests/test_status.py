@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import lance
 import pyarrow as pa
 import pytest
 
 import lancewal
+from bench.distant import DistantBackend, distant_store, measured_depth
+from lancewal.base import BaseTable
 from lancewal.maintenance import at_crash_points
-from lancewal.status import Lag, table_status
+from lancewal.shard import ShardManifestStore
+from lancewal.status import Lag, TableStatus, table_status
 from lancewal.storage import ObjectInfo, ObjectStore, layout
+from tests.faults import FaultyStore
 from tests.tables import APPEND_ONLY, fast, rows, wal_table
 
 pytestmark = pytest.mark.sharding(unsharded=True)
@@ -54,6 +62,10 @@ def test_rows_wait_in_the_wal_and_then_in_sstables(table: lancewal.Table) -> Non
     assert status.shards[0].compacted_generation == 1
 
 
+def _position(info: ObjectInfo) -> int:
+    return layout.parse_wal_name(info.path.rsplit("/", 1)[-1]) or 0
+
+
 def _entries(table: lancewal.Table) -> list[ObjectInfo]:
     store = ObjectStore.from_uri(table.uri)
     return [info for info in store.list(layout.MEM_WAL_DIR) if "/wal/" in info.path]
@@ -62,10 +74,17 @@ def _entries(table: lancewal.Table) -> list[ObjectInfo]:
 def test_ages_are_those_of_the_oldest(table: lancewal.Table) -> None:
     with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
         writer.put(rows(0, 1))
+        writer.put(rows(1, 1))
+    first, second = (Path(table.uri) / info.path for info in sorted(_entries(table), key=_position)[-2:])
+    for path, age in ((first, 0), (second, 1800)):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + age))
     later = datetime.now(UTC) + timedelta(hours=1)
     store = ObjectStore.from_uri(table.uri)
     status = table_status(store, table._reader.base, now=later)
     assert 3590 < status.unflushed.seconds(status.taken_at) < 3700
+    last_write = status.shards[0].last_write
+    assert last_write is not None
+    assert 1790 < (later - last_write).total_seconds() < 1900
     document = status.to_dict()
     assert 3590 < document["unflushed"]["seconds"] < 3700
     assert document["uncompacted"]["seconds"] == 0
@@ -172,3 +191,76 @@ def test_a_marker_that_came_with_a_copy_does_not_count_as_compacted(tmp_path: Pa
     (listed,), (shard,) = copy.shards(), copy.status().shards
     assert listed.compacted_generation == shard.compacted_generation == 0
     assert shard.uncompacted.count == len(shard.generations) == 1
+
+
+def _distant(table: lancewal.Table) -> tuple[ObjectStore, DistantBackend, Callable[[], TableStatus]]:
+    """The table far away, and its status there."""
+    store, backend = distant_store(table.uri)
+    return store, backend, lambda: table_status(store, lambda: BaseTable.open(store.uri, store=store))
+
+
+def test_what_has_not_changed_is_not_read_again(table: lancewal.Table) -> None:
+    """The base's listing is Lance's own: with it a warm status is three requests deep."""
+    with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
+        writer.put(rows(0, 1))
+    _, backend, status = _distant(table)
+    found = status()
+    for _ in range(2):
+        backend.requests.clear()
+        with measured_depth() as depth:
+            again = status()
+            assert depth() <= 3  # with the look at the owners
+        assert backend.requests == {"list_directories": 1, "list": 2}
+        assert replace(again, taken_at=found.taken_at) == found
+
+
+def test_what_has_changed_is_seen_although_the_rest_is_kept(table: lancewal.Table) -> None:
+    store, _, status = _distant(table)
+    status()
+    with table.shard_writer(table.shard_for()) as writer:
+        writer.put(rows(0, 3))
+        assert (status().unflushed.count, status().uncompacted.count) == (1, 0)
+    assert (status().unflushed.count, status().uncompacted.rows) == (0, 3)
+    # As it may be after a stalled writer: another entry in the place of one that was read.
+    info = max(_entries(table), key=_position)
+    with table.shard_writer(table.shard_for(), enable_memtable=False) as writer:
+        writer.put(rows(3, 1))
+        entry = max(_entries(table), key=_position)
+        assert status().unflushed.count == 1
+        store.put(entry.path, store.get(info.path))
+    assert _position(entry) > _position(info)
+    assert status().unflushed.count == 0, "a sentinel is in its place"
+
+
+def test_the_base_is_read_after_the_manifests(table: lancewal.Table) -> None:
+    """Otherwise what is compacted and taken off the manifest in between would be in neither."""
+    with table.shard_writer(table.shard_for()) as writer:
+        writer.put(rows(0, 3))
+    slow = FaultyStore(ObjectStore.from_uri(table.uri))
+    slow.faults.before("list", lambda: table.compact() and None)
+    status = table_status(slow, lambda: BaseTable.open(slow.uri, store=slow))
+    assert (status.shards[0].generations, status.shards[0].compacted_generation) == ((), 1)
+    assert (status.uncompacted, status.base_rows) == (Lag(), 3)
+
+
+def test_a_manifest_that_is_collected_after_the_listing_is_looked_for_again(table: lancewal.Table) -> None:
+    with table.shard_writer(table.shard_for()) as writer:
+        writer.put(rows(0, 3))
+    slow = FaultyStore(ObjectStore.from_uri(table.uri))
+    shard_id = table.shard_for()
+    manifests = ShardManifestStore(slow, shard_id)
+    newest = manifests.require_latest()
+
+    def supersede() -> None:
+        manifests.commit_update(None, lambda m: replace(m, wal_entry_position_last_seen=1))
+        slow.delete(layout.manifest_file(shard_id, newest.version))
+
+    slow.faults.before("get", supersede, where=layout.manifest_file(shard_id, newest.version))
+    status = table_status(slow, lambda: BaseTable.open(slow.uri, store=slow))
+    assert status.uncompacted.rows == 3
+
+
+def test_a_shard_without_a_manifest_is_left_out(table: lancewal.Table) -> None:
+    store = ObjectStore.from_uri(table.uri)
+    store.put(layout.wal_entry(uuid4(), 1), b"a writer is just making it")
+    assert [shard.shard_id for shard in table.status().shards] == [table.shard_for()]

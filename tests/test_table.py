@@ -586,7 +586,7 @@ def test_failing_flush_names_the_shard(table: Table) -> None:
 def test_shard_writer_fences_its_predecessor(table: Table) -> None:
     shard = table.shard_for(1)
     first = table.shard_writer(shard)
-    with table.shard_writer(shard) as second:
+    with table.shard_writer(shard, take_over="now") as second:
         with pytest.raises(FencedError):
             first.put(rows(1, 1))
         second.put(rows(1, 1))

@@ -27,7 +27,7 @@ import lancewal
 from bench.comparison import Comparison
 from bench.context import Context
 from bench.registry import workload
-from bench.tables import new_table, vector_batches, vector_schema
+from bench.tables import new_table, upsert, vector_batches, vector_schema
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import compact, execute_shard, finish_compaction, plan_compaction
@@ -208,8 +208,7 @@ def _run(side: str, table: str, rows: str) -> Measured:
     if side == "ours":
         compact(store)
     else:
-        merge = base.dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-        merge.execute(incoming.to_table())
+        upsert(base.dataset, incoming.to_table())
     seconds = time.perf_counter() - started
     return Measured(seconds, max(_memory("VmHWM") - before, 1), _stored_bytes(table) - size)
 

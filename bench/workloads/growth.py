@@ -30,7 +30,6 @@ from bench.growth_tables import (
     add_entries,
     add_sstables,
     copied,
-    expect,
     forget,
     local_store,
     new_table,
@@ -44,6 +43,7 @@ from bench.growth_tables import (
     sstable_uris,
     stored_batch,
 )
+from bench.tables import expect, upsert
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import collect_garbage, compact
@@ -249,9 +249,7 @@ def _with_shards(context: Context, size: int) -> list[Measure]:
         Measure(
             "compact",
             lambda: compact(store),
-            lambda: (
-                peer.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
-            ),
+            lambda: upsert(peer, rows),
             before=lambda: None,
             samples=ONCE,
         ),

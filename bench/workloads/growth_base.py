@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from uuid import UUID, uuid4
 
@@ -12,16 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 import lancewal
-from bench.context import Context
+from bench.context import Context, by_threads
 from bench.distant import distant_store
 from bench.growth import FLAT, ONCE, Measure, Steps, growth
 from bench.growth_tables import (
     QUIET,
     ROOMY,
-    VECTOR,
     add_sstables,
     copied,
-    expect,
     forget,
     local_store,
     new_table,
@@ -29,7 +26,7 @@ from bench.growth_tables import (
     plain_rows,
     reader_of,
 )
-from bench.tables import KEY, PEER_BEST_INTERVAL_MS, peer_writer
+from bench.tables import KEY, expect, peer_writer, upsert, vector_batches, vector_schema
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import compact
@@ -60,7 +57,7 @@ def _with_columns(context: Context, size: int) -> list[Measure]:
     dataset, reader = lance.dataset(base.uri), reader_of(base)
     batch = rows.slice(0, 20)
     writer = open_shard_writer(base, only_shard(base), ShardWriterConfig(**ROOMY), indexes=())
-    theirs = peer_writer(base, durable_write=True, max_wal_flush_interval_ms=PEER_BEST_INTERVAL_MS)
+    theirs = peer_writer(lance.dataset(base.uri))
     return [
         Measure(
             "lookup in the base",
@@ -130,12 +127,7 @@ def _with_base_rows(context: Context, size: int) -> list[Measure]:
         Measure(
             "compaction of 100 updates",
             lambda: compact(store),
-            lambda: (
-                peer.merge_insert("id")
-                .when_matched_update_all()
-                .when_not_matched_insert_all()
-                .execute(plain_rows(next(keys)))
-            ),
+            lambda: upsert(peer, plain_rows(next(keys))),
             before=partial(waiting, False),
             before_peer=lambda: None,
             bound=FLAT,
@@ -164,53 +156,32 @@ def _with_base_rows(context: Context, size: int) -> list[Measure]:
     peer="Lance's writer",
 )
 def threads(context: Context, sizes: Sequence[int]) -> Steps:
-    schema = pa.schema(
-        [
-            pa.field("id", pa.int64(), nullable=False, metadata=KEY),
-            pa.field(VECTOR, pa.list_(pa.float32(), 8)),
-        ]
-    )
-    values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(160, np.float32)), 8)
-    batch = pa.record_batch([pa.array(np.arange(20)), values], schema=schema)
+    (batch,) = vector_batches(1, 20, 8)
     puts = context.size(full=2048, quick=64)
-    base = new_table(context.directory("threads") / "table", schema.empty_table())
+    base = new_table(context.directory("threads") / "table", vector_schema(8).empty_table())
     return ((size, _with_threads(base, batch, size, puts)) for size in sizes)
 
 
 def _with_threads(base: BaseTable, batch: pa.RecordBatch, size: int, puts: int) -> list[Measure]:
     writer = open_shard_writer(base, uuid4(), ShardWriterConfig(**ROOMY), spec_id=0, indexes=())
-    theirs = peer_writer(base, durable_write=True, max_wal_flush_interval_ms=PEER_BEST_INTERVAL_MS)
+    theirs = peer_writer(lance.dataset(base.uri))
 
     def entries_written() -> int:
         before = writer.stats().wal_flush_count
-        _put_from_threads(writer.put, batch, size, puts)
+        by_threads(size, puts // size, lambda _: writer.put(batch))
         return writer.stats().wal_flush_count - before
 
     return [
         Measure(
             f"{puts:,} puts",
-            lambda: _put_from_threads(writer.put, batch, size, puts),
-            lambda: _put_from_threads(theirs.put, batch, size, puts),
+            lambda: by_threads(size, puts // size, lambda _: writer.put(batch)),
+            lambda: by_threads(size, puts // size, lambda _: theirs.put(batch)),
             before=lambda: None,
             before_peer=lambda: None,
             bound=FLAT,
         ),
         Measure("WAL entries", entries_written, unit="entries", bound=FLAT),
     ]
-
-
-def _put_from_threads(
-    put: Callable[[pa.RecordBatch], object], batch: pa.RecordBatch, count: int, puts: int
-) -> None:
-    def work() -> None:
-        for _ in range(puts // count):
-            put(batch)
-
-    started = [threading.Thread(target=work) for _ in range(count)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
 
 
 @growth(

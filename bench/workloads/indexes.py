@@ -24,7 +24,7 @@ from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
 from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
-from bench.tables import KEY
+from bench.tables import KEY, expect
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
@@ -79,7 +79,7 @@ def _ingest(base: BaseTable, batches: Sequence[pa.RecordBatch]) -> tuple[float, 
     for batch in batches:
         writer.put(batch)
     in_put = time.perf_counter() - started
-    _expect(writer.active_memtable_ref().row_count, len(batches) * ROWS_PER_BATCH)
+    expect(writer.active_memtable_ref().row_count, len(batches) * ROWS_PER_BATCH)
     _wait_for_graphs(writer)
     until_built = time.perf_counter() - started
     writer._finalizer()  # as a crash would: closing would flush
@@ -92,7 +92,7 @@ def _ingest_by_lance(base: BaseTable, batches: Sequence[pa.RecordBatch]) -> tupl
     for batch in batches:
         writer.put(batch)
     in_put = time.perf_counter() - started
-    _expect(writer.memtable_stats()["row_count"], len(batches) * ROWS_PER_BATCH)
+    expect(writer.memtable_stats()["row_count"], len(batches) * ROWS_PER_BATCH)
     return in_put, in_put
 
 
@@ -297,8 +297,3 @@ def _texts(random: np.random.Generator, count: int, words: int) -> list[str]:
     """Texts whose words are as unevenly frequent as those of a language."""
     chosen = random.choice(_VOCABULARY, size=(count, words), p=_FREQUENCY)
     return [" ".join(each) for each in chosen.tolist()]
-
-
-def _expect(found: int, rows: int) -> None:
-    if found != rows:
-        raise RuntimeError(f"{rows} rows were put, but {found} are there")

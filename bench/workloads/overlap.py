@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from bench.comparison import Comparison
 from bench.context import Context, Laps
+from bench.growth import LINEAR, exponent_of
 from bench.registry import workload
-from bench.tables import KEY, new_table
+from bench.tables import KEY, expect, new_table
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
@@ -56,10 +57,7 @@ def overlapping_sstables(context: Context) -> list[Comparison]:
             comparisons.append(_median(f"{count} SSTables, {name}", ours, plain, target))
             taken[name].append(ours.percentile(50))
     for name, seconds in taken.items():
-        exponent = max(_exponent(SSTABLES, seconds), 0.01)
-        comparisons.append(
-            Comparison(f"exponent by SSTables, {name}", exponent, 1.0, "", False, "linear", 1.1)
-        )
+        comparisons.append(exponent_of(f"exponent by SSTables, {name}", SSTABLES, seconds, LINEAR))
     return comparisons
 
 
@@ -72,7 +70,7 @@ def _laps(context: Context, count: int, rows_each: int) -> dict[str, Laps]:
         # Also the handles go, and all that the process keeps of the table.
         process_cache.after_fork()
         keep_sstables(store, shard, ())
-        _expect(_reader(table).scan().to_table().num_rows, live)
+        expect(_reader(table).scan().to_table().num_rows, live)
 
     cold = context.alternate(
         context.size(full=5, quick=1),
@@ -81,8 +79,8 @@ def _laps(context: Context, count: int, rows_each: int) -> dict[str, Laps]:
     )
     warm = context.alternate(
         context.size(full=7, quick=2),
-        warm=lambda _: _expect(reader.scan().to_table().num_rows, live),
-        warm_count=lambda _: _expect(reader.scan().count_rows(), live),
+        warm=lambda _: expect(reader.scan().to_table().num_rows, live),
+        warm_count=lambda _: expect(reader.scan().count_rows(), live),
         plain=lambda _: _read_plain(opened, rows_each),
     )
     return cold | warm
@@ -112,7 +110,7 @@ def _uris(table: BaseTable, shard: UUID) -> list[str]:
 def _read_plain(datasets: Sequence[lance.LanceDataset], rows_each: int) -> None:
     columns = _ROWS.names
     rows = pa.concat_tables([each.to_table(columns=columns) for each in datasets]).num_rows
-    _expect(rows, rows_each * len(datasets))
+    expect(rows, rows_each * len(datasets))
 
 
 def _reader(table: BaseTable) -> TableReader:
@@ -121,17 +119,3 @@ def _reader(table: BaseTable) -> TableReader:
 
 def _median(name: str, ours: Laps, plain: Laps, target: float | None) -> Comparison:
     return Comparison(name, ours.percentile(50) * 1e3, plain.percentile(50) * 1e3, "ms", False, PEER, target)
-
-
-def _exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The power of the size that the time grows with.
-
-    >>> _exponent([1, 10, 100], [0.5, 5, 50])
-    1.0
-    """
-    return round(float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]), 3)
-
-
-def _expect(found: int, wanted: int) -> None:
-    if found != wanted:
-        raise RuntimeError(f"{wanted} rows were to be read, {found} came")

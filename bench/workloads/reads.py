@@ -19,7 +19,7 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
-from bench.tables import KEY, new_table, vector_batches, vector_schema
+from bench.tables import KEY, expect, new_table, vector_batches, vector_schema
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.reader import TableReader
@@ -54,20 +54,18 @@ def live_reads(context: Context) -> list[Comparison]:
         reader = _reader(ours)
         scans = context.alternate(
             context.size(full=10, quick=2),
-            ours=lambda _: _expect(reader.scan().to_table().num_rows, rows),
-            peer=lambda _: _expect(theirs.lsm_scanner().to_table().num_rows, rows),
+            ours=lambda _: expect(reader.scan().to_table().num_rows, rows),
+            peer=lambda _: expect(theirs.lsm_scanner().to_table().num_rows, rows),
         )
         points = context.alternate(
             context.size(full=400, quick=10),
-            ours=lambda i: _expect(reader.scan(filter=f"id = {i * 7 % rows}").to_table().num_rows, 1),
-            peer=lambda i: _expect(
-                theirs.lsm_scanner().filter(f"id = {i * 7 % rows}").to_table().num_rows, 1
-            ),
+            ours=lambda i: expect(reader.scan(filter=f"id = {i * 7 % rows}").to_table().num_rows, 1),
+            peer=lambda i: expect(theirs.lsm_scanner().filter(f"id = {i * 7 % rows}").to_table().num_rows, 1),
         )
         counts = context.alternate(
             context.size(full=20, quick=2),
-            ours=lambda _: _expect(reader.scan().count_rows(), rows),
-            peer=lambda _: _expect(theirs.lsm_scanner().count_rows(), rows),
+            ours=lambda _: expect(reader.scan().count_rows(), rows),
+            peer=lambda _: expect(theirs.lsm_scanner().count_rows(), rows),
         )
         theirs.close()
     return [
@@ -86,16 +84,16 @@ def lookups(context: Context) -> list[Comparison]:
     planner = LsmPointLookupPlanner(dataset, snapshots)
     flushed = context.alternate(
         context.size(full=300, quick=10),
-        ours=lambda i: _expect(reader.lookup([int(keys[i])]).table.num_rows, 1),
-        peer=lambda i: _expect(planner.plan_lookup(pa.array([keys[i]])).to_table().num_rows, 1),
+        ours=lambda i: expect(reader.lookup([int(keys[i])]).table.num_rows, 1),
+        peer=lambda i: expect(planner.plan_lookup(pa.array([keys[i]])).to_table().num_rows, 1),
     )
     random = np.random.default_rng(3)
     asked = random.choice(base_rows, min(1000, base_rows), replace=False)
     many = context.alternate(
         context.size(full=3, quick=1),
-        ours=lambda _: _expect(reader.lookup(pa.array(asked)).table.num_rows, len(asked)),
+        ours=lambda _: expect(reader.lookup(pa.array(asked)).table.num_rows, len(asked)),
         # An IN of so many keys takes Lance's merging scanner several times as long.
-        peer=lambda _: _expect(
+        peer=lambda _: expect(
             sum(planner.plan_lookup(pa.array([key])).to_table().num_rows for key in asked), len(asked)
         ),
     )
@@ -142,20 +140,20 @@ def _scans(
     rows: int, anywhere: TableReader, recent: TableReader, alone: lance.LanceDataset
 ) -> dict[str, Callable[[int], object]]:
     return {
-        "ours": lambda _: _expect(anywhere.scan().to_table().num_rows, rows),
-        "recent": lambda _: _expect(recent.scan().to_table().num_rows, rows),
-        "alone": lambda _: _expect(alone.to_table().num_rows, rows),
+        "ours": lambda _: expect(anywhere.scan().to_table().num_rows, rows),
+        "recent": lambda _: expect(recent.scan().to_table().num_rows, rows),
+        "alone": lambda _: expect(alone.to_table().num_rows, rows),
     }
 
 
 def _merged_rows(reader: TableReader, rows: int, _: int) -> None:
-    _expect(reader.scan().to_table().num_rows, rows)
+    expect(reader.scan().to_table().num_rows, rows)
 
 
 def _peer_scan(
     rows: int, dataset: lance.LanceDataset, snapshots: list[ShardSnapshot]
 ) -> Callable[[int], object]:
-    return lambda _: _expect(LsmScanner.from_snapshots(dataset, snapshots).to_table().num_rows, rows)
+    return lambda _: expect(LsmScanner.from_snapshots(dataset, snapshots).to_table().num_rows, rows)
 
 
 def _pair(laps: dict[str, Laps], ours: str, peer: str) -> dict[str, Laps]:
@@ -213,8 +211,3 @@ def _snapshots(base: BaseTable, shard: UUID) -> list[ShardSnapshot]:
     for entry in manifest.sstables:
         snapshot = snapshot.with_sstable(entry.generation, entry.path)
     return [snapshot]
-
-
-def _expect(found: int, wanted: int) -> None:
-    if found != wanted:
-        raise RuntimeError(f"{wanted} rows were to be read, {found} came")

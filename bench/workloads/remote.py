@@ -6,24 +6,22 @@ writes the same rows in its own way. Latency is 15 and 60 ms, with a fifth of it
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
-import lance
 import pyarrow as pa
 
 from bench.comparison import Comparison
-from bench.context import Context
+from bench.context import Context, by_threads
 from bench.far import FarStorage, Place
-from bench.operations import BASE_KEY, OPERATIONS, Lab, rows
+from bench.operations import BASE_KEY, BASE_ROWS, OPERATIONS, Lab, rows
 from bench.registry import workload
-from bench.tables import PEER_BEST_INTERVAL_MS
+from bench.tables import expect, peer_writer, upsert
 
 WRITER, PLAIN = "Lance writer", "plain Lance"
+PEER_SESSION = "Lance writer, then merge_insert"
 LATENCIES = (0.015, 0.060)
 #: Of these operations Lance does the same, beside ours.
 _READS = (
@@ -33,7 +31,9 @@ _READS = (
     "text search of 8 SSTables, warm",
 )
 #: A storage that refuses what goes beyond.
-_REQUESTS_PER_SECOND = 60
+_REQUESTS_PER_SECOND = 20
+_NEW_KEYS = 10_000
+_THREADS, _PUTS = 16, 16
 
 
 @dataclass(frozen=True)
@@ -58,38 +58,58 @@ def remote(context: Context) -> list[Comparison]:
     return comparisons
 
 
-@workload(
-    "throttled", "an S3 server that refuses all beyond 60 requests a second: everything is done all the same"
-)
+@workload("throttled", "an S3 server that refuses all beyond 20 requests a second: all is done, none is lost")
 def throttled(context: Context) -> list[Comparison]:
     with FarStorage(latency=0.002) as far, Lab(far) as lab:
-        free = _session(far, far.place(lab.empty))
+        sides = {side: lambda work=work: work(far, far.place(lab.empty)) for side, work in _SESSIONS.items()}
         far.proxy.set(requests_per_second=_REQUESTS_PER_SECOND)
-        slow = _session(far, far.place(lab.empty))
+        slow = context.in_turn(**sides)
         far.proxy.set(requests_per_second=None)
-    if not slow.refused:
+        free = context.in_turn(**sides)
+    if not slow["ours"].refused:
         raise RuntimeError("nothing was refused, so nothing was tried again")
     return [
-        Comparison("put, flush, compact, verify", slow.seconds, free.seconds, "s", False, "not throttled"),
-        Comparison(
-            "requests, refused ones too", slow.requests, free.requests, "requests", False, "not throttled"
-        ),
+        Comparison(f"puts, flush, merge; {where}: {name}", ours, peer, unit, False, PEER_SESSION)
+        for where, runs in (("throttled", slow), ("not throttled", free))
+        for name, unit, ours, peer in (
+            ("time", "s", runs["ours"].seconds, runs["peer"].seconds),
+            ("requests, refused ones too", "requests", runs["ours"].requests, runs["peer"].requests),
+        )
     ]
 
 
-def _session(far: FarStorage, place: Place) -> Run:
-    """Everything that a table goes through, by eight threads; fails when a row is missing."""
+def session(far: FarStorage, place: Place) -> Run:
+    """What a table goes through, by some threads; fails when a row is missing."""
 
     def work() -> None:
         table = place.table()
-        before = table.count_rows()
         with table.writer() as writer:
-            _by_threads(8, 4, lambda number: writer.put(rows(10_000 + number, 1)))
+            by_threads(_THREADS, _PUTS, lambda number: writer.put(rows(_NEW_KEYS + number, 1)))
         table.compact()
-        if table.count_rows() != before + 32 or not table.verify().ok:
-            raise RuntimeError("rows were lost or doubled where requests were refused")
 
-    return _run(far, work)
+    done = _run(far, work)
+    expect(place.table().count_rows(), BASE_ROWS + _THREADS * _PUTS)
+    if not place.table().verify().ok:
+        raise RuntimeError("the table is damaged where requests were refused")
+    return done
+
+
+def _peer_session(far: FarStorage, place: Place) -> Run:
+    """As Lance has it: its writer logs and flushes the rows, which are then merged into the table."""
+
+    def work() -> None:
+        dataset = place.dataset()
+        writer = peer_writer(dataset)
+        by_threads(_THREADS, _PUTS, lambda number: writer.put(rows(_NEW_KEYS + number, 1)))
+        writer.close()
+        upsert(dataset, pa.Table.from_batches([rows(_NEW_KEYS, _THREADS * _PUTS)]))
+
+    done = _run(far, work)
+    expect(place.dataset().count_rows(), BASE_ROWS + _THREADS * _PUTS)
+    return done
+
+
+_SESSIONS = {"ours": session, "peer": _peer_session}
 
 
 def _puts(lab: Lab, context: Context) -> dict[str, tuple[Run, Run, str]]:
@@ -103,7 +123,7 @@ def _puts(lab: Lab, context: Context) -> dict[str, tuple[Run, Run, str]]:
 
         def put(writer: Any, threads: int = threads) -> Run:
             return _run(
-                lab.far, lambda: _by_threads(threads, each, lambda number: writer.put(rows(number, 1)))
+                lab.far, lambda: by_threads(threads, each, lambda number: writer.put(rows(number, 1)))
             )
 
         sides = context.in_turn(ours=lambda: put(ours), peer=lambda: put(theirs))  # noqa: B023
@@ -128,22 +148,29 @@ def _others(lab: Lab) -> dict[str, tuple[Run, Run, str]]:
     opened: list[Any] = []
     place = far.place(lab.long_tail)
     shard, dataset = str(place.table().shards()[0].shard_id), place.dataset()
-    replayed = _run(far, lambda: opened.append(peer_writer(dataset, shard)))
-    for writer in opened:
-        writer.close()
+
+    def replay() -> None:
+        opened.append(peer_writer(dataset, shard))
+        opened[0].put(rows(1, 1))
+
+    replayed = _run(far, replay)
+    opened[0].close()
     flushing = peer_writer(far.place(lab.empty).dataset())
     flushing.put(rows(1, 50))
     closed = _run(far, flushing.close)
     dataset = far.place(lab.empty).dataset()
-    merging = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     fresh = pa.Table.from_batches([rows(BASE_KEY, 400)])
-    merged = _run(far, lambda: merging.execute(fresh))
+    merged = _run(far, lambda: upsert(dataset, fresh))
     looking = far.place(lab.empty).dataset()
     looked = _run(far, looking.checkout_latest)
     cleaned = _run(far, looking.cleanup_old_versions)
     name = "gc of 400 due entries"
     return {
-        "replay of 40 entries": (_run(far, ours["replay 40 entries and put"](lab)), replayed, WRITER),
+        "replay of 40 entries, and a put": (
+            _run(far, ours["replay 40 entries and put"](lab)),
+            replayed,
+            WRITER,
+        ),
         "close, with its flush": (_run(far, ours["close with rows in memory"](lab)), closed, WRITER),
         "compaction of 8 SSTables": (
             _run(far, ours["compact 8 SSTables"](lab)),
@@ -153,13 +180,6 @@ def _others(lab: Lab) -> dict[str, tuple[Run, Run, str]]:
         name: (_run(far, ours[name](lab)), cleaned, "cleanup_old_versions"),
         "idle feed poll": (_run(far, ours["idle feed poll"](lab)), looked, "checkout_latest"),
     }
-
-
-def peer_writer(dataset: lance.LanceDataset, shard: str | None = None) -> Any:
-    """Lance's own shard writer at its best interval."""
-    return dataset.mem_wal_writer(
-        shard or str(uuid4()), durable_write=True, max_wal_flush_interval_ms=PEER_BEST_INTERVAL_MS
-    )
 
 
 def _run(far: FarStorage, call: Callable[[], object]) -> Run:
@@ -173,22 +193,3 @@ def _run(far: FarStorage, call: Callable[[], object]) -> Run:
         far.proxy.set(latency=0.0)
     refused = sum(request.status == 503 for request in recording.requests)
     return Run(seconds, max(len(recording.requests), 1), refused)
-
-
-def _by_threads(threads: int, each: int, call: Callable[[int], object]) -> None:
-    errors: list[BaseException] = []
-
-    def work(thread: int) -> None:
-        try:
-            for number in range(each):
-                call(thread * each + number)
-        except BaseException as error:
-            errors.append(error)
-
-    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if errors:
-        raise errors[0]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 
 from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.distant import distant_store, measured_depth
+from bench.growth import exponent_of
 from bench.registry import workload
-from bench.tables import KEY, new_table
+from bench.tables import KEY, expect, new_table
 from lancewal.reader import TableReader, tail
 from lancewal.shard import WalAppender
 from lancewal.storage import Cache, ObjectStore
@@ -49,8 +49,7 @@ def tails(context: Context) -> list[Comparison]:
                 "rows",
             )
         )
-    exponent = round(float(np.polyfit(np.log(sizes), np.log(taken), 1)[0]), 3)
-    comparisons.append(Comparison("exponent by entries", max(exponent, 0.01), 1.0, "", False, "linear", 0.2))
+    comparisons.append(exponent_of("exponent by entries", sizes, taken, 0.2))
     return [*comparisons, *_around_budget(context), _cold(context, sizes[-2])]
 
 
@@ -99,8 +98,8 @@ def _lookups(context: Context, reader: TableReader, rows: int) -> dict[str, Laps
     plain = dict.fromkeys(range(rows), b"row")
     return context.alternate(
         context.size(full=200, quick=5),
-        ours=lambda number: _expect(int(reader.lookup([number * 7 % rows]).found.sum())),
-        peer=lambda number: _expect(int(plain[number * 7 % rows] is not None)),
+        ours=lambda number: expect(int(reader.lookup([number * 7 % rows]).found.sum()), 1),
+        peer=lambda number: expect(int(plain[number * 7 % rows] is not None), 1),
     )
 
 
@@ -119,7 +118,7 @@ def _reader(where: Path, cache: Cache) -> TableReader:
     """A reader, after its first read, whose tails have ``cache`` for themselves."""
     tail.ROOM = tail.LogRoom(cache)
     reader = TableReader(ObjectStore.from_uri(str(where)), live_writers=False)
-    _expect(int(reader.lookup([0]).found.sum()))
+    expect(int(reader.lookup([0]).found.sum()), 1)
     return reader
 
 
@@ -131,8 +130,3 @@ def _held_bytes() -> int:
 def _median(name: str, laps: dict[str, Laps]) -> Comparison:
     ours, peer = (laps[side].percentile(50) * 1e3 for side in ("ours", "peer"))
     return Comparison(name, ours, peer, "ms", False, PEER)
-
-
-def _expect(found: int) -> None:
-    if found != 1:
-        raise RuntimeError(f"one row was to be found, {found} came")

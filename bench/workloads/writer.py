@@ -8,7 +8,6 @@ disk, so the fair comparison is ours without fsync; ours with fsync is shown bes
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +19,10 @@ import lance
 import pyarrow as pa
 
 from bench.comparison import Comparison
-from bench.context import Context, Laps
+from bench.context import Context, Laps, by_threads
 from bench.memory import peak_growth
 from bench.registry import workload
-from bench.tables import PEER_BEST_INTERVAL_MS, new_table, peer_writer, vector_batches, vector_schema
+from bench.tables import expect, new_table, peer_writer, vector_batches, vector_schema
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -46,7 +45,7 @@ def durable_latency(context: Context) -> list[Comparison]:
     contents = [batch.serialize() for batch in batches]
     files = context.directory("files")
     base = new_table(context.directory("table"), vector_schema(1024))
-    peer = peer_writer(base, durable_write=True, max_wal_flush_interval_ms=PEER_BEST_INTERVAL_MS)
+    peer = peer_writer(lance.dataset(base.uri))
     with _ours(base) as plain, _ours(base, fsync=True) as synced:
         laps = context.alternate(
             len(batches),
@@ -95,7 +94,7 @@ def durable_threads(context: Context) -> list[Comparison]:
             return _puts_per_second(writer.put, batches)
 
     def theirs() -> float:
-        writer = peer_writer(base, durable_write=True, max_wal_flush_interval_ms=PEER_BEST_INTERVAL_MS)
+        writer = peer_writer(lance.dataset(base.uri))
         rate = _puts_per_second(writer.put, batches)
         writer.close()
         return rate
@@ -113,16 +112,8 @@ def _puts_per_second(put: Callable[[pa.RecordBatch], object], batches: list[pa.R
 
 
 def _round_of_puts(put: Callable[[pa.RecordBatch], object], batches: list[pa.RecordBatch]) -> float:
-    def work() -> None:
-        for batch in batches:
-            put(batch)
-
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    by_threads(THREADS, len(batches), lambda number: put(batches[number % len(batches)]))
     return THREADS * len(batches) / (time.perf_counter() - started)
 
 
@@ -139,7 +130,7 @@ def bulk_write(context: Context) -> list[Comparison]:
         megabytes = sum(batch.nbytes for batch in batches) / 1e6
         laps = context.in_turn(
             ours=partial(_bulk, partial(_ours, base, durable_write=False), batches),
-            peer=partial(_bulk, partial(peer_writer, base, durable_write=False), batches),
+            peer=partial(_bulk, partial(peer_writer, lance.dataset(base.uri), durable_write=False), batches),
         )
         for phase, index, target in (("in put", 0, None), ("to the end of close", 1, 1.0)):
             ours, theirs = megabytes / laps["ours"][index], megabytes / laps["peer"][index]
@@ -171,13 +162,13 @@ def replay(context: Context) -> list[Comparison]:
 
     def ours() -> None:
         opened = laps["ours"].time(open_shard_writer, base, shard, ShardWriterConfig(fsync=False), indexes=())
-        _expect(opened.memtable_stats().row_count, rows)
+        expect(opened.memtable_stats().row_count, rows)
         opened._finalizer()  # as a crash would: closing would flush what the peer is to replay
 
     def theirs() -> None:
         dataset = lance.dataset(base.uri)
         opened = laps["peer"].time(dataset.mem_wal_writer, str(shard))
-        _expect(opened.memtable_stats()["row_count"], rows)
+        expect(opened.memtable_stats()["row_count"], rows)
 
     context.in_turn(ours=ours, peer=theirs)
     return [
@@ -185,11 +176,6 @@ def replay(context: Context) -> list[Comparison]:
             "replay on open", rows / laps["ours"].total, rows / laps["peer"].total, "rows/s", True, PEER, 1.5
         )
     ]
-
-
-def _expect(found: int, rows: int) -> None:
-    if found != rows:
-        raise RuntimeError(f"{rows} rows are in the WAL, but {found} were replayed")
 
 
 @workload("memory", "memory that a MemTable takes for each byte of rows: 90 × 1000 rows × 128-d")

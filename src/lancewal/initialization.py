@@ -14,7 +14,7 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.dataset import Index
 
-from lancewal.base import BaseTable, lance_errors, table_schema
+from lancewal.base import BaseTable, lance_errors, locate, table_schema
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     InvalidInputError,
@@ -35,6 +35,7 @@ from lancewal.format import (
     check_new_columns,
 )
 from lancewal.index import maintained_specs
+from lancewal.maintenance import restore_backup
 from lancewal.shard import (
     BUCKET,
     IDENTITY,
@@ -49,7 +50,7 @@ from lancewal.shard import (
 )
 from lancewal.sstable import check_storable
 from lancewal.storage import ObjectStore, layout, ordered_map
-from lancewal.table import Table, locate
+from lancewal.table import Table, open_table
 
 logger = logging.getLogger(__name__)
 
@@ -382,3 +383,22 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
         list(ordered_map(create, shards, min(_SHARD_CREATORS, len(shards))))
     except LanceWalError as error:
         logger.warning("not all %d shards were created, their first writers will: %s", len(shards), error)
+
+
+def restore(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    backup: str | None = None,
+    source_options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
+
+    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
+    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
+    for the table's.
+    """
+    store = ObjectStore.from_uri(destination, storage_options)
+    restore_backup(ObjectStore.from_uri(source, source_options), store, backup)
+    return open_table(store.uri, storage_options)

@@ -11,8 +11,15 @@ from tests.architecture.graph import FLOORS, Graph, draw, figures, without
 
 #: What ``import lancewal`` offers; a name leaves this list only with a deprecation.
 PUBLIC_NAMES = {
+    "AsyncTable",
+    "AsyncWriter",
+    "Gateway",
     "LookupResult",
+    "PutId",
+    "RemoteTable",
+    "RemoteWriter",
     "Scan",
+    "SharedTable",
     "ShardInfo",
     "ShardRouter",
     "ShardWriter",
@@ -25,10 +32,12 @@ PUBLIC_NAMES = {
     "WalTailer",
     "WriteResult",
     "__version__",
+    "connect",
     "errors",
     "initialize",
     "open",
     "restore",
+    "share",
 }
 
 #: Longer than this a module holds more than one concept.

@@ -13,7 +13,7 @@ The walk is that of a person with the source before them:
   docstring. What a leaf calls back belongs to the function that called the leaf. ``--all`` enters them.
 - A lambda, a comprehension and a generated method belong to the function that runs them.
 - The work of a thread or a task is read where the thread or task was made. A thread that was there
-  before comes last.
+  before comes last, and the heartbeat of owners is left out.
 - A *return* is a step into a file that the walk has left before. Coming back to a function in order to
   read on is none; meeting another function of a file that was closed is one.
 - *Reopened* counts the same for a reader who stays: having opened a file, they first read there whatever is
@@ -66,6 +66,9 @@ LEAVES = (
     *("objects/", "layout.py", "parallel.py", "forks.py", "clock.py", "reader/key_set.py", "predicate.py"),
     *("conditions.py", "expressions.py", "dialect.py", "writer/config.py", "lance_errors.py"),
 )
+
+#: Threads that work by the clock, whatever is going on: no part of any operation.
+HEARTBEAT = "lancewal-heartbeat"
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Trace:
     makers: dict[int, tuple[CodeType, int] | None] = field(default_factory=dict)
 
     def called(self, frame: FrameType) -> None:
+        if threading.current_thread().name.startswith(HEARTBEAT):
+            return
         code = frame.f_code
         if code.co_qualname in ("Thread.__init__", "Task.__init__"):
             self.makers[id(frame.f_locals["self"])] = self._caller(frame)

@@ -22,7 +22,6 @@ def lab(s3: S3Server) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_an_operation_needs_no_more_requests_than_the_table_says(operation: Operation, lab: Lab) -> None:
     stored = measured()[operation.name]

@@ -228,6 +228,7 @@ class TestCommand:
         assert machine.keys() == {
             "cores",
             "memory_gb",
+            "load",
             "system",
             "architecture",
             "python",

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import lancewal
 from lancewal.cli.app import app, debug_first
+from tests.patience import PATIENCE
 from tests.tables import KEYED, rows, writable_table, write_parquet
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -75,7 +76,7 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
 def spawn(*arguments: object, **options: Any) -> Outcome:
     """As :func:`start`, until it ends."""
     with start(*arguments, **options) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     return Outcome(process.returncode, out, err)
 
 

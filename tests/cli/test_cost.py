@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lancewal.cli.cost import _number, _price
 from tests.cli.support import ok, run
 
 
@@ -13,6 +14,16 @@ def test_shows_bills_and_limits() -> None:
         assert part in out
     assert "no limit is met; the first would be: MemTables of one writer" in out
     assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_a_narrow_screen_cut_figures() -> None:
+    load = ("--shards", 1000, "--per-day", "1TB")
+    out, bills = ok("cost", *load, columns=64).out, ok("cost", *load, "--json").document
+    assert max(len(line) for line in out.splitlines()) <= 64
+    for line in (*bills["per_million"], *bills["per_idle_day"], *bills["per_day"]):
+        for figure in (_number(line["puts"]), _number(line["gets"]), _price(line["price"])):
+            assert f"{figure} " in out or f"{figure}\n" in out
+    assert out.count("…") == 1
 
 
 def test_a_load_that_is_too_large_is_told_what_to_set() -> None:

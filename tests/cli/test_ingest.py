@@ -7,9 +7,7 @@ import json
 import os
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -20,6 +18,7 @@ import lancewal
 from lancewal.cli import exits
 from lancewal.storage import local
 from tests.cli.support import new_table, ok, run, start, write_files
+from tests.patience import PATIENCE, wait_until
 from tests.tables import APPEND_ONLY, KEYED, ids
 
 FAST = ["--set", "fsync=false"]
@@ -192,13 +191,6 @@ def many_files(where: Path, count: int) -> Path:
     return where
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)]
 )
@@ -206,9 +198,9 @@ def test_ctrl_c_leaves_good_state_and_says_how_to_go_on(tmp_path: Path, number: 
     table = new_table(tmp_path / "t", schema=APPEND_ONLY)
     folder = many_files(tmp_path / "in", 200)
     with start("ingest", table.uri, folder) as process:
-        wait_for(lambda: table.count_rows() >= 3)
+        wait_until(lambda: table.count_rows() >= 3)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code, err
     (line,) = err.splitlines()
     assert "of 200 files" in line
@@ -227,7 +219,7 @@ def test_an_ingest_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> No
     folder = many_files(tmp_path / "in", 60)
     for seen in (2, 20):
         with start("ingest", table.uri, folder) as process:
-            wait_for(lambda seen=seen: table.count_rows() >= seen)  # type: ignore[misc]
+            wait_until(lambda seen=seen: table.count_rows() >= seen)  # type: ignore[misc]
             process.kill()
     ok("ingest", table.uri, folder)
     assert ids(table.scan().to_table()) == list(range(60))
@@ -246,7 +238,7 @@ def test_a_stream_takes_new_files_and_goes_on_after_a_stop(tmp_path: Path, folde
         hidden.rename(folder / "d.csv")
         taken.append(json.loads(process.stdout.readline())["file"])
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
     assert sorted(os.path.basename(name) for name in taken) == ["a.parquet", "b.csv", "c.jsonl", "d.csv"]
     assert process.returncode == exits.INTERRUPTED
     assert "4 files and 14 rows are in the table" in err
@@ -281,6 +273,6 @@ def test_metrics_are_served_meanwhile(tmp_path: Path, folder: Path) -> None:
             process.stdout.readline()
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     assert "lancewal_object_store_seconds_count" in page
     assert "lancewal_unflushed_entries" in page

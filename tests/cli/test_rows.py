@@ -13,6 +13,7 @@ import pytest
 import lancewal
 from lancewal.cli import exits
 from tests.cli.support import new_table, ok, run, start
+from tests.patience import PATIENCE
 from tests.tables import APPEND_ONLY, KEY, rows
 
 DOCUMENTS = pa.schema(
@@ -287,6 +288,6 @@ def test_tail_follows_until_it_is_stopped(table: lancewal.Table) -> None:
             writer.put(rows(500, 1))
         assert json.loads(process.stdout.readline())["id"] == 500
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE)
     assert len(seen) == 2
     assert (process.returncode, err) == (0, "")

@@ -19,6 +19,7 @@ from demo.narration import Narration
 from demo.stage import Scale
 from demo.story import tell
 from lancewal.errors import InvalidInputError, StorageError
+from tests.patience import PATIENCE
 
 SMALL = Scale(library=150, reference=30, rows_per_file=40, seconds_per_file=0.0, kills=1, puts_per_kill=5)
 
@@ -53,7 +54,7 @@ def test_the_story_holds_and_leaves_a_table_and_a_report(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every check held" in done.stdout

@@ -74,13 +74,13 @@ def sliced_arrays(draw: st.DrawFn) -> pa.Array:
     return array[start : draw(st.integers(start, len(array)))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sliced_arrays(), st.sampled_from([1, 7, 8, 1024, MANY]))
 def test_rows_go_where_lance_sends_them(array: pa.Array, num_buckets: int) -> None:
     assert bucket_of(array, num_buckets).tolist() == lance_bucket(array, num_buckets)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sliced_arrays(), st.integers(0, 40))
 def test_chunks_hash_as_the_whole(array: pa.Array, cut: int) -> None:
     chunked = pa.chunked_array([array[:cut], array[cut:]], array.type)

@@ -10,7 +10,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lancewal
@@ -222,7 +222,7 @@ _NAMES = st.one_of(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @given(st.lists(_NAMES, min_size=3, max_size=3, unique=True))
 def test_any_name_is_refused_at_the_door_or_works_to_the_end(names: list[str]) -> None:
     key, value, field = names

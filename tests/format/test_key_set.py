@@ -27,7 +27,7 @@ _KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", _KEYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_membership_is_that_of_a_set(kind: str, data: st.DataObject) -> None:
     type_, values = _KEYS[kind]
@@ -82,7 +82,7 @@ def test_extremes_of_the_type_do_not_wrap_around() -> None:
 
 
 @pytest.mark.parametrize("kind", [*_KEYS, "composite"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_keys_are_superseded_as_a_set_of_those_seen_says(kind: str, data: st.DataObject) -> None:
     composite = kind == "composite"

@@ -62,7 +62,7 @@ def sort_form(row: Row) -> list[tuple[bool, Any]]:
     return [(v is not None, v.encode() if isinstance(v, str) else 0 if v is None else v) for v in row]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(typed_rows())
 def test_bytes_sort_as_the_tuples_do(typed: tuple[list[pa.DataType], list[Row]]) -> None:
     types, rows = typed
@@ -72,7 +72,7 @@ def test_bytes_sort_as_the_tuples_do(typed: tuple[list[pa.DataType], list[Row]])
     assert by_bytes == by_tuple
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(typed_rows())
 def test_only_equal_keys_have_equal_bytes(typed: tuple[list[pa.DataType], list[Row]]) -> None:
     types, rows = typed
@@ -80,7 +80,7 @@ def test_only_equal_keys_have_equal_bytes(typed: tuple[list[pa.DataType], list[R
     assert len(set(encoded)) == len({tuple(sort_form(row)) for row in rows})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(typed_rows(), st.integers(0, 12), st.integers(0, 12))
 def test_slices_and_chunks_encode_as_the_whole(
     typed: tuple[list[pa.DataType], list[Row]], start: int, cut: int

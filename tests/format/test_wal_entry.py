@@ -130,7 +130,7 @@ def record_batches(draw: st.DrawFn) -> list[pa.RecordBatch]:
     st.none() | st.integers(1, 2**64 - 1),
     st.dictionaries(texts, texts, max_size=3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_batches_survive_a_round_trip(
     batches: list[pa.RecordBatch], epoch: int, generation: int | None, tags: dict[str, str]
 ) -> None:
@@ -149,7 +149,6 @@ def test_any_batches_survive_a_round_trip(
 
 
 @given(st.integers(1, 2**64 - 1), st.dictionaries(texts, texts, max_size=4))
-@settings(deadline=None)
 def test_any_sentinel_survives_a_round_trip(epoch: int, tags: dict[str, str]) -> None:
     data = bytes(encode_sentinel(epoch, tags))
     entry = decoded(data)
@@ -246,7 +245,7 @@ def test_bytes_after_the_end_are_detected(victim: str) -> None:
 
 
 @given(record_batches(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_changed_byte_of_any_entry_is_detected(
     batches: list[pa.RecordBatch], data: st.DataObject
 ) -> None:
@@ -257,7 +256,7 @@ def test_any_changed_byte_of_any_entry_is_detected(
 
 
 @given(record_batches(), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_cut_of_any_entry_is_found(batches: list[pa.RecordBatch], data: st.DataObject) -> None:
     entry = encoded(*batches)
     refuses(entry[: data.draw(st.integers(0, len(entry) - 1))])

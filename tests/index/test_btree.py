@@ -11,7 +11,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
@@ -56,7 +56,6 @@ def index_of(values: list[Any], type_: pa.DataType, step: int = 3) -> BTreeIndex
     return index
 
 
-@settings(deadline=None)
 @given(typed_values, st.data())
 def test_answers_are_those_of_a_scan(typed: tuple[pa.DataType, list[list[Any]]], data: st.DataObject) -> None:
     type_, lists = typed

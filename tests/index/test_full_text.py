@@ -99,7 +99,7 @@ def test_phrases_have_lances_hits_and_scores() -> None:
         )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=6).map(" ".join), min_size=1, max_size=30),
     st.data(),
@@ -115,7 +115,6 @@ def test_rows_above_the_bound_leave_hits_and_scores_as_if_they_were_not_there(
         assert as_dict(index.search(query, bound)) == pytest.approx(expected, rel=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=6), max_size=40), st.data())
 def test_insertion_in_any_batches_finds_the_same(rows: list[list[str]], data: st.DataObject) -> None:
     column = pa.array([" ".join(words) for words in rows], pa.string())

@@ -53,7 +53,7 @@ def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("kept_as")
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(batches_of_keys, st.data())
 def test_newest_rows_are_those_of_a_scan_for_every_bound(
     typed: tuple[pa.DataType, list[list[Any]]], data: st.DataObject
@@ -74,7 +74,7 @@ def test_newest_rows_are_those_of_a_scan_for_every_bound(
 
 
 @pytest.mark.usefixtures("kept_as")
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["x", "y"])), max_size=20))
 def test_composite_keys_are_told_apart_by_all_their_columns(rows: list[tuple[int, str]]) -> None:
     columns = {
@@ -144,7 +144,6 @@ def test_a_bound_above_the_rows_is_refused_rather_than_answered_from_too_few() -
         index.newest([1], 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=8), st.data())
 def test_catching_up_from_any_prefix_equals_inserting(lists: list[list[int]], data: st.DataObject) -> None:
     batches = [batch(keys) for keys in lists]

@@ -61,7 +61,7 @@ def vector_index() -> tuple[Any, Callable[[Any, int], None], Callable[[Any], Any
 
 
 @pytest.mark.parametrize("make", [number_runs, bytes_runs, token_postings, vector_index])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(before=st.integers(0, 700), after=st.integers(1, 700))
 def test_a_state_taken_before_insertions_answers_as_before(make: Any, before: int, after: int) -> None:
     index, insert, ask = make()

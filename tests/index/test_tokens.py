@@ -68,7 +68,7 @@ def ours(tokenizer: Tokenizer, column: pa.Array) -> list[list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(batches=st.lists(st.lists(st.none() | texts, max_size=4), max_size=3))
 def test_batches_have_the_tokens_that_lance_gives_each_text(
     params: FullTextParams, batches: list[list[str | None]]

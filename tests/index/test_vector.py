@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
@@ -25,6 +25,7 @@ from lancewal.index import graph as builder
 from lancewal.index.distance import Nearest, Vectors
 from lancewal.index.kinds import Metric, VectorParams
 from lancewal.index.vector import VectorIndex, search_rows
+from tests.patience import PATIENCE
 
 FLOAT32 = pa.float32()
 Floats = npt.NDArray[np.float32]
@@ -72,7 +73,6 @@ whole_numbers = st.lists(st.none() | st.lists(st.integers(-3, 3), min_size=3, ma
 
 
 @pytest.mark.parametrize("metric", Metric)
-@settings(deadline=None)
 @given(vectors=whole_numbers, data=st.data())
 def test_exact_search_equals_a_full_computation(
     metric: Metric, vectors: list[Any], data: st.DataObject
@@ -291,7 +291,7 @@ def test_rows_are_found_while_their_graph_is_still_to_come(monkeypatch: pytest.M
     build = graph.build_graph
 
     def wait_and_build(*args: Any) -> graph.Graph | None:
-        assert may_build.wait(60)
+        assert may_build.wait(PATIENCE)
         return build(*args)
 
     monkeypatch.setattr(graph, "build_graph", wait_and_build)
@@ -314,7 +314,7 @@ def test_the_graph_of_a_dropped_index_is_abandoned(monkeypatch: pytest.MonkeyPat
 
     def build(held: Vectors, params: VectorParams, cancelled: Any) -> None:
         entered.set()
-        assert dropped.wait(60)
+        assert dropped.wait(PATIENCE)
         if cancelled():
             gave_up.set()
 
@@ -322,12 +322,12 @@ def test_the_graph_of_a_dropped_index_is_abandoned(monkeypatch: pytest.MonkeyPat
     index = VectorIndex(VectorParams(4), segment_rows=256)
     alive = weakref.ref(index)
     index.insert(column(clustered(256, 4), 4), 0)
-    assert entered.wait(60)
+    assert entered.wait(PATIENCE)
     del index
     gc.collect()
     assert alive() is None
     dropped.set()
-    assert gave_up.wait(60)
+    assert gave_up.wait(PATIENCE)
 
 
 def test_a_stopped_builder_starts_nothing_more() -> None:

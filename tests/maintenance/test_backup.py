@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.errors import InvalidInputError, StorageError
+from lancewal.errors import ConflictError, InvalidInputError, LanceWalError, StorageError
 from lancewal.maintenance.backup import back_up, check_backup, list_backups, read_record
 from lancewal.publish.feed import ChangeFeed
 from lancewal.storage import ObjectStore, layout
@@ -141,6 +141,23 @@ def test_a_backup_that_died_at_any_write_is_no_backup(tmp_path: Path, table: lan
     assert content(lancewal.restore(tmp_path / "backups", tmp_path / "newest")) == content(table)
 
 
+def test_an_sstable_that_was_half_collected_was_backed_up_as_if_it_were_whole(
+    tmp_path: Path, table: lancewal.Table
+) -> None:
+    put(table, rows(500, 3))
+    table.flush()
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+    versions = [
+        info.path for info in store.list("_mem_wal") if "_gen_" in info.path and "/_versions/" in info.path
+    ]
+    assert versions
+    for path in versions:
+        store.delete(path)
+    with pytest.raises(LanceWalError):
+        table.backup(tmp_path / "backups")
+    assert list_backups(ObjectStore.from_uri(tmp_path / "backups")) == []
+
+
 def test_every_damaged_or_missing_file_of_a_backup_is_noticed(tmp_path: Path, table: lancewal.Table) -> None:
     table.backup(tmp_path / "backups")
     source = ObjectStore.from_uri(tmp_path / "backups", fsync=False)
@@ -191,6 +208,25 @@ def test_what_is_flushed_and_collected_while_it_is_copied_starts_the_backup_agai
     store.faults.before("get", flush_and_collect, where=layout.WAL_SUFFIX)
     back_up(store, ObjectStore.from_uri(tmp_path / "backups"))
     assert content(lancewal.restore(tmp_path / "backups", tmp_path / "restored")) == before
+
+
+def test_half_of_an_sstable_that_was_being_collected_was_taken_for_all_of_it(tmp_path: Path) -> None:
+    """The backup was said to be done, and the table restored from it could not be read."""
+    table = wal_table(tmp_path / "table", unsharded=True)
+    with table.writer() as writer:
+        writer.put(rows(0, 3))
+    store = FaultyStore(ObjectStore.from_uri(table.uri))
+    shard = table.shards()[0].shard_id
+    (name,) = [name for name in store.list_directories(layout.shard_dir(shard)) if "_gen_" in name]
+    directory = layout.sstable_dir(shard, name)
+
+    def collected_by_half() -> None:
+        store.inner.delete_prefix(f"{directory}/_versions")
+
+    store.faults.before("list", collected_by_half, where=directory)
+    with pytest.raises(ConflictError, match="larger min_age"):
+        back_up(store, ObjectStore.from_uri(tmp_path / "backups"))
+    assert not list_backups(ObjectStore.from_uri(tmp_path / "backups"))
 
 
 def test_to_s3_and_back(tmp_path: Path, table: lancewal.Table, s3: S3Server) -> None:

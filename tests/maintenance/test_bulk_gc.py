@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -13,7 +13,7 @@ import pytest
 
 from bench.distant import DistantBackend, distant_store, measured_depth
 from lancewal.errors import StorageError, WalTruncatedError
-from lancewal.maintenance import GcReport, Resource, collect_garbage, verify
+from lancewal.maintenance import GcReport, Resource, collect_garbage, directories, verify
 from lancewal.maintenance.directories import _pointers
 from lancewal.publish.publishing import publish
 from lancewal.shard import WalAppender, WalTailer, established_tip
@@ -22,8 +22,10 @@ from lancewal.status import table_status
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.maintenance.support import (
+    LATER,
     NOTHING_KEPT,
     Site,
+    clock_at,
     collect_later,
     look,
     named,
@@ -254,3 +256,25 @@ def test_min_age_still_keeps_what_is_young(site: Site) -> None:
     store, _ = far(site)
     collect_garbage(store, min_age=timedelta(0))
     assert len(positions(site)) == 5
+
+
+def test_a_bulk_load_that_is_published_during_a_collection_stays(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was garbage when the collector looked: nobody had published it for a year."""
+    (staged,) = stage(site, rows(600, 5))
+    look(site.store)
+    doomed: list[str] = []
+    decided = directories._groups
+
+    def publish_now(garbage: Sequence[directories._Directory]) -> Iterator[list[directories._Directory]]:
+        doomed.extend(each.name for each in garbage)
+        publish(site.base, site.store, [staged])
+        return decided(garbage)
+
+    monkeypatch.setattr(directories, "_groups", publish_now)
+    later = datetime.now(UTC) + LATER
+    report = collect_garbage(site.store, resources=["orphans"], now=later, clock=clock_at(later))
+    assert (doomed, report.collected) == ([staged.entry.path], [])
+    assert set(named(range(600, 605), "name")) <= set(site.merged())
+    assert site.verify().ok

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,6 +23,7 @@ from lance.dataset import MergeInsertBuilder
 from lancewal.base.markers import fence_id, is_fence
 from lancewal.base.table import BaseTable
 from lancewal.errors import (
+    ConflictError,
     CorruptManifestError,
     InvalidInputError,
     OutcomeUnknownError,
@@ -32,20 +33,26 @@ from lancewal.errors import (
 from lancewal.format import KeySet, superseded
 from lancewal.maintenance import (
     CompactionPlan,
+    Pack,
     Progress,
     at_crash_points,
     compact,
+    execute_pack,
     execute_shard,
     keyed,
     newest,
     plan_compaction,
 )
 from lancewal.maintenance.commits import MERGE_POINTS
+from lancewal.maintenance.reports import PackReport
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from tests.maintenance.support import Site, named
 from tests.tables import APPEND_ONLY, KEY, KEYED, new_table, open_writer, rows
+
+#: The package has a function of the same name.
+compact_module = importlib.import_module("lancewal.maintenance.compact")
 
 
 @pytest.fixture
@@ -594,6 +601,50 @@ class TestFailures:
         assert raised.value.written == {other: 3}
         assert (site.marker, site.base.details.compacted[other]) == (0, 1)
 
+    @pytest.mark.parametrize("how", [{"compact_files": True}, {}], ids=["all files", "by default"])
+    def test_an_error_of_what_follows_hid_which_shards_had_failed(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+    ) -> None:
+        other = UUID(int=(1 << 128) - 1)
+        site.flush(rows(500, 3), shard_id=other)
+        (entry, *_) = site.manifest.sstables
+        site.store.delete_prefix(f"_mem_wal/{site.shard_id}/{entry.path}")
+
+        def lost(*args: object, **how: object) -> tuple[bool, int, int]:
+            raise ConflictError("file compaction lost 32 races in a row")
+
+        monkeypatch.setattr(compact_module, "optimize_base", lost)
+        monkeypatch.setattr(compact_module, "tidy", lost)
+        with pytest.raises(PartialWriteError) as raised:
+            site.compact(**how)
+        assert (set(raised.value.failed), raised.value.written) == ({site.shard_id}, {other: 3})
+        # Where no shard failed it is the error.
+        with pytest.raises(ConflictError):
+            site.compact(shards=[other], **how)
+
+    def test_a_pack_that_cannot_begin_does_not_hide_what_the_others_did(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        site = Site(tmp_path / "table")
+        shards = [UUID(int=number) for number in (1, 2, 3)]
+        for number, shard_id in enumerate(shards):
+            site.flush(rows(10 * number, 3), shard_id=shard_id)
+        plan = plan_compaction(site.store, max_commit_bytes=1)
+        begun: list[UUID] = []
+
+        def execute(pack: Pack, **how: Any) -> PackReport:
+            begun.append(pack.parts[0].shard_id)
+            if len(begun) == 2:
+                raise StorageError("the table cannot be opened")
+            return execute_pack(pack, **how)
+
+        monkeypatch.setattr(compact_module, "execute_pack", execute)
+        with pytest.raises(PartialWriteError, match="cannot be opened") as raised:
+            site.compact(plan=plan, max_workers=1)
+        assert set(raised.value.failed) == {begun[1]}
+        assert raised.value.written == dict.fromkeys([begun[0], begun[2]], 3)
+        assert len(site.plain()) == 6
+
 
 _Operation = st.one_of(
     st.tuples(st.just("put"), st.integers(0, 30), st.integers(1, 12)),
@@ -604,7 +655,7 @@ _Operation = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=timedelta(seconds=20), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(st.lists(_Operation, min_size=3, max_size=14))
 def test_any_history_reads_the_same_after_compaction(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, Any, int]]
@@ -665,7 +716,7 @@ class Divided:
         return scanned
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     flushes=st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 6), st.integers(0, 12)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 import lancewal.maintenance.gc as collect_module
 from lancewal.base.table import BaseTable
-from lancewal.errors import FencedError, InvalidInputError, WalTruncatedError
+from lancewal.errors import FencedError, InvalidInputError, StorageError, WalTruncatedError
 from lancewal.maintenance import Resource, Retention, at_crash_points, execute_shard, plan_compaction
 from lancewal.maintenance.gc import sync_file_system
 from lancewal.publish.feed import ChangeFeed
@@ -33,6 +36,7 @@ from tests.maintenance.support import (
     Site,
     age,
     clock_at,
+    collect_later,
     directories,
     named,
     positions,
@@ -441,3 +445,23 @@ def test_rows_with_a_tag_alone_are_not_pruned(tmp_path: Path) -> None:
     assert len(site.manifest.sstables) == 1
     assert BaseTable.open(site.store.uri).compacted_generation(site.shard_id) == 1
     assert site.merged() == named(range(3), "name")
+
+
+def test_a_failed_sync_of_the_base_table_counted_as_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another call stood in for it that tells of no failure, and what the base could not hold was deleted."""
+
+    class BrokenDisk:
+        def __init__(self, *arguments: object, **how: object) -> None:
+            pass
+
+        def syncfs(self, descriptor: int) -> int:
+            ctypes.set_errno(errno.EIO)
+            return -1
+
+    site.compact()
+    monkeypatch.setattr(ctypes, "CDLL", BrokenDisk)
+    store = ObjectStore.from_uri(site.store.uri, fsync=True)
+    before = store.list()
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        collect_later(store)
+    assert [each.path for each in store.list()] == [each.path for each in before]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+from lance.dataset import MergeInsertBuilder
 from lance.query import FullTextOperator, MatchQuery
 
+from bench.distant import distant_store, measured_depth
+from lancewal.base import BaseTable
 from lancewal.errors import StorageError
-from lancewal.maintenance import at_crash_points, tidy
+from lancewal.maintenance import at_crash_points, compact, tidy
 from lancewal.maintenance.commits import LostRaceError
 from lancewal.maintenance.tidy import File, Tidying
+from lancewal.shard import discover_manifests
 from tests.maintenance.support import Site, pairs
 from tests.tables import rows
 
@@ -64,9 +69,25 @@ def test_rows_are_rewritten_as_often_as_the_table_doubles() -> None:
     assert copied <= 100 * 1000 * 10
 
 
-@pytest.mark.parametrize(("deleted", "due"), [(50, frozenset()), (51, frozenset({0}))])
+LARGE = 1 << 16
+
+
+@pytest.mark.parametrize(("deleted", "due"), [(LARGE // 2, frozenset()), (LARGE // 2 + 1, frozenset({0}))])
 def test_a_file_is_rewritten_when_most_of_its_rows_are_deleted(deleted: int, due: frozenset[int]) -> None:
-    assert Tidying.due([File(0, 100, deleted), File(1, 10, 0)], []).files == due
+    assert Tidying.due([File(0, LARGE, deleted), File(1, 10, 0)], []).files == due
+
+
+def test_small_files_with_deleted_rows_are_rewritten_together() -> None:
+    """Each alone would cost a commit and the remapping of all indexes, to save a read almost nothing."""
+    dead = [File(number, 100, 51) for number in range(3)]
+    newest = File(9, 10, 0)
+    assert Tidying.due([*dead, newest], []).files == frozenset()
+    assert Tidying.due([*dead, File(3, 100, 51), newest], []).files == frozenset({0, 1, 2, 3})
+    # They also go with a large one, or with files that are joined.
+    large = File(3, LARGE, LARGE // 2 + 1)
+    assert Tidying.due([*dead[:2], large, newest], []).files == frozenset({0, 1, 3})
+    some = [File(number, 10, 0) for number in range(5, 9)]
+    assert Tidying.due([dead[0], File(3, 100_000, 0), *some], []).files == frozenset({0, 5, 6, 7, 8})
 
 
 def test_files_that_are_full_are_left_alone() -> None:
@@ -230,3 +251,47 @@ def test_a_compaction_failed_after_its_commit_because_files_could_not_be_listed(
     monkeypatch.setattr(tidy, "fragments_of", fail)
     report = site.compact()
     assert (report.indexes_optimized, report.rows_upserted, site.marker) == (False, 5, 1)
+
+
+def test_far_away_a_compaction_leaves_the_same_table(tmp_path: Path) -> None:
+    """There it does side by side what it does in order near by, and looks for no version that it made."""
+    site = indexed_site(tmp_path / "near")
+    for number in range(6):
+        site.flush(rows(1990 + 20 * number, 30, prefix=f"p{number}"), [number])
+    store, _ = distant_store(shutil.copytree(tmp_path / "near", tmp_path / "far"))
+    with measured_depth() as depth:
+        report = compact(store)
+        # Without what Lance asks for: the merge, and bringing indexes up to date.
+        assert depth() <= 14
+    near, there = site.compact(), BaseTable.open(store.uri, store=store)
+    assert (report.base_version, report.commits) == (near.base_version, 1)
+    assert report.indexes_optimized
+    assert report.rows_inserted == near.rows_inserted
+    assert there.version == site.dataset.version
+    for name in ("id_idx", "name_idx"):
+        assert there.manifest.covered_fragments(name) == there.manifest.fragment_ids
+    assert pairs(there.dataset.to_table()) == site.plain()
+    (far_away,) = discover_manifests(store)
+    assert [e.generation for e in far_away.sstables] == [e.generation for e in site.manifest.sstables]
+
+
+def test_indexes_follow_the_rows_of_a_compaction_that_lost_a_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handle of the first attempt stays behind; what is tidied is the newest version."""
+    site = indexed_site(tmp_path / "table")
+    site.flush(rows(1990, 30))
+    real = MergeInsertBuilder.execute
+    lost: list[str] = []
+
+    def loses_once(builder: MergeInsertBuilder, rows: Any, **how: Any) -> Any:
+        if not lost:
+            lost.append("Too many concurrent writers")
+            raise RuntimeError(lost[0])
+        return real(builder, rows, **how)
+
+    monkeypatch.setattr(MergeInsertBuilder, "execute", loses_once)
+    report = site.compact()
+    assert (report.retries, report.commits, report.indexes_optimized) == (1, 1, True)
+    manifest = site.base.manifest
+    assert manifest.covered_fragments("id_idx") == manifest.fragment_ids

@@ -13,6 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+from bench.distant import distant_store, measured_depth
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, SplitShardError, WalCorruptError
@@ -35,7 +36,7 @@ from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter
 from lancewal.sstable import SsTable
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectInfo, ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer import flush_shard
 from tests.faults import FaultyStore
@@ -124,6 +125,120 @@ class TestHealthy:
         slow.faults.before("list_directories", lambda: (site.compact(), site.collect()), nth=2)
         assert site.verify().findings == []
 
+    def test_what_changes_meanwhile_is_looked_at_in_the_newest_base(self, site: Site) -> None:
+        """The second look at a shard goes with a second look at the base: markers may have come."""
+        slow = FaultyStore(site.store)
+        site.store = slow
+        slow.faults.before("list_directories", lambda: (site.compact(), site.flush(rows(50, 2))), nth=2)
+        # Found once: what it names is gone.
+        path = layout.sstable_dir(site.shard_id, "0123abcd_gen_9")
+        slow.put(f"{path}/x", b"an orphan")
+        report = site.verify()
+        assert [finding.kind for finding in report.findings] == [Kind.ORPHANED_SSTABLE]
+
+    def test_the_base_is_read_after_the_manifests(self, site: Site) -> None:
+        """Otherwise generations that were compacted and pruned in between would look lost."""
+        slow = FaultyStore(site.store)
+        slow.faults.before("get", lambda: site.compact() and None, where=layout.version_hint(site.shard_id))
+        assert verify(slow).findings == []
+        assert site.manifest.sstables == ()
+
+    def test_nothing_is_read_again_where_nothing_was_found(self, site: Site) -> None:
+        counted = FaultyStore(site.store)
+        site.store = counted
+        site.verify(deep=False)
+        once = counted.faults.count("get", layout.version_hint(site.shard_id))
+        counted.faults.clear()
+        counted.put(f"{layout.shard_dir(site.shard_id)}/backup/x", b"?")
+        site.verify(deep=False)
+        assert counted.faults.count("get", layout.version_hint(site.shard_id)) == once + 1
+
+
+def far(site: Site) -> ObjectStore:
+    return distant_store(site.store.uri)[0]
+
+
+def _damages() -> dict[str, Callable[[Site], object]]:
+    """One of each kind that a shard can have, by what it is."""
+
+    def entry(site: Site, offset: int) -> str:
+        return layout.wal_entry(site.shard_id, site.manifest.replay_after_wal_entry_position + offset)
+
+    def rename_directory(site: Site) -> None:
+        site.store.put(f"{layout.sstable_dir(site.shard_id, '0123abcd_gen_1')}/x", b"dead")
+
+    return {
+        "nothing": lambda site: None,
+        "a gap": lambda site: site.store.delete(entry(site, 2)),
+        "an unreadable entry": lambda site: site.store.put(entry(site, 1), b"garbage"),
+        "an old unreadable entry": lambda site: site.store.put(layout.wal_entry(site.shard_id, 1), b"?"),
+        "an unclaimed epoch": lambda site: rewrite_manifest(site, lambda m: replace(m, writer_epoch=2)),
+        "a missing version": lambda site: site.store.delete(layout.manifest_file(site.shard_id, 3)),
+        "an old unreadable version": lambda site: site.store.put(
+            layout.manifest_file(site.shard_id, 2), b"\xff"
+        ),
+        "a regression": lambda site: rewrite_manifest(
+            site, lambda m: replace(m, replay_after_wal_entry_position=1)
+        ),
+        "a wrong hint": lambda site: site.store.put(layout.version_hint(site.shard_id), b"{}"),
+        "a marker above": lambda site: commit_marker(site.dataset, site.shard_id, 9),
+        "no manifest": lambda site: site.store.delete_prefix(layout.manifest_dir(site.shard_id)),
+        "a generation that is not listed": lambda site: rewrite_manifest(
+            site, lambda m: replace(m, sstables=(m.sstables[0], m.sstables[2]))
+        ),
+        "another's directory": lambda site: site.store.put(
+            f"{layout.shard_dir(site.shard_id)}/backup/x", b"?"
+        ),
+        "a leftover": rename_directory,
+        "a path that leads nowhere": lambda site: site.store.delete_prefix(newest_sstable(site)),
+        "one that the base holds": lambda site: site.store.delete_prefix(
+            layout.sstable_dir(site.shard_id, site.manifest.sstables[0].path)
+        ),
+        "no rows": lambda site: site.store.delete_prefix(f"{newest_sstable(site)}/data"),
+        "no bloom filter": lambda site: site.store.delete(
+            f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}"
+        ),
+        "a bloom filter that denies": lambda site: site.store.put(
+            f"{newest_sstable(site)}/{layout.BLOOM_FILTER_NAME}", bytes(32768)
+        ),
+        "a damaged key index": lambda site: site.store.put(
+            f"{newest_sstable(site)}/{layout.PK_PAGE_DATA_NAME}", b"damaged"
+        ),
+        "no notes": lambda site: site.store.delete(f"{newest_sstable(site)}/{layout.SSTABLE_NOTES_NAME}"),
+        "a wrong count": lambda site: rewrite_manifest(
+            site,
+            lambda m: replace(m, sstables=(*m.sstables[:-1], replace(m.sstables[-1], physical_rows=99))),
+        ),
+        "a key twice in the base": lambda site: lance.write_dataset(
+            rows(4, 1), site.store.uri, mode="append"
+        ),
+    }
+
+
+@pytest.mark.parametrize("deep", [True, False], ids=["deep", "quick"])
+@pytest.mark.parametrize("damage", _damages())
+def test_side_by_side_the_same_is_found_as_one_by_one(site: Site, damage: str, deep: bool) -> None:
+    """Far away all checks of a shard run at a time; near by they run in order."""
+    _damages()[damage](site)
+    near = site.verify(deep=deep)
+    found = verify(far(site), deep=deep)
+    assert [(f.kind, f.severity, f.subject) for f in found.findings] == [
+        (f.kind, f.severity, f.subject) for f in near.findings
+    ]
+    for report in (found, near):
+        del report.checked["flushes"]  # which SSTables that were deleted are still open here is by chance
+    assert (found.checked, found.base_version) == (near.checked, near.base_version)
+    assert bool(found.findings) or damage == "nothing" or not deep
+
+
+def test_a_check_of_one_shard_is_fourteen_requests_deep_at_most(site: Site) -> None:
+    """Its log, its versions and its SSTables are read beside each other; Lance's requests are not counted."""
+    for number in range(6):
+        site.flush(rows(30 + number, 5))
+    with measured_depth() as depth:
+        assert verify(far(site)).findings == []
+        assert depth() <= 14
+
 
 class TestWal:
     def test_a_gap(self, site: Site) -> None:
@@ -132,6 +247,15 @@ class TestWal:
         (finding,) = site.verify().findings
         assert (finding.kind, finding.severity) == (Kind.WAL_GAP, Severity.ERROR)
         assert f"entry {covered + 2} is missing" in finding.text
+
+    def test_an_entry_that_came_while_the_log_was_listed_is_no_gap(self, site: Site) -> None:
+        missed = layout.wal_entry(site.shard_id, site.manifest.replay_after_wal_entry_position + 2)
+
+        class Listing(FaultyStore):
+            def list(self, prefix: str = "") -> list[ObjectInfo]:
+                return [info for info in super().list(prefix) if info.path != missed]
+
+        assert verify(Listing(site.store)).findings == []
 
     def test_lost_entries_can_be_given_up(self, site: Site) -> None:
         covered = site.manifest.replay_after_wal_entry_position

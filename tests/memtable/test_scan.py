@@ -112,7 +112,7 @@ _BATCHES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tables=st.lists(_BATCHES, max_size=4))
 def test_views_read_as_a_dictionary_would(tables: list[list[list[Row]]]) -> None:
     model: dict[int, str] = {}

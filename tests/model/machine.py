@@ -314,7 +314,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def _writer(self, slot: int, settings: str) -> OpenWriter:
         if slot not in self.writers:
-            writer = self.table.writer(**WRITER_SETTINGS[settings])
+            writer = self.table.writer(take_over="now", **WRITER_SETTINGS[settings])
             self.writers[slot] = OpenWriter(writer, tuple(self.model.columns), settings)
         return self.writers[slot]
 

@@ -17,7 +17,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 from lance.mem_wal import ShardSnapshot as LanceShard
@@ -115,7 +115,7 @@ class Sides:
 
 
 @pytest.mark.parametrize("keys", [NUMBER_KEYS, WORD_KEYS, PAIR_KEYS], ids=["number", "word", "pair"])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6)
 @given(base=cells, history=flushes, number=st.integers(0, 99))
 def test_lance_gives_the_same_rows(
     keys: Keys, base: list[tuple[int, int]], history: list[Any], number: int

@@ -174,7 +174,7 @@ def _asked(steps: Sequence[Step]) -> list[Key]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "+".join(map(str, kind)))
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_extreme_keys_are_keys_like_others_at_every_level(
     tmp_path_factory: pytest.TempPathFactory,

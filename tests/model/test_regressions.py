@@ -57,10 +57,10 @@ def test_shards_that_say_what_they_hold_are_merged_each_for_itself(tmp_path: Pat
 
 def test_a_flush_failed_because_of_a_writer_here_that_had_been_superseded(tmp_path: Path) -> None:
     table = wal_table(tmp_path / "t")
-    stale = table.writer()
+    stale = table.writer(take_over="now")
     stale.put(rows(0, 2))
     # A log-only writer is never read through, so the stale one is still the one known here.
-    with table.writer(enable_memtable=False) as successor:
+    with table.writer(take_over="now", enable_memtable=False) as successor:
         successor.put(rows(1, 2, prefix="newer"))
         table.flush()
     (shard,) = table.shards()
@@ -241,7 +241,7 @@ def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_
     table = wal_table(tmp_path / "t")
     lance.dataset(table.uri).add_columns(pa.field("draft", pa.string()))
     # Opened now, but it comes to the shard only with its first row.
-    stale = table.writer()
+    stale = table.writer(take_over="now")
     name = "draft" if change == "replace by the same name" else "note"
     if change == "add":
         lance.dataset(table.uri).add_columns(pa.field(name, pa.string()))
@@ -249,7 +249,7 @@ def test_a_writer_from_before_a_column_changed_lost_the_values_of_later_ones_in_
         lance.dataset(table.uri).alter_columns({"path": "draft", "name": name})
     else:
         replace_column(table, "draft", name)
-    newer = table.writer(enable_memtable=False)
+    newer = table.writer(take_over="now", enable_memtable=False)
     newer.put(pa.table({"id": [1, 2], "name": ["x", "y"], name: ["kept", "kept"]}))
     stale.put(pa.table({"id": [2, 3], "name": ["y", "z"], "draft": ["own", "own"]}))
     own = "own" if change == "rename" else None

@@ -34,7 +34,6 @@ _SHARED: dict[str, Any] = {
 
 
 # An example that fails is made small for up to five minutes; what came of it should be seen.
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [(NumberKeyMachine, 12), (PairKeyMachine, 7), (AppendOnlyMachine, 7)],

@@ -527,6 +527,34 @@ def test_a_zombie_run_that_goes_on_after_its_successor_finished_writes_nothing(s
     assert all(each.skipped for each in late)
 
 
+def test_an_entry_that_was_collected_while_a_run_looked_for_it_was_written_twice(store: ObjectStore) -> None:
+    """The records were read before a collection left its mark, and the log after it had deleted the entry."""
+    base = base_of(store)
+    transaction = Transaction("app", 0)
+    ((shard, part),) = ShardRouter.for_table(base.details, base.schema).route(
+        stored(base, batch_of(base, 0, 1))
+    )
+    publish.begin_append(store, transaction)
+    publish.append_transaction(store, shard, [part], transaction)
+    drain_shard(base, store, shard.shard_id)
+    faulty = FaultyStore(store)
+    faulty.faults.before("get", lambda: collect(store, shard.shard_id), where="/wal/")
+
+    again = publish.append_transaction(faulty, shard, [part], transaction)
+
+    assert again.skipped
+    assert content(store) == expected((0, 1))
+
+
+def collect(store: ObjectStore, shard_id: UUID) -> None:
+    """What garbage collection does to a log: marks first."""
+    positions = range(
+        1, ShardManifestStore(store, shard_id).require_latest().replay_after_wal_entry_position + 1
+    )
+    Unsettled.read(store).preserve(shard_id, positions=positions)
+    store.delete_many([layout.wal_entry(shard_id, position) for position in positions])
+
+
 def test_a_loser_of_a_write_without_a_name_that_wakes_up_after_its_end_writes_nothing(
     store: ObjectStore,
 ) -> None:
@@ -558,6 +586,65 @@ def test_a_loser_of_a_finished_transaction_does_not_fence_the_writer_that_came_a
     assert content(keyed) == expected((0, 60))
 
 
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("retained", [False, True])
+def test_an_entry_in_an_emptied_slot_passed_for_the_write_of_its_job(
+    keyed: ObjectStore, retained: bool, collected: bool
+) -> None:
+    """A task that stood still dropped its entry where nobody replays it. Seed 542 of the simulator."""
+    base, transaction = base_of(keyed), Transaction("app", 0)
+    batch = batch_of(base, 0, 10)
+    ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(stored(base, batch))
+    publish.begin_append(keyed, transaction)
+    shard.create(keyed)
+    stalled = WalAppender.open(keyed, shard.shard_id, shard.spec_id, keep_metadata=True)
+    data = stalled.encode([part], tags=transaction.tags)
+    slot = layout.wal_entry(shard.shard_id, stalled.next_position_hint)
+    for start in (10, 20):
+        with lancewal.open(keyed.uri).writer() as writer:
+            writer.put(batch_of(base, start, 10))
+    positions = [info.path for info in keyed.list(layout.wal_dir(shard.shard_id))]
+    keyed.delete_many([slot] if retained else positions[:-1])
+    keyed.put_if_absent(slot, data)
+    if collected:
+        # The collection of the stray must not leave a proof of it.
+        unsettled = Unsettled.read(keyed)
+        assert unsettled.preserve(shard.shard_id, positions=range(1, stalled.next_position_hint + 1)) == []
+        keyed.delete(slot)
+    written = appended(keyed, batch, transaction)
+    assert not any(each.skipped for each in written)
+    assert content(keyed) == expected((0, 30))
+    late = [publish.append_transaction(keyed, shard, [part], transaction)]
+    assert all(each.skipped for each in late)
+
+
+@pytest.mark.parametrize("stalls", ["before the claim", "before the pointer"])
+def test_a_run_that_stood_still_for_a_day_listed_sstables_that_were_collected(
+    stalls: str, keyed: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their age was looked at once, at the beginning. Seeds 22, 124 and 167 of the simulator."""
+    now = time.monotonic()
+    monkeypatch.setattr(publish, "boot_time", lambda: now)
+    faulty = FaultyStore(keyed)
+
+    def sleep() -> None:
+        nonlocal now
+        now += STAGED_DELETION_AGE.total_seconds()
+
+    where = "/manifest/" if stalls == "before the claim" else "/wal/"
+    faulty.faults.before("put_if_absent", sleep, where=where)
+    found = staged(faulty, batch_of(base_of(keyed), 0, 10))
+    with pytest.raises(PartialWriteError) as refusal:
+        publish.publish(base_of(keyed), faulty, found, Transaction("app", 0))
+    causes = [str(each) for each in refusal.value.failed.values()]
+    assert causes
+    assert all("24.0 hours ago" in cause for cause in causes)
+    listed = [entry.path for manifest in discover_manifests(keyed) for entry in manifest.sstables]
+    assert not {each.entry.path for each in found if each.shard.shard_id in refusal.value.failed} & {*listed}
+    assert published(keyed, batch_of(base_of(keyed), 0, 10), Transaction("app", 0))
+    assert content(keyed) == fed(keyed) == expected((0, 10))
+
+
 def test_two_runs_of_one_transaction_at_the_same_time_write_each_shard_once(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,7 +664,7 @@ def test_two_runs_of_one_transaction_at_the_same_time_write_each_shard_once(
 
 def test_publishing_fences_the_writer_that_is_open_on_the_shard(keyed: ObjectStore) -> None:
     base = base_of(keyed)
-    writer = lancewal.open(keyed.uri).writer()
+    writer = lancewal.open(keyed.uri).writer(take_over="now")  # does not come back
     writer.put(batch_of(base, 0, 10, prefix="live"))
     publish.publish(base, keyed, staged(keyed, batch_of(base, 0, 5)))
     with pytest.raises(PartialWriteError) as failure:

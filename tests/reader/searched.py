@@ -15,6 +15,7 @@ import pyarrow as pa
 
 import lancewal
 from lancewal.reader import TableReader
+from lancewal.service import TakeOver
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
 from lancewal.writer.table_writer import TableWriter
@@ -95,8 +96,8 @@ class Searched:
     def dataset(self) -> lance.LanceDataset:
         return lance.dataset(self.uri)
 
-    def writer(self, **settings: Any) -> TableWriter:
-        return self.table.writer(fast(**settings))
+    def writer(self, take_over: TakeOver = "when_gone", **settings: Any) -> TableWriter:
+        return self.table.writer(fast(**settings), take_over=take_over)
 
     def flushed(self, rows: Sequence[Row], deletes: Sequence[int] = ()) -> None:
         """The rows and deletes in SSTables, one in each shard they are for."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
+import lancewal
+from bench.distant import distant_store
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader
 from tests.reader.support import TableUnderTest, named
@@ -21,6 +24,8 @@ SCHEMA = pa.schema(
         pa.field("place", pa.struct([("x", pa.int64()), ("y", pa.int64())])),
     ]
 )
+
+ID_AND_V = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("v", pa.int64())])
 
 
 def row(key: int, name: str) -> dict[str, Any]:
@@ -149,3 +154,43 @@ def test_a_writer_with_an_older_schema_is_read_beside_one_with_the_newer(table: 
     new.close()
     for reader in table.readers:
         assert [each["extra"] for each in shown(reader, filter="id >= 5")] == [None, "x"]
+
+
+def _first_read(where: Path) -> tuple[pa.Table, int]:
+    """What a reader sees that knows nothing yet, and how many requests it made, without Lance's."""
+    store, backend = distant_store(where)
+    rows = TableReader(store).scan().to_table()
+    return rows.sort_by("id"), sum(backend.requests.values())
+
+
+def test_the_first_read_after_many_versions_does_not_read_each_of_them(tmp_path: Path) -> None:
+    where = tmp_path / "table"
+    lance.write_dataset(pa.table({"id": [1], "v": [1]}, ID_AND_V), where)
+    table = lancewal.initialize(where, unsharded=True)
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [2], "v": [2]}, ID_AND_V))
+    few = _first_read(where)[1]
+    for number in range(100):
+        lance.write_dataset(pa.table({"id": [10 + number], "v": [0]}, ID_AND_V), where, mode="append")
+    rows, many = _first_read(where)
+    assert rows.num_rows == 102
+    assert many <= few + 5
+
+
+def test_a_column_dropped_and_added_again_among_many_versions_is_another_one(tmp_path: Path) -> None:
+    where = tmp_path / "table"
+    lance.write_dataset(pa.table({"id": [1], "v": [1]}, ID_AND_V), where)
+    table = lancewal.initialize(where, unsharded=True)
+    lance.dataset(where).add_columns(pa.field("draft", pa.int64()))
+    with table.writer() as writer:
+        writer.put(pa.table({"id": [2], "v": [2], "draft": [7]}))
+    for number in range(40):
+        dataset = lance.dataset(where)
+        if number == 20:
+            dataset.drop_columns(["draft"])
+        elif number == 21:
+            dataset.add_columns(pa.field("note", pa.int64()))
+        else:
+            dataset.delete(f"id = {100 + number}")
+    rows, _ = _first_read(where)
+    assert rows["note"].to_pylist() == [None, None], "7 is a draft, not a note"

@@ -220,7 +220,7 @@ def test_a_renamed_text_column_is_searched_on_every_level(tmp_path: Path) -> Non
     # A new column under the old name is another one: old rows have nothing in it.
     table.dataset.add_columns(pa.field("text", pa.string()))
     assert table.words("fox") == []
-    with table.writer() as newer:
+    with table.writer(take_over="now") as newer:
         newer.put(pa.Table.from_pylist([{"id": 4, "text": "fox"}, {"id": 5, "body": "fox"}], newer.schema))
         assert ids(table.words("fox")) == [4]
         assert sorted(ids(table.words("fox", column="body"))) == [1, 2, 3, 5]

@@ -16,7 +16,7 @@ FLUSHES = st.lists(st.tuples(ROWS, st.lists(KEYS, max_size=2), st.booleans()), m
 FILTERS = ["name = 'a'", "id > 3 AND name != 'b'", "name LIKE 'c%' OR id IN (1, 2)", "id = 4"]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(base=ROWS, flushes=FLUSHES, compacted=st.booleans())
 def test_lance_reads_the_same_rows(
     base: dict[int, str], flushes: list[tuple[dict[int, str], list[int], bool]], compacted: bool

@@ -120,7 +120,7 @@ class Merged:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_levels_merge_as_dictionaries_do(kind: str, data: st.DataObject) -> None:
     types, keys = _KINDS[kind]
@@ -210,6 +210,43 @@ def test_a_second_read_computes_nothing(tmp_path: Path, work: Work) -> None:
         assert work.of(again.scan().count_rows) <= base_rows
         assert work.of(again.scan(filter="name = '3'").to_table) <= base_rows
     assert names(reader.scan().to_table()) == expected
+
+
+def _searchable(where: Path, levels: int) -> TableUnderTest:
+    """As :func:`overlapping`, with a text and a vector."""
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), False, KEY),
+            pa.field("name", pa.string()),
+            pa.field("vector", pa.list_(pa.float32(), 2)),
+        ]
+    )
+
+    def rows(first: int, count: int) -> pa.Table:
+        ids = range(first, first + count)
+        return pa.table(
+            {"id": ids, "name": [f"word{i}" for i in ids], "vector": [[i, i] for i in ids]}, schema
+        )
+
+    table = TableUnderTest(where, schema, rows(-1, 1))
+    for number in range(levels):
+        with table.writer() as writer:
+            writer.put(rows(number * 5, 10))
+    return table
+
+
+def test_searches_compare_the_keys_of_sstables_once(tmp_path: Path, work: Work) -> None:
+    searches: list[Callable[[TableReader], object]] = [
+        lambda reader: reader.vector_search("vector", [3.0, 3.0], 4),
+        lambda reader: reader.full_text_search("name", "word7 word8", 4),
+    ]
+    table = _searchable(tmp_path / "t", 16)
+    for search in searches:
+        process_cache.after_fork()
+        # Once to find hidden rows, once for the set that hides rows of the base; and its one row.
+        assert work.of(lambda: search(TableReader(table.store))) <= 2.1 * 16 * 10  # noqa: B023
+        for again in searches:
+            assert work.of(lambda: again(TableReader(table.store))) <= 1, "of the base"  # noqa: B023
 
 
 def test_changed_columns_leave_what_is_known_of_the_keys(tmp_path: Path, work: Work) -> None:

@@ -64,7 +64,7 @@ def stored(values: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA.stored)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     values=st.lists(st.tuples(NUMBERS, NAMES), min_size=1, max_size=30),
     conditions=st.lists(CONDITIONS, min_size=1, max_size=3),

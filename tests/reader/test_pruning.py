@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from uuid import UUID, uuid4
 
+import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import lancewal
 from lancewal.reader import Scan, TableReader
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.shard.routing import ShardRouter
@@ -165,3 +170,43 @@ def test_shards_with_one_value_share_keys_and_others_do_not(tmp_path: Path) -> N
     assert pruner.key_groups([first, second, again]) == [[first, again], [second]]
     for stranger in (silent, by_hand):
         assert pruner.key_groups([first, second, stranger]) == [[first, second, stranger]]
+
+
+def _calls_of_readers(work: Callable[[], object]) -> int:
+    """How many functions of the reader's modules are called or resumed."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event == "call" and "/lancewal/reader/" in frame.f_code.co_filename:
+            calls += 1
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_for_one_key_does_not_grow_with_the_shards(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("v", pa.int64())])
+    calls = []
+    for shards in (4, 64):
+        where = tmp_path / str(shards)
+        lance.write_dataset(pa.table({"id": [0], "v": [0]}, schema), where)
+        table = lancewal.initialize(where, bucket=("id", shards))
+        with table.writer(enable_memtable=False) as writer:
+            writer.put(pa.table({"id": range(shards * 8), "v": range(shards * 8)}, schema))
+        assert len([each for each in (where / "_mem_wal").iterdir() if each.name != "_lancewal"]) == shards
+        reader = lancewal.open(where)
+
+        def by_key(reader: lancewal.Table = reader) -> object:
+            return reader.lookup([5])
+
+        def by_filter(reader: lancewal.Table = reader) -> object:
+            return reader.scan(filter="id = 5").to_table()
+
+        by_key(), by_filter()
+        calls.append((_calls_of_readers(by_key), _calls_of_readers(by_filter)))
+    assert calls[0] == calls[1]

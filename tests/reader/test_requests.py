@@ -39,20 +39,38 @@ def rows(first: int, count: int) -> pa.Table:
     return pa.table({"id": ids, "vector": vectors, "text": [f"word{i}" for i in ids]}, SCHEMA)
 
 
+def index(dataset: lance.LanceDataset) -> None:
+    dataset.create_scalar_index("id", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED", with_position=False)
+    dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
+
+
 class Far:
     """A table behind the proxy, with SSTables and rows in its log."""
 
-    def __init__(self, server: S3Server, proxy: Proxy, sstables: int, buckets: int | None = None) -> None:
+    def __init__(
+        self,
+        server: S3Server,
+        proxy: Proxy,
+        sstables: int,
+        buckets: int | None = None,
+        *,
+        indexed: bool = False,
+        first: int = 1000,
+    ) -> None:
+        """``first`` is the least key of the SSTables; the base has keys below 500."""
         self.proxy = proxy
         proxy.set(latency=0.0)
         self.options = {**server.storage_options, "aws_endpoint": proxy.endpoint}
         self.uri = server.uri(f"{uuid.uuid4().hex}/table")
         self.plain = lance.write_dataset(rows(0, 500), self.uri, storage_options=self.options)
+        if indexed:
+            index(self.plain)
         sharding: Any = {"unsharded": True} if buckets is None else {"bucket": ("id", buckets)}
         table = lancewal.initialize(self.uri, **sharding, storage_options=self.options)
         for number in range(sstables):
             with table.writer() as writer:
-                writer.put(rows(1000 + 10 * number, 20))
+                writer.put(rows(first + 10 * number, 20))
             table.flush()
         crashed = table.writer()
         crashed.put(rows(9000, 5))
@@ -93,6 +111,78 @@ def test_a_warm_lookup_of_a_fresh_key_is_two_round_trips(s3: S3Server, proxy: Pr
     warm = far.warm(lambda: table.lookup([9000]))
     assert warm.depth <= 2
     assert len(warm.requests) <= 7
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_warm_lookup_of_a_key_in_the_base_is_two_round_trips(
+    s3: S3Server, proxy: Proxy, indexed: bool
+) -> None:
+    far = Far(s3, proxy, sstables=2, indexed=indexed)
+    table = far.opened()
+    for _ in range(2):
+        assert table.lookup([7]).found.all()
+    warm = far.warm(lambda: table.lookup([7]))
+    assert warm.depth <= 2
+    assert len(warm.requests) <= 8
+
+
+def test_what_the_base_said_of_a_key_counts_only_if_it_is_still_the_newest_version(
+    s3: S3Server, proxy: Proxy
+) -> None:
+    far = Far(s3, proxy, sstables=1, indexed=True)
+    proxy.set(latency=0.0)
+    table, other = far.opened(), lancewal.open(far.uri, far.options)
+    assert table.lookup([7]).table["text"].to_pylist() == ["word7"]
+    changed = rows(7, 1).set_column(2, "text", pa.array(["changed"]))
+    with other.writer() as writer:
+        writer.put(changed)
+    other.compact()
+    assert table.lookup([7]).table["text"].to_pylist() == ["changed"]
+    assert table.lookup([7], columns=["id"]).table.num_columns == 1
+    with pytest.raises(InvalidInputError):
+        table.lookup([7], columns=["nothing"])
+
+
+def test_a_warm_search_asks_the_base_once_for_enough_rows_though_newer_ones_hide_the_nearest(
+    s3: S3Server, proxy: Proxy
+) -> None:
+    # The 40 rows of the base that are nearest are hidden.
+    far = Far(s3, proxy, sstables=3, indexed=True, first=0)
+    table = far.opened()
+
+    def ours() -> object:
+        return table.vector_search("vector", QUERY, 5)
+
+    def plain() -> object:
+        far.plain.checkout_latest()
+        return far.plain.to_table(nearest={"column": "vector", "q": QUERY, "k": 5})
+
+    for _ in range(2):
+        ours()
+        plain()
+    assert far.warm(ours).depth <= far.warm(plain).depth + 3
+
+
+def test_a_writer_with_three_indexes_opens_and_puts_in_six_round_trips(s3: S3Server, proxy: Proxy) -> None:
+    options = {**s3.storage_options, "aws_endpoint": proxy.endpoint}
+    depths = []
+    for latency in (0.03, 0.06, 0.12):
+        # A table that no writer has opened yet, as another process finds it.
+        where = s3.uri(f"{uuid.uuid4().hex}/table")
+        proxy.set(latency=0.0)
+        index(lance.write_dataset(rows(0, 500), where, storage_options=options))
+        lancewal.initialize(where, unsharded=True, storage_options=options)
+        table = lancewal.open(where, options)
+        proxy.set(latency=latency)
+        with proxy.recording() as recording:
+            writer = table.writer()
+            writer.put(rows(0, 1))
+        proxy.set(latency=0.0)
+        writer.close()
+        depths.append(recording.depth)
+        of_indexes = [each.path for each in recording.requests if "_indices" in each.path]
+        assert {path.rsplit("/")[-1] for path in of_indexes} == {"metadata.lance"}
+    assert min(depths) <= 6
 
 
 def test_warm_scans_and_searches_are_three_round_trips_beyond_plain_lance(s3: S3Server, proxy: Proxy) -> None:

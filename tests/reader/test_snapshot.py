@@ -18,13 +18,14 @@ import pyarrow as pa
 import pytest
 
 from lancewal.base.table import BaseTable
-from lancewal.errors import ConflictError, StorageError, WalCorruptError
+from lancewal.errors import ConflictError, PartialWriteError, StorageError, WalCorruptError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import compact
+from lancewal.maintenance.commits import at_crash_points
 from lancewal.publish.feed import ChangeFeed
 from lancewal.reader import TableReader, tail
 from lancewal.reader import state as snapshot
-from lancewal.reader.state import ShardReader, read_state
+from lancewal.reader.state import ShardReader, StateReader, read_state
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.log import WatchedTip
 from lancewal.shard.manifest import ShardManifestStore
@@ -280,6 +281,45 @@ def test_a_compaction_between_manifest_and_base_hides_and_doubles_nothing(
     once(monkeypatch, ShardReader, "read", compact_and_prune, before=False)
     assert names(reader.scan().to_table()) == {1: "flushed", 3: "flushed"}
     assert names(reader.scan().to_table()) == {1: "flushed", 3: "flushed"}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_half_of_a_batch_was_read_beside_a_compaction_in_several_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """It was put, flushed and compacted in part behind the reader's back. Seed 328 of the simulator."""
+    table = TableUnderTest(tmp_path / "t")
+    if not is_new:
+        table.flushed({1: "old", 2: "old"})
+        compact(table.store)
+    reader = TableReader(table.store, live_writers=False)
+    before = {} if is_new else {1: "old", 2: "old"}
+    assert names(reader.scan().to_table()) == before
+    parts: list[str] = []
+
+    def die(point: str) -> None:
+        parts.append(point)
+        if point == "merge: a part of the rows is committed":
+            raise InterruptedError
+
+    def overtake() -> None:
+        table.flushed({3: "new", 4: "new"})
+        at_crash_points(die)
+        try:
+            compact(table.store, max_commit_bytes=1)
+        except PartialWriteError:
+            parts.append("died")
+        finally:
+            at_crash_points(None)
+
+    owner, call = (StateReader, "_readers") if is_new else (ShardReader, "confirmed")
+    once(monkeypatch, owner, call, overtake, before=False)
+    after = before | {3: "new", 4: "new"}
+    assert names(reader.scan().to_table()) in (before, after)
+    assert "died" in parts
+    assert names(reader.scan().to_table()) == after
+    compact(table.store)
+    assert names(reader.scan().to_table()) == after
 
 
 def _without_sstables(manifest: ShardManifest) -> ShardManifest:

@@ -30,6 +30,7 @@ from lancewal.reader.search import checked_nearest, nearest
 from lancewal.reader.source import Newer
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
 from lancewal.storage import Cache, layout
+from tests.patience import PATIENCE
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import APPEND_ONLY, KEY, KEYED
 
@@ -69,7 +70,7 @@ def as_batches(base: BaseTable, entry: list[list[Change]], keyed: bool) -> list[
     room=st.sampled_from([0, 1500, 4000, 1 << 20]),
     keyed=st.booleans(),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_any_log_reads_the_same_whatever_fits_in_memory(
     tmp_path_factory: pytest.TempPathFactory,
     log: list[tuple[list[list[Change]], bool]],
@@ -533,7 +534,7 @@ def test_one_row_of_a_long_log_took_as_much_memory_as_the_log(
         env={"LANCEWAL_CACHE_BYTES": str(2 * room), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     found = json.loads(done.stdout)
     assert found["answer"] == answer

@@ -17,6 +17,7 @@ from lancewal.index.store import IndexStore
 from lancewal.memtable import RowsSoFar
 from lancewal.reader.words import FixedIndex, FixedIndexes
 from lancewal.storage import Cache
+from tests.patience import PATIENCE
 
 PARAMS = FullTextParams()
 TEXTS = pa.chunked_array([["fox", "dog"], ["the fox"], ["cat", "fox dog"]])
@@ -63,7 +64,7 @@ def test_threads_that_want_the_same_wait_for_the_one_that_makes_it() -> None:
 
     def make() -> FixedIndex:
         makers.append(threading.get_ident())
-        gate.wait(30)
+        gate.wait(PATIENCE)
         return fixed()
 
     with ThreadPoolExecutor(8) as pool:
@@ -90,12 +91,12 @@ def test_a_thread_that_waited_in_vain_makes_it_itself() -> None:
 
     def fail() -> FixedIndex:
         begun.set()
-        gate.wait(30)
+        gate.wait(PATIENCE)
         raise StorageError("no connection")
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(indexes.get, "a", fail)
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE)
         second = pool.submit(indexes.get, "a", fixed)
         gate.set()
         assert isinstance(first.exception(), StorageError)

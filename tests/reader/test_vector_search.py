@@ -337,7 +337,7 @@ def test_a_renamed_vector_column_is_searched_on_every_level(tmp_path: Path) -> N
     # A new column under the old name is another one: old rows have nothing in it.
     table.dataset.add_columns(pa.field("v", pa.list_(pa.float32(), DIMENSION)))
     assert table.near(QUERY, 5, "v") == []
-    with table.writer() as newer:
+    with table.writer(take_over="now") as newer:
         newer.put(pa.Table.from_pylist([{"id": 500, "v": QUERY}], newer.schema))
         assert ids(table.near(QUERY, 5, "v")) == [500]
         assert 500 not in ids(table.near(QUERY, 1000, "embedding"))

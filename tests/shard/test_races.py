@@ -18,12 +18,12 @@ from lancewal.errors import FencedError
 from lancewal.shard import WalAppender
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
+from tests.patience import PATIENCE
 from tests.servers import S3Server
 from tests.shard.support import SHARD, appender_at, batch, tailer_of, values
 
 THREADS = 16
 PROCESSES = 4
-PATIENCE_SECONDS = 120.0
 
 T = TypeVar("T")
 #: What a racer does: its store, its number, and a way to wait until all are ready.
@@ -42,7 +42,7 @@ def _meet_at(barrier: threading.Barrier) -> None:
 def _in_process(racer: Racer[T], uri: str, options: dict[str, str], number: int) -> T:
     store = ObjectStore.from_uri(uri, options, fsync=False)
     store.list()
-    return racer(store, number, lambda: _barrier.wait(PATIENCE_SECONDS))
+    return racer(store, number, lambda: _barrier.wait(PATIENCE))
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def processes() -> Iterator[ProcessPoolExecutor]:
 
 
 def in_threads(racer: Racer[T], store: ObjectStore) -> list[T]:
-    barrier = threading.Barrier(THREADS, timeout=PATIENCE_SECONDS)
+    barrier = threading.Barrier(THREADS, timeout=PATIENCE)
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(lambda number: racer(store, number, barrier.wait), range(THREADS)))
 
 
 def in_processes(racer: Racer[T], store: ObjectStore, pool: ProcessPoolExecutor) -> list[T]:
     work = partial(_in_process, racer, store.uri, dict(store.storage_options))
-    return list(pool.map(work, range(PROCESSES), timeout=PATIENCE_SECONDS))
+    return list(pool.map(work, range(PROCESSES), timeout=PATIENCE))
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -162,7 +162,7 @@ def test_a_successor_during_the_first_writers_open_is_noticed(memory_store: Obje
     st.integers(1, 3),
     st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_flush_during_replay_never_hides_a_later_entry(
     generations: list[int | None], current: int, memtable: int
 ) -> None:

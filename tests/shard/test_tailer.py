@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lancewal.shard import WalAppender, WalTailer, tail
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import RECHECK_AFTER
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE, wait_until
 from tests.shard.support import (
     SHARD,
     ManualClock,
@@ -29,7 +29,6 @@ from tests.shard.support import (
 )
 
 WAL = f"{layout.wal_dir(SHARD)}/"
-PATIENCE_SECONDS = 30.0
 
 
 def written(store: ObjectStore, count: int) -> WalAppender:
@@ -287,13 +286,6 @@ def collecting(entries: Iterator[Any], into: list[int]) -> threading.Thread:
     return thread
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
-
-
 def test_following_sees_entries_as_they_come(any_store: ObjectStore) -> None:
     appender = written(any_store, 2)
     seen: list[int] = []
@@ -302,11 +294,11 @@ def test_following_sees_entries_as_they_come(any_store: ObjectStore) -> None:
         tailer_of(any_store).follow(stop=stop.is_set, poll_interval=0.001, wait=stop.wait), seen
     )
     for value in (3, 4, 5):
-        until(lambda value=value: len(seen) == value - 1)  # type: ignore[misc]
+        wait_until(lambda value=value: len(seen) == value - 1)  # type: ignore[misc]
         appender.append([batch(value)])
-    until(lambda: len(seen) == 5)
+    wait_until(lambda: len(seen) == 5)
     stop.set()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert seen == [1, 2, 3, 4, 5]
 
@@ -322,9 +314,9 @@ def test_a_stop_is_heard_at_once_while_waiting(memory_store: ObjectStore) -> Non
 
     # An hour between polls: only the stop itself can end it in time.
     thread = collecting(tailer_of(memory_store).follow(stop=stop.is_set, poll_interval=3600, wait=wait), seen)
-    assert waiting.wait(PATIENCE_SECONDS)
+    assert waiting.wait(PATIENCE)
     stop.set()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import WalCorruptError
@@ -51,7 +51,6 @@ _names = iter(range(1_000_000))
 
 
 @given(length=SOME, cursor=SOME, collected=SOME, hint=st.integers(0, 80) | st.integers(0, 2**64 - 1))
-@settings(deadline=None)
 def test_the_tip_is_found_whatever_the_hint_says(length: int, cursor: int, collected: int, hint: int) -> None:
     cursor, collected = min(cursor, length), min(collected, cursor, length)
     store = fresh()
@@ -157,7 +156,6 @@ def test_a_lost_entry_was_taken_for_the_end_of_the_log(any_store: ObjectStore) -
 
 
 @given(length=SOME, cursor=SOME, hint=SOME, lost=st.sets(st.integers(1, 40)))
-@settings(deadline=None)
 def test_what_is_missing_is_a_loss_only_above_the_cursor_and_below_the_last(
     length: int, cursor: int, hint: int, lost: set[int]
 ) -> None:
@@ -176,7 +174,6 @@ def test_what_is_missing_is_a_loss_only_above_the_cursor_and_below_the_last(
 
 
 @given(known=st.integers(0, 12), more=st.integers(0, 40), lost=st.integers(1, 60))
-@settings(deadline=None)
 def test_a_reader_that_comes_back_notices_any_single_loss_above_what_it_knew(
     known: int, more: int, lost: int
 ) -> None:

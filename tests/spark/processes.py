@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pyspark
 
 from lancewal.spark.spark_session import find_java_home
+from tests.patience import PATIENCE, wait_until
 from tests.spark import faulty
 from tests.spark.conftest import WORKER_PATH
 
@@ -25,7 +25,6 @@ LOCAL = "local[2,4]"
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 STANDALONE = "standalone"
 
-PATIENCE_SECONDS = 240.0
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 
@@ -50,13 +49,6 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} seconds: {what}"
-        time.sleep(0.05)
 
 
 def kill(pid: int) -> bool:
@@ -136,7 +128,7 @@ class Driver:
         return self._process.poll() is None
 
     def expect_success(self) -> None:
-        assert self._process.wait(PATIENCE_SECONDS) == 0, self.tail()
+        assert self._process.wait(PATIENCE) == 0, self.tail()
 
     def expect_running(self) -> None:
         assert self.is_running(), self.tail()
@@ -157,11 +149,11 @@ class Driver:
         os.kill(self.pid, signal.SIGKILL)
         for pid in victims:
             kill(pid)
-        return self._process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+        return self._process.wait(PATIENCE) == -signal.SIGKILL
 
     def end(self) -> None:
         kill_session(self.pid)
-        self._process.wait(PATIENCE_SECONDS)
+        self._process.wait(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -184,7 +176,7 @@ def running_cluster(kind: str, directory: Path) -> Iterator[Cluster]:
     finally:
         for process in started:
             kill_session(process.pid)
-            process.wait(PATIENCE_SECONDS)
+            process.wait(PATIENCE)
 
 
 def _daemon(directory: Path, name: str, host: str, *arguments: str) -> subprocess.Popen[bytes]:

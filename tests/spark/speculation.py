@@ -20,9 +20,9 @@ from pyspark import TaskContext
 from lancewal.spark import low_latency, session
 from lancewal.spark.low_latency import AppendedMessage, WalSink
 from lancewal.spark.sink import BatchSink, StagedMessage
+from tests.patience import wait_until
 from tests.spark.conftest import TEST_CONF
 from tests.spark.faulty import SourceWithSinks
-from tests.spark.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

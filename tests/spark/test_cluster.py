@@ -15,6 +15,7 @@ import lance
 import pytest
 
 import lancewal
+from tests.patience import wait_until
 from tests.spark import faulty
 from tests.spark.changes import ChangeFiles
 from tests.spark.processes import (
@@ -25,7 +26,6 @@ from tests.spark.processes import (
     Driver,
     kill,
     running_cluster,
-    wait_until,
 )
 from tests.spark.tables import content, new_table, schema_of
 from tests.spark.test_stream_faults import FAULTS, changes_in
@@ -132,7 +132,6 @@ def _kill_one(cluster: Cluster, driver: Driver, chance: random.Random) -> bool:
     return kill(chance.choice(cluster.executors(driver)))
 
 
-@pytest.mark.timeout(900)
 def test_executors_and_a_driver_are_killed_and_every_batch_lands_exactly_once(tmp_path: Path) -> None:
     found = [Stream(*kind, tmp_path / kind[0], 4) for kind in (("sink", True), ("wal", False))]
     with running_cluster(LOCAL_CLUSTER, tmp_path) as cluster:

@@ -43,7 +43,6 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(900)
 def test_batches_streams_and_jobs_work_over_spark_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
     pytest.importorskip("zstandard", reason="Spark Connect needs pyspark[connect]")

@@ -9,6 +9,7 @@ from pathlib import Path
 import lance
 
 import lancewal
+from tests.patience import PATIENCE
 
 
 def test_the_demo_with_spark_holds(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_the_demo_with_spark_holds(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr + (where / "spark.log").read_text()[-2000:]
     assert "killed with SIGKILL after" in done.stdout

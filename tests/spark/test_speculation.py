@@ -20,7 +20,6 @@ WAYS = ("by format", "low latency", "low latency, named")
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_a_slow_loser_that_writes_after_the_commit_changes_nothing(tmp_path: Path) -> None:
     """Without a key, where a row that is written twice is there twice."""
     tables = {way: new_table(tmp_path / way, APPEND_ONLY) for way in WAYS}

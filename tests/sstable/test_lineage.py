@@ -12,7 +12,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
@@ -288,7 +288,7 @@ class TestLifting:
         assert lift(ShardManifestStore(site.store, site.shard_id), writer.epoch, 3) == before
         writer.close()
 
-    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=10)
     @given(
         st.lists(
             st.tuples(

@@ -20,12 +20,12 @@ import lancewal
 from lancewal.sstable import opened
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
+from tests.patience import PATIENCE
 from tests.tables import KEY
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("text", pa.string())])
 #: Enough that Lance does not read the files whole and close them.
 ROWS = 20_000
-PATIENCE_SECONDS = 20.0
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="tells open files by /proc")
 
@@ -71,7 +71,7 @@ def open_files(table: Table, *, deleted: bool) -> list[str]:
 
 def still_open(table: Table) -> list[str]:
     """The deleted files that stay open; Lance closes those that it lets go in threads of its own."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while (found := open_files(table, deleted=True)) and time.monotonic() < deadline:
         # What lies in a circle of references goes with the next collection, whenever that is.
         gc.collect()

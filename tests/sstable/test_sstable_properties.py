@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.format.schema import TOMBSTONE
@@ -41,7 +41,7 @@ def histories(draw: st.DrawFn) -> tuple[str, list[list[Row]], list[dict[str, Any
     return kind, batches, draw(st.lists(key, max_size=5))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(histories())
 def test_reads_equal_a_dict(history: tuple[str, list[list[Row]], list[dict[str, Any]]]) -> None:
     kind, batches, strangers = history

@@ -13,9 +13,8 @@ import lance
 import pytest
 
 import lancewal
+from tests.patience import PATIENCE
 from tests.tables import KEYED, ids
-
-PATIENCE = 60
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -106,7 +105,7 @@ table = lancewal.open(sys.argv[1])
 writer = table.writer(durable_write=False)
 result = writer.put(rows(0, 10))
 shard = next(iter(writer.shard_writers.values()))
-inner = table.shard_writer(shard.shard_id)
+inner = table.shard_writer(shard.shard_id, take_over="now")
 inner.put(rows(0, 1))
 scan = table.scan()
 locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._mode.lock, shard._close_lock,

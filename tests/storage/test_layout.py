@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
@@ -21,7 +21,6 @@ def test_numbers_are_written_as_64_reversed_bits() -> None:
 
 
 @given(NUMBERS)
-@settings(deadline=None)
 def test_reversed_bits_survive_a_round_trip(number: int) -> None:
     assert layout.parse_reversed_bits(layout.reversed_bits(number)) == number
 
@@ -33,7 +32,6 @@ def test_a_number_beyond_64_bits_is_refused(number: int) -> None:
 
 
 @given(NUMBERS)
-@settings(deadline=None)
 def test_file_names_lead_back_to_their_numbers(number: int) -> None:
     entry = layout.wal_entry(SHARD, number)
     manifest = layout.manifest_file(SHARD, number)

@@ -441,6 +441,24 @@ class TestErrors:
         assert store.list_directories() == []
 
 
+def test_a_root_that_another_thread_made_meanwhile_was_taken_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore.from_uri(tmp_path / "table")
+    real, meanwhile = os.stat, ["other"]
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        try:
+            return real(path, **how)
+        finally:
+            if path == store.uri and meanwhile:
+                store.put(meanwhile.pop(), b"x")
+
+    monkeypatch.setattr(os, "stat", stat)
+    store.put("wal/1", b"x")
+    assert [each.path for each in store.list()] == ["other", "wal/1"]
+
+
 class TestPaths:
     def test_a_relative_path_stays_where_it_was(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from lancewal.storage.parallel import Bell, Crew, Room, Task, in_thread, ordered_map
-
-PATIENCE_SECONDS = 30.0
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 50])
@@ -23,7 +22,7 @@ def test_no_items_give_no_results() -> None:
 
 
 def test_calls_run_at_the_same_time() -> None:
-    meeting = threading.Barrier(4, timeout=PATIENCE_SECONDS)
+    meeting = threading.Barrier(4, timeout=PATIENCE)
     # Each call waits for three others: one at a time would never end.
     assert sorted(ordered_map(lambda _: meeting.wait(), range(4), 4)) == [0, 1, 2, 3]
 
@@ -33,7 +32,7 @@ def test_the_first_result_is_not_held_back_by_a_slow_second_one() -> None:
 
     def call(item: int) -> int:
         if item == 1:
-            assert release.wait(PATIENCE_SECONDS)
+            assert release.wait(PATIENCE)
         return item
 
     results = ordered_map(call, range(2), 2)
@@ -75,7 +74,7 @@ def test_threads_end_with_an_iteration_that_was_left_early() -> None:
 
     def call(item: int) -> int:
         begun.append(item)
-        assert item == 0 or release.wait(PATIENCE_SECONDS)
+        assert item == 0 or release.wait(PATIENCE)
         return item
 
     before = set(threading.enumerate())
@@ -91,7 +90,7 @@ def test_threads_end_with_an_iteration_that_was_left_early() -> None:
         # One may be about to start still.
         while thread.ident is None:
             time.sleep(0.001)
-        thread.join(PATIENCE_SECONDS)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert len(begun) - begun_by_then <= 4
 
@@ -108,7 +107,7 @@ def test_a_bell_wakes_all_who_wait() -> None:
     bell, things = Bell(), [0]
     woken: list[bool] = []
     threads = [
-        threading.Thread(target=lambda: woken.append(bell.wait_for(lambda: things[0] == 1, PATIENCE_SECONDS)))
+        threading.Thread(target=lambda: woken.append(bell.wait_for(lambda: things[0] == 1, PATIENCE)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -116,7 +115,7 @@ def test_a_bell_wakes_all_who_wait() -> None:
     things[0] = 1
     bell.ring()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(PATIENCE)
     assert woken == [True] * 4
     assert not bell._waiting
 
@@ -164,7 +163,7 @@ def test_calls_wait_for_room_and_one_that_is_too_large_goes_alone() -> None:
             threading.Event().wait(0.001)
         order.append("first")
     room.leave(first)
-    thread.join(PATIENCE_SECONDS)
+    thread.join(PATIENCE)
     assert order == ["first", "second"]
 
 

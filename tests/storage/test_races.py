@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lancewal.storage import ObjectStore, PutOutcome
+from tests.patience import PATIENCE
 from tests.servers import S3Server
 
 THREADS = 16
@@ -74,7 +75,7 @@ def race_processes(store: ObjectStore) -> None:
     ]
     for process in processes:
         process.start()
-    wins = [win for _ in processes for win in answers.get(timeout=60)]
+    wins = [win for _ in processes for win in answers.get(timeout=PATIENCE)]
     for process in processes:
         process.join()
         assert process.exitcode == 0

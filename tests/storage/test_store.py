@@ -209,7 +209,7 @@ class TestListing:
     segment = st.sampled_from(["a", "b", "ab", "a.b", "c d", "é", "_x", "0"])
     trees = st.sets(st.lists(segment, min_size=1, max_size=4).map("/".join), max_size=12)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(tree=trees, prefix=st.lists(segment, max_size=2).map("/".join))
     def test_every_kind_lists_the_same(
         self, tmp_path_factory: pytest.TempPathFactory, tree: set[str], prefix: str
@@ -517,6 +517,7 @@ class TestFaultyStore:
     def test_covers_the_whole_interface(self, local_store: ObjectStore) -> None:
         public = {name for name in vars(ObjectStore) if not name.startswith("_")}
         assert public - set(vars(FaultyStore)) == {
+            "check_place",
             "from_uri",
             "fsync",
             "is_local",

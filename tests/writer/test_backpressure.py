@@ -13,8 +13,7 @@ from lancewal.writer.group_commit import Put, PutState
 from lancewal.writer.intake import Rows
 from lancewal.writer.shard_writer import Backpressure
 from lancewal.writer.state import WriterState
-
-PATIENCE = 10.0
+from tests.patience import PATIENCE
 
 
 def put_under_way(num_bytes: int = 1) -> Put:

@@ -21,8 +21,7 @@ from lancewal.writer.intake import Rows
 from lancewal.writer.shard_writer import Durability
 from lancewal.writer.state import WriterState
 from tests.faults import FaultyStore
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE, wait_until
 
 
 def batch(value: int, count: int = 1) -> pa.RecordBatch:
@@ -91,10 +90,7 @@ class Fixture:
         return put.positions
 
     def wait_for_puts(self, number: int) -> None:
-        until = time.monotonic() + PATIENCE
-        while len(self.log._arrived) < number:
-            assert time.monotonic() < until, "the puts did not come"
-            time.sleep(0.001)
+        wait_until(lambda: len(self.log._arrived) >= number, "the puts")
 
     def entries(self) -> list[list[int]]:
         tailer = WalTailer(self.store, self.shard)

@@ -20,11 +20,11 @@ import pytest
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.storage import layout
+from tests.patience import PATIENCE
 from tests.shards import Row, manifest_of, memory_rows
 from tests.tables import APPEND_ONLY, KEYED, abandon, new_table, open_writer
 
 CHILD = Path(__file__).with_name("crash_child.py")
-PATIENCE = 60.0
 BATCHES_PER_LIFE = 1_000_000
 
 

@@ -13,6 +13,7 @@ import lancewal
 from lancewal.shard.discovery import discover_shards
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer.drain import DrainBudget, unflushed_bytes
+from tests.patience import PATIENCE
 from tests.tables import KEYED, fast, rows
 
 
@@ -54,7 +55,7 @@ def test_as_many_logs_are_drained_together_as_fit(store: ObjectStore, max_bytes:
             with lock:
                 inside += 1
                 most = max(most, inside)
-            all_are_in.wait(30)
+            all_are_in.wait(PATIENCE)
             with lock:
                 inside -= 1
 

@@ -18,10 +18,9 @@ from lancewal.storage import layout
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE
 from tests.shards import manifest_of, settled_rows, sstable_rows, store_of, wal_entries
 from tests.tables import APPEND_ONLY, abandon, fast, ids, new_table, open_writer, rows
-
-PATIENCE = 30.0
 
 
 class FakeClock:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from lancewal.index.kinds import IndexKind, IndexSpec, VectorParams
 from lancewal.index.vector import VectorIndex
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.writer import ShardWriter, open_shard_writer
+from tests.patience import PATIENCE, wait_until
 from tests.reader.searched import (
     ALL_INDEXES,
     DIMENSION,
@@ -41,7 +40,6 @@ from tests.reader.searched import (
 from tests.tables import abandon, fast
 
 QUERY = [0.3, -0.2, 0.9, 0.1]
-PATIENCE = 120.0
 
 
 def open_writer(table: Searched, **settings: Any) -> ShardWriter:
@@ -62,13 +60,6 @@ def check(table: Searched, model: dict[int, Row]) -> None:
 def changed(model: dict[int, Row], rows: list[Row]) -> pa.Table:
     model.update({each["id"]: each for each in rows})
     return as_table(rows)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
 
 
 # --- in the put, and later ---------------------------------------------------------------
@@ -97,9 +88,9 @@ def test_deferred_indexing_starts_after_so_many_rows(tmp_path: Path) -> None:
         check(table, model)
         assert indexes.rows_indexed == 0
         writer.put(changed(model, random_rows(range(20, 50), 1)))
-        eventually(lambda: indexes.rows_indexed == 60)
+        wait_until(lambda: indexes.rows_indexed == 60)
         check(table, model)
-        eventually(lambda: writer.stats().index_update_rows == 60)
+        wait_until(lambda: writer.stats().index_update_rows == 60)
 
 
 def test_deferred_indexing_starts_after_so_long(tmp_path: Path) -> None:
@@ -110,7 +101,7 @@ def test_deferred_indexing_starts_after_so_long(tmp_path: Path) -> None:
             writer.put(changed(model, random_rows(range(30), seed)))
             check(table, model)
             indexes = writer.active_memtable_ref().indexes
-            eventually(lambda indexes=indexes, rows=30 * (seed + 1): indexes.rows_indexed == rows)
+            wait_until(lambda indexes=indexes, rows=30 * (seed + 1): indexes.rows_indexed == rows)
         check(table, model)
 
 
@@ -267,12 +258,12 @@ def test_replay_rebuilds_the_indexes_once_and_doubles_no_hit(tmp_path: Path, syn
     for seed in range(3):
         writer = open_writer(table, **settings)
         indexes = writer.active_memtable_ref().indexes
-        eventually(lambda indexes=indexes, rows=seed * 32: indexes.rows_indexed == rows)
+        wait_until(lambda indexes=indexes, rows=seed * 32: indexes.rows_indexed == rows)
         check(table, model)
         writer.put(changed(model, random_rows(range(seed * 5, seed * 5 + 31), seed)))
         writer.delete([seed])
         del model[seed]
-        eventually(lambda indexes=indexes, rows=(seed + 1) * 32: indexes.rows_indexed == rows)
+        wait_until(lambda indexes=indexes, rows=(seed + 1) * 32: indexes.rows_indexed == rows)
         words, near = indexes.full_text("text"), indexes.vector("v")
         assert isinstance(words, FullTextIndex)
         assert near is not None

@@ -35,10 +35,10 @@ import lancewal.writer.table_writer
 from lancewal.base.table import BaseTable
 from lancewal.errors import StorageError
 from lancewal.writer import ShardWriter
+from tests.patience import PATIENCE
 from tests.shards import wal_entries
 from tests.tables import APPEND_ONLY, KEYED, abandon, ids, new_table, open_writer, rows
 
-PATIENCE = 20.0
 WRITER_FILES = str(Path(lancewal.writer.__file__).parent)
 COMMIT_LOG_FILE = lancewal.writer.group_commit.__file__
 SHARD_WRITER_FILE = lancewal.writer.shard_writer.__file__
@@ -267,7 +267,7 @@ def test_an_interrupted_leader_leaves_the_puts_of_others_whole(base: BaseTable, 
                 put(1)
         except KeyboardInterrupt:
             in_line = not held.is_set()
-        follower.join(2 * PATIENCE)
+        follower.join(PATIENCE)
         first.join(PATIENCE)
         assert alive == [False, False], "a waiter was never woken"
         assert not first.is_alive()
@@ -412,7 +412,7 @@ def test_ctrl_c_in_a_loop_of_puts_over_shards_hung_for_good(tmp_path: Path, seed
         [sys.executable, "-c", LOOP, str(uri), str(seed), durable],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

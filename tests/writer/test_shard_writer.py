@@ -22,10 +22,9 @@ from lancewal.storage import ObjectStore, layout
 from lancewal.writer import open_shard_writer
 from lancewal.writer.group_commit import Put
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE, wait_until
 from tests.servers import S3Server
 from tests.tables import APPEND_ONLY, KEYED, abandon, fast, ids, new_table, open_writer, rows
-
-PATIENCE = 30.0
 
 
 def store_of(base: BaseTable) -> FaultyStore:
@@ -71,10 +70,7 @@ def test_flush_interval_zero_leaves_nothing_invisible(base: BaseTable) -> None:
     with open_writer(base, shard, durable_write=False, max_wal_flush_interval=timedelta(0)) as writer:
         result = writer.put(rows(0, 3))
         assert ids(writer.scan()) == [0, 1, 2]
-        deadline = time.monotonic() + PATIENCE
-        while not result.durable.done() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert result.durable.done(), "an interval of zero must flush at once"
+        wait_until(result.durable.done, "an interval of zero must flush at once")
 
 
 def test_newest_version_wins_and_deletes_hide(base: BaseTable) -> None:
@@ -260,9 +256,7 @@ def test_a_flush_that_failed_is_never_passed_by_a_later_one(base: BaseTable) -> 
     with contextlib.suppress(StorageError):
         writer.wait_for_flush_drain()
     assert writer.stats().memtable_flush_failures >= 1
-    deadline = time.monotonic() + PATIENCE
-    while writer.memtable_stats().frozen_count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not writer.memtable_stats().frozen_count)
     manifest = writer.manifest()
     assert manifest is not None
     assert [entry.generation for entry in manifest.sstables] == [1, 2]
@@ -662,10 +656,7 @@ def test_size_trigger_writes_the_wal_without_a_waiter(base: BaseTable) -> None:
     with open_writer(base, durable_write=False, max_wal_flush_interval=None, max_wal_buffer_size=1) as writer:
         for i in range(3):
             result = writer.put(rows(i, 1))
-            deadline = time.monotonic() + PATIENCE
-            while not result.durable.done() and time.monotonic() < deadline:
-                time.sleep(0.001)
-            assert result.durable.done(), f"crossing {i} did not trigger a WAL write"
+            wait_until(result.durable.done, f"the WAL write of crossing {i}")
         assert writer.wal_stats().next_wal_entry_position == 4
 
 

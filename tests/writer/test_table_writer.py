@@ -34,9 +34,8 @@ from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter, is_stream
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE
 from tests.tables import APPEND_ONLY, KEY, KEYED, ids, rows, wal_table
-
-PATIENCE = 30.0
 
 TENANTS = pa.schema(
     [
@@ -511,9 +510,9 @@ def test_sealed_shard_is_named(table: Table) -> None:
 
 def test_superseded_writer_learns_which_shards_it_lost(table: Table) -> None:
     router = table.router()
-    old = table.writer()
+    old = table.writer(take_over="now")
     old.put(rows(0, 40))
-    with table.writer() as new:
+    with table.writer(take_over="now") as new:
         new.put(rows(0, 1, prefix="new"))
         with pytest.raises(PartialWriteError) as caught:
             old.put(rows(0, 40, prefix="late"))

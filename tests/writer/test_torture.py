@@ -33,10 +33,10 @@ from lancewal.writer.intake import Rows
 from lancewal.writer.modes import WalOnlyMode
 from lancewal.writer.state import WriterState
 from tests.faults import FaultyStore, Pause
+from tests.patience import PATIENCE, wait_until
 from tests.shards import manifest_of, settled_rows, store_of
 from tests.tables import APPEND_ONLY, abandon, new_table, open_writer, rows
 
-PATIENCE = 30.0
 ROWS_PER_PUT = 3
 
 
@@ -359,10 +359,9 @@ def test_a_writer_that_is_collected_during_a_flush_blocks_nobody(base: BaseTable
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
-    deadline = time.monotonic() + PATIENCE
-    while [t for t in threading.enumerate() if str(shard) in t.name] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not [t for t in threading.enumerate() if str(shard) in t.name], "its threads went on for ever"
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if str(shard) in t.name], "the end of its threads"
+    )
     assert sorted(reopened_ids(base, shard)) == [0, 1, 2]
 
 
@@ -387,7 +386,7 @@ def test_a_process_that_exits_without_close_exits_cleanly_and_loses_nothing(base
         env={**os.environ, "PYTHONPATH": str(Path(lancewal.__file__).parent.parent)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE * 2,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -401,9 +400,7 @@ def test_an_outage_of_the_manifest_leaves_no_heap_of_copies(base: BaseTable) -> 
     writer.put(rows(0, 3, schema=APPEND_ONLY))
     store.faults.fail("put_if_absent", times=8, where="/manifest/")
     writer.force_seal_active()
-    deadline = time.monotonic() + PATIENCE
-    while writer.memtable_stats().frozen_count and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: not writer.memtable_stats().frozen_count)
     assert writer.stats().memtable_flush_failures == 8
     writer.put(rows(3, 3, schema=APPEND_ONLY))
     writer.close()

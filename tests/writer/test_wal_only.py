@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE, wait_until
 from tests.tables import fast, ids, open_writer, rows
-
-PATIENCE = 30.0
 
 
 def wal_only(base: BaseTable, shard: uuid.UUID | None = None, **settings: object) -> ShardWriter:
@@ -86,10 +84,7 @@ def test_time_trigger_keeps_firing(base: BaseTable) -> None:
     with wal_only(base, durable_write=False) as writer:
         for i in range(3):
             result = writer.put(rows(i, 1))
-            deadline = time.monotonic() + PATIENCE
-            while not result.durable.done() and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert result.durable.done()
+            wait_until(result.durable.done)
     assert entries(base, writer.shard_id) == [[0], [1], [2]]
 
 
@@ -97,10 +92,7 @@ def test_size_trigger_fires_at_every_crossing(base: BaseTable) -> None:
     with wal_only(base, durable_write=False, max_wal_flush_interval=None, max_wal_buffer_size=1) as writer:
         for i in range(3):
             result = writer.put(rows(i, 1))
-            deadline = time.monotonic() + PATIENCE
-            while not result.durable.done() and time.monotonic() < deadline:
-                time.sleep(0.001)
-            assert result.durable.done()
+            wait_until(result.durable.done)
     assert entries(base, writer.shard_id) == [[0], [1], [2]]
 
 

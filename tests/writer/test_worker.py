@@ -3,8 +3,7 @@ from __future__ import annotations
 import threading
 
 from lancewal.writer.flush import Worker
-
-PATIENCE = 10.0
+from tests.patience import PATIENCE
 
 
 def test_a_failing_step_does_not_end_the_worker() -> None:

@@ -9,12 +9,20 @@ The base table's versions tell the two apart: a column is the same as long as it
 version. Rows that carry the version they were written for are judged by that alone, whatever the
 columns are called. Other rows (Lance's own writer records no version) are judged by the names
 that the column has had.
+
+Not every version has to be read. While one data file with values of a column, or of one with a higher id,
+stays in the table, no new column gets that id. So where both ends of a range of versions have the column and
+such a file, the column was there all the time (:class:`Traces`), and so was the MemWAL index if it has the
+same UUID at both ends. What the ends do not tell, the middle between them may. (Files that were gone come
+back by Lance's ``restore`` alone, and with them the very columns that they had.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from zlib import crc32
 
 from lancewal.format import decode_record, encode_record
 from lancewal.storage import ordered_map
@@ -28,9 +36,48 @@ _FEW_VERSIONS = 8
 #: How many versions the first stored runs look back.
 _FIRST_LOOKBACK = 100
 _READERS = 16
+#: Of the data files with the same highest field id so many stand for all. They are chosen by their names, so
+#: that two versions with many files in common have some of those in common.
+_FILES_OF_A_FIELD = 64
+#: Answers about ranges of versions that are kept.
+_MAX_SPANS = 256
 
 #: A version's field names by id, nested ones included; ``None`` where the version is gone.
 FieldsOf = Callable[[int], Mapping[int, str] | None]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What columns leave in a version: some data files with the highest field id that each has values of.
+
+    ``mem_wal`` is the UUID of the MemWAL index.
+
+    >>> old, new = Traces({"a": 3, "b": 5}), Traces({"a": 3, "c": 7})
+    >>> old.last_until(new, [3]), old.last_until(new, [3, 5])
+    (True, False)
+    """
+
+    files: Mapping[str, int]
+    mem_wal: bytes = b""
+
+    @classmethod
+    def of(cls, highest_fields: Mapping[str, int], mem_wal: bytes) -> Traces:
+        files: dict[int, list[str]] = {}
+        for path, number in highest_fields.items():
+            files.setdefault(number, []).append(path)
+        chosen = {
+            path: number
+            for number, paths in files.items()
+            for path in nsmallest(_FILES_OF_A_FIELD, paths, key=lambda path: crc32(path.encode()))
+        }
+        return cls(chosen, mem_wal)
+
+    def last_until(self, later: Traces, field_ids: Iterable[int]) -> bool:
+        """Whether fields that both versions have were in all versions between."""
+        common = self.files.keys() & later.files.keys()
+        highest = max((min(self.files[path], later.files[path]) for path in common), default=-1)
+        same_index = bool(self.mem_wal) and self.mem_wal == later.mem_wal
+        return all(same_index if number == MEM_WAL_INDEX else number <= highest for number in field_ids)
 
 
 @dataclass(frozen=True)
@@ -69,7 +116,7 @@ class ColumnRuns:
             found = decode_record(data)
             since = {int(number): int(start) for number, start in found["since"]}
             return cls(int(found["first"]), int(found["version"]), since)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             return None
 
 
@@ -79,11 +126,23 @@ class ColumnLog:
     Safe from any thread: its state is replaced as a whole.
     """
 
-    def __init__(self, fields_of: FieldsOf, load: Callable[[], ColumnRuns | None] | None = None) -> None:
-        """``load`` returns runs of :meth:`unstored_runs` that were stored earlier."""
+    def __init__(
+        self,
+        fields_of: FieldsOf,
+        load: Callable[[], ColumnRuns | None] | None = None,
+        traces_of: Callable[[int], Traces | None] = lambda version: None,
+        existing: Callable[[range], Sequence[int]] | None = None,
+    ) -> None:
+        """``load`` returns runs of :meth:`unstored_runs` that were stored earlier.
+
+        ``existing`` says which of some versions are there; without it each is asked for.
+        """
         self.fields_of = fields_of
         self._load = load
+        self._traces_of = traces_of
+        self._existing = existing or (lambda versions: [v for v in versions if fields_of(v) is not None])
         self._runs: ColumnRuns | None = None
+        self._spans: dict[tuple[int, int], ColumnRuns] = {}
 
     def is_unbroken(self, field_id: int, start: int, end: int) -> bool:
         """Whether every known version from ``start`` to ``end`` has the field."""
@@ -93,14 +152,54 @@ class ColumnLog:
             return True
         if since is not None and runs.version == end and since > runs.first:
             return False
-        versions = range(end, max(start, end - MAX_LOOKBACK) - 1, -1)
-        workers = 1 if len(versions) <= _FEW_VERSIONS else _READERS
-        for fields in ordered_map(self.fields_of, versions, workers):
-            if fields is None:
-                return True
-            if field_id not in fields:
-                return False
-        return True
+        span = self._span(max(start, end - MAX_LOOKBACK), end)
+        return span is None or span.since.get(field_id, end + 1) <= span.first
+
+    def _span(self, start: int, end: int) -> ColumnRuns | None:
+        """The runs since the first version of a range that is there; ``None`` if none is."""
+        span = self._spans.get((start, end))
+        if span is None:
+            first: int | None = start
+            if self.fields_of(start) is None:
+                first = next(iter(self._existing(range(start + 1, end + 1))), None)
+            fields = None if first is None else self.fields_of(first)
+            if first is None or fields is None:
+                return None
+            span = self._advanced(ColumnRuns.starting_at(first, fields), end)
+            if len(self._spans) >= _MAX_SPANS:
+                self._spans = {}
+            self._spans[start, end] = span
+        return span
+
+    def _advanced(self, runs: ColumnRuns, version: int) -> ColumnRuns:
+        """``runs`` as of a later version, which is asked for first: often it tells enough."""
+        if runs.version >= version:
+            return runs
+        if self._last(runs, version):
+            return runs.through(version, runs.since)
+        after = max(runs.version, version - MAX_LOOKBACK) + 1
+        return self._through(runs, self._existing(range(after, version + 1)))
+
+    def _through(self, runs: ColumnRuns, versions: Sequence[int]) -> ColumnRuns:
+        """``runs`` as of the last of some later versions, all that are there."""
+        if len(versions) > _READERS:
+            if self._last(runs, versions[-1]):
+                return runs.through(versions[-1], runs.since)
+            middle = len(versions) // 2
+            return self._through(self._through(runs, versions[:middle]), versions[middle:])
+        workers = max(1, min(len(versions), _READERS))
+        for number, fields in zip(versions, ordered_map(self.fields_of, versions, workers), strict=True):
+            if fields is not None:
+                runs = runs.through(number, fields)
+        return runs
+
+    def _last(self, runs: ColumnRuns, version: int) -> bool:
+        """Whether a later version has the same fields, and had them all the time, as far as both tell."""
+        fields = self.fields_of(version)
+        if fields is None or fields.keys() != runs.since.keys():
+            return False
+        old, new = self._traces_of(runs.version), self._traces_of(version)
+        return old is not None and new is not None and old.last_until(new, runs.since)
 
     def run_start(self, field_id: int, version: int) -> tuple[int, bool]:
         """Since which version a field of ``version`` has existed, and whether that is certain."""
@@ -141,9 +240,8 @@ class ColumnLog:
         if stored is not None and stored.version >= version:
             return None
         if stored is None:
-            oldest = max(version - _FIRST_LOOKBACK, 1)
-            there = (number for number in range(oldest, version) if self.fields_of(number) is not None)
-            first = next(there, version)
+            there = self._existing(range(max(version - _FIRST_LOOKBACK, 1), version))
+            first = there[0] if there else version
             stored = ColumnRuns.starting_at(first, self.fields_of(first) or ())
         # The runs in memory may reach less far back than the stored ones, which they would overwrite.
         if self._runs is None or stored.first < self._runs.first:
@@ -158,13 +256,7 @@ class ColumnLog:
                 runs = stored
         if runs is None:
             runs = ColumnRuns.starting_at(version, self.fields_of(version) or ())
-        if runs.version < version:
-            rest = range(max(runs.version, version - MAX_LOOKBACK) + 1, version + 1)
-            workers = 1 if len(rest) <= _FEW_VERSIONS else _READERS
-            for number, fields in zip(rest, ordered_map(self.fields_of, rest, workers), strict=True):
-                if fields is not None:
-                    runs = runs.through(number, fields)
-        return self._keep(runs)
+        return self._keep(self._advanced(runs, version))
 
     def _keep(self, runs: ColumnRuns) -> ColumnRuns:
         known = self._runs

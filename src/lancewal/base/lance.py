@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,3 +128,13 @@ def with_column_metadata(
         changed.append(bytes(column.SerializeToString()))
     result: LanceSchema = restore(schema_metadata, *changed)
     return result
+
+
+def locate(
+    uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None
+) -> tuple[str, dict[str, str]]:
+    """Address and options of a table, from what a caller passed."""
+    if isinstance(uri, lance.LanceDataset):
+        options = uri._storage_options if storage_options is None else storage_options
+        return uri.uri, dict(options or {})
+    return os.fspath(uri), dict(storage_options or {})

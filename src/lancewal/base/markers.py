@@ -20,6 +20,10 @@ compaction raises by one. Lance refuses a marker that is not above the stored on
 compactors that read the same fence one commits and the other fails. The shard's own marker
 would not suffice: a compactor may commit generations 1 to 8 after another committed 1 to 5, and
 since it did not know of those, its deletes missed their rows.
+
+Rows that are too many for one commit come in several, of which the last has the marker. The first one says,
+under a further id, up to which generation the rows go. A reader that knows the shard only up to before that
+would see some of the rows, and starts again.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ TAG_PREFIX = "lancewal:appended"
 #: This many of the first columns carry the tag, because one of them may be dropped.
 TAGGED_COLUMNS = 4
 _FENCE_PREFIX = b"lancewal"
+_PARTS_PREFIX = _FENCE_PREFIX + b"\xff"
 _VERSIONS_DIR = "_versions"
 
 
@@ -92,8 +97,22 @@ def fence_id(shard_id: UUID) -> UUID:
     return UUID(bytes=_FENCE_PREFIX + hashlib.sha256(shard_id.bytes).digest()[:8])
 
 
+def parts_id(shard_id: UUID) -> UUID:
+    """The id under which a compaction in several commits says up to which generation of the shard it goes.
+
+    >>> is_parts(parts_id(UUID(int=1))), is_fence(parts_id(UUID(int=1))), is_parts(UUID(int=1))
+    (True, True, False)
+    """
+    return UUID(bytes=_PARTS_PREFIX + hashlib.sha256(shard_id.bytes).digest()[:7])
+
+
+def is_parts(marked: UUID) -> bool:
+    """Whether a marker's id is one of :func:`parts_id`; very few fences look the same."""
+    return marked.bytes.startswith(_PARTS_PREFIX)
+
+
 def is_fence(marked: UUID) -> bool:
-    """Whether a marker's id is that of a fence, not of a shard."""
+    """Whether a marker's id is that of a fence, or another that is no shard's."""
     return marked.bytes.startswith(_FENCE_PREFIX)
 
 

@@ -21,9 +21,9 @@ from weakref import ReferenceType, ref
 import lance
 from lance.lance import LanceSchema
 
-from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns
+from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns, Traces
 from lancewal.base.lance import committed_at, fragments_of, lance_errors, row_count
-from lancewal.base.markers import effective_markers, newest_manifest
+from lancewal.base.markers import effective_markers, is_parts, newest_manifest, parts_id
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     InvalidInputError,
@@ -40,7 +40,9 @@ from lancewal.format import (
     MemWalDetails,
     TableSchema,
     check_readable,
+    highest_fields,
     newest_manifest_name,
+    parse_manifest_version,
     read_base_manifest,
 )
 from lancewal.storage import ObjectInfo, ObjectStore, Shelf, check_process, in_thread, layout
@@ -56,7 +58,7 @@ _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending re
 
 #: The column logs of tables, shared by all readers with the same store: versions never change.
 _column_logs: Shelf[object, ColumnLog] = Shelf()
-_fields: Shelf[tuple[object, int], Mapping[int, str]] = Shelf()
+_columns: Shelf[tuple[object, int], tuple[Mapping[int, str], Traces]] = Shelf()
 #: Where the table has so many times the keys that are looked for, the BTree finds them faster than
 #: reading the key column once.
 _INDEX_PAYS_FROM = 500
@@ -153,6 +155,15 @@ class BaseTable:
     def compacted_generation(self, shard_id: UUID) -> int:
         """The highest generation of the shard that this version contains; 0 for none."""
         return self._held.get(shard_id, 0)
+
+    def announced_generation(self, shard_id: UUID) -> int:
+        """Up to which generation this version may hold some rows of the shard without others; 0 for none."""
+        return self.details.compacted.get(parts_id(shard_id), 0) if self.announced else 0
+
+    @cached_property
+    def announced(self) -> frozenset[UUID]:
+        """The ids under which compactions in several commits said how far they go."""
+        return frozenset(key for key in self.details.compacted if is_parts(key))
 
     def initialized_since(self, version: int) -> bool:
         """Whether every known version from ``version`` on has the MemWAL index."""
@@ -302,9 +313,14 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
 
 def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
     """The manifest of ``version``; ``None`` when there is none, or no longer."""
+    data = _manifest_file(store, version)
+    return None if data is None else read_base_manifest(data)
+
+
+def _manifest_file(store: ObjectStore, version: int) -> bytes | None:
     for path in _manifest_paths(version):
         try:
-            return read_base_manifest(bytes(store.get(path)))
+            return bytes(store.get(path))
         except FileNotFoundError:
             continue
     return None
@@ -340,7 +356,12 @@ def column_log(store: ObjectStore) -> ColumnLog:
     reference = ref(store)
     return _column_logs.get_or_make(
         store.identity,
-        lambda: ColumnLog(partial(_fields_of, reference), partial(_load_runs, reference)),
+        lambda: ColumnLog(
+            partial(_fields_of, reference),
+            partial(_load_runs, reference),
+            partial(_traces_of, reference),
+            partial(_existing, reference),
+        ),
         lambda _: _NAME_BYTES,
     )
 
@@ -374,16 +395,39 @@ def _load_runs(reference: ReferenceType[ObjectStore]) -> ColumnRuns | None:
 
 
 def _fields_of(reference: ReferenceType[ObjectStore], version: int) -> Mapping[int, str] | None:
+    found = _columns_of(reference, version)
+    return None if found is None else found[0]
+
+
+def _traces_of(reference: ReferenceType[ObjectStore], version: int) -> Traces | None:
+    found = _columns_of(reference, version)
+    return None if found is None else found[1]
+
+
+def _columns_of(
+    reference: ReferenceType[ObjectStore], version: int
+) -> tuple[Mapping[int, str], Traces] | None:
     store = reference()
     if store is None:
         return None
-
-    def read() -> Mapping[int, str]:
-        manifest = read_manifest(store, version)
+    key = store.identity, version
+    found = _columns.get(key)
+    if found is None:
+        try:
+            data = _manifest_file(store, version)
+            manifest = None if data is None else read_base_manifest(data)
+        except StorageError:
+            return None
+        if data is None or manifest is None:
+            return None
         own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
-        return {**manifest.fields, **own}
+        traces = Traces.of(highest_fields(data), manifest.mem_wal_uuid)
+        found = {**manifest.fields, **own}, traces
+        _columns.put(key, found, _NAME_BYTES * (1 + len(found[0]) + len(traces.files)))
+    return found
 
-    try:
-        return _fields.get_or_make((store.identity, version), read, lambda f: _NAME_BYTES * (1 + len(f)))
-    except StorageError:
-        return None
+
+def _existing(reference: ReferenceType[ObjectStore], versions: range) -> list[int]:
+    store = reference()
+    names = [] if store is None else [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    return sorted({v for v in map(parse_manifest_version, names) if v is not None and v in versions})

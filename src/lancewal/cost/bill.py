@@ -108,7 +108,7 @@ def per_idle_day(load: Load) -> list[Line]:
     """What a day costs in which nothing is written."""
     shards = load.shards
     return [
-        Line("a writer"),
+        Line("a writer", _heartbeats(load)),
         Line("a reader of one key", _times("lookup of a fresh key, warm", load.polls_per_day)),
         Line(f"a feed of {shards:,} shards", _polls(load)),
         Line("garbage collection", _per_shard("gc with nothing to do", DAY / load.gc_seconds, shards)),
@@ -124,6 +124,7 @@ def per_day(load: Load) -> list[Line]:
     written = load.bytes_per_day
     return [
         Line("write to the log", _times("durable put", load.entries_per_day), written),
+        Line("say who writes", {kind: load.writers * n for kind, n in _heartbeats(load).items()}),
         Line("flush", _times("flush with three indexes", flushes), written),
         Line("compact", _times("compact 8 SSTables", compactions), written, written),
         Line("collect garbage", Counter(collected) + Counter(looks)),
@@ -143,6 +144,11 @@ def _per_shard(name: str, number: float, shards: int) -> dict[str, float]:
         first, last = one.get(kind, 0), many.get(kind, 0)
         found[kind] = max(first + (last - first) / (_MANY - 1) * (shards - 1), 0) * number
     return found
+
+
+def _heartbeats(load: Load) -> dict[str, float]:
+    """A process writes its owner record and lists what is asked of it, however many shards it has."""
+    return {"PUT": load.heartbeats_per_day, "LIST": load.heartbeats_per_day}
 
 
 def _polls(load: Load) -> dict[str, float]:

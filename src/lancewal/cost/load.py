@@ -83,5 +83,10 @@ class Load:
         return min(DAY / self.compact_seconds, self.flushes_per_day)
 
     @property
+    def heartbeats_per_day(self) -> float:
+        """Of one writing process, three in a lease: it says that it lives, and looks for requests."""
+        return 3 * DAY / self.config.owner_lease.total_seconds()
+
+    @property
     def polls_per_day(self) -> float:
         return DAY / self.poll_seconds

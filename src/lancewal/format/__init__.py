@@ -8,6 +8,7 @@ from lancewal.format.base_manifest import (
     MemWalDetails,
     ShardingField,
     ShardingSpec,
+    highest_fields,
     newest_manifest_name,
     parse_manifest_version,
     read_base_manifest,
@@ -23,7 +24,9 @@ from lancewal.format.bucket import (
 from lancewal.format.key_set import KeySet, key_words, superseded
 from lancewal.format.keys import check_key_types, key_columns, key_values
 from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
+from lancewal.format.put_id import PUT_IDS_TAG, PutId, put_ids_of, put_ids_tag
 from lancewal.format.records import decode_record, encode_record, reading_record
+from lancewal.format.row_sum import RowSum, row_hashes
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
     TOMBSTONE,
@@ -53,7 +56,7 @@ from lancewal.format.shard_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from lancewal.format.spans import aligned, byte_spans, has_wide_values, numbers, one_array
+from lancewal.format.spans import aligned, byte_spans, has_wide_values, in_place, numbers, one_array
 from lancewal.format.values import (
     CastRefusedError,
     encode_json,
@@ -76,6 +79,7 @@ from lancewal.format.wal_entry import (
 __all__ = [
     "MEM_WAL_INDEX_NAME",
     "PRIMARY_KEY_KEY",
+    "PUT_IDS_TAG",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",
     "BaseIndex",
@@ -89,6 +93,8 @@ __all__ = [
     "KeySet",
     "MemWalDetails",
     "MemWalIndexDetailsMessage",
+    "PutId",
+    "RowSum",
     "ShardFieldEntry",
     "ShardManifest",
     "ShardStatus",
@@ -128,6 +134,8 @@ __all__ = [
     "has_json",
     "has_wide_values",
     "hashable",
+    "highest_fields",
+    "in_place",
     "is_blob",
     "is_json",
     "key_columns",
@@ -140,12 +148,15 @@ __all__ = [
     "numbers",
     "one_array",
     "parse_manifest_version",
+    "put_ids_of",
+    "put_ids_tag",
     "read_base_manifest",
     "readable_columns",
     "reading_record",
     "refuse_added",
     "refuse_blob_values",
     "result_type_to_arrow",
+    "row_hashes",
     "shown",
     "superseded",
     "without_field_ids",

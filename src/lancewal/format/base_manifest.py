@@ -27,6 +27,7 @@ from lancewal.format.protos import (
     DecodeError,
     IndexSectionMessage,
     MemWalIndexDetailsMessage,
+    TableFilesMessage,
     TableManifestMessage,
 )
 
@@ -119,6 +120,8 @@ class BaseManifest:
     metadata_keys: frozenset[str] = field(default=frozenset(), compare=False)
     #: Of the whole file: tells a version from one of the same number of another table at the same place.
     checksum: int = field(default=0, compare=False)
+    #: Of the MemWAL index. Lance gives it another one with each change of its details.
+    mem_wal_uuid: bytes = field(default=b"", compare=False)
 
     def covered_fragments(self, index_name: str) -> frozenset[int]:
         """The table's fragments that the segments of this index cover between them."""
@@ -138,6 +141,18 @@ def read_base_manifest(manifest_file: bytes | memoryview, *, name: str = "") -> 
         raise CorruptManifestError(
             f"base table manifest {name or '(unnamed)'} is corrupt: {error}"
         ) from error
+
+
+def highest_fields(manifest_file: bytes | memoryview) -> Mapping[str, int]:
+    """By data file of a version, the highest field id that it has values of; files without one are left out.
+
+    The bytes are those of a manifest that :func:`read_base_manifest` has read.
+    """
+    data = memoryview(manifest_file)
+    position, _, _, _ = _FOOTER.unpack(data[-_FOOTER.size :])
+    found = TableFilesMessage.FromString(_section(data, position, "manifest"))
+    listed = {file.path: max(file.fields, default=-1) for part in found.fragments for file in part.files}
+    return {path: number for path, number in listed.items() if number >= 0}
 
 
 def parse_manifest_version(name: str) -> int | None:
@@ -176,11 +191,13 @@ def _read(data: memoryview) -> BaseManifest:
         raise ValueError("its version number is missing")
     indexes: list[BaseIndex] = []
     mem_wal: MemWalDetails | None = None
+    mem_wal_uuid = b""
     if manifest.HasField("index_section"):
         section = IndexSectionMessage.FromString(_section(data, manifest.index_section, "index"))
         for index in section.indices:
             if index.name == MEM_WAL_INDEX_NAME:
                 mem_wal = _details(index)
+                mem_wal_uuid = index.uuid.uuid
             else:
                 indexes.append(_index(index))
     return BaseManifest(
@@ -191,6 +208,7 @@ def _read(data: memoryview) -> BaseManifest:
         fields={column.id: column.name for column in manifest.fields},
         metadata_keys=frozenset(pair.key for column in manifest.fields for pair in column.metadata),
         checksum=crc32c.crc32c(data),
+        mem_wal_uuid=mem_wal_uuid,
     )
 
 

@@ -81,6 +81,10 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
     ),
     "IndexSection": ("repeated IndexMetadata indices = 1",),
     "DataFragment": ("uint64 id = 1",),
+    # The same message, for the few who need its files: there may be many.
+    "DataFile": ("string path = 1", "repeated int32 fields = 2"),
+    "FragmentFiles": ("repeated DataFile files = 2",),
+    "TableFiles": ("repeated FragmentFiles fragments = 2",),
     "BytesPair": ("string key = 1", "bytes value = 2"),
     "Field": (
         "string name = 2",
@@ -160,3 +164,4 @@ ShardManifestMessage: Any = _CLASSES["ShardManifest"]
 MemWalIndexDetailsMessage: Any = _CLASSES["MemWalIndexDetails"]
 IndexSectionMessage: Any = _CLASSES["IndexSection"]
 TableManifestMessage: Any = _CLASSES["TableManifest"]
+TableFilesMessage: Any = _CLASSES["TableFiles"]

@@ -30,7 +30,8 @@ def encode_record(content: Mapping[str, object]) -> bytes:
 def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dict[str, Any]:
     """The inverse of :func:`encode_record`; raises ``ValueError`` for any other bytes.
 
-    Earlier versions wrote records without a checksum; they are accepted unless ``must_have_checksum``.
+    Earlier versions wrote records without a checksum; they are accepted unless ``must_have_checksum``. Those
+    have spaces between their parts: one without spaces has lost its checksum.
     """
     try:
         content = json.loads(data)
@@ -39,7 +40,7 @@ def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dic
     if not isinstance(content, dict):
         raise ValueError(f"it is a {type(content).__name__}, not an object")
     stored = content.pop(_KEY, None)
-    if stored is None and not must_have_checksum:
+    if stored is None and not must_have_checksum and _has_spaces(content, data):
         return content
     if stored != (actual := _checksum(content)):
         raise ValueError(f"its checksum is {stored}, not {actual}")
@@ -51,8 +52,12 @@ def reading_record(path: str) -> Iterator[None]:
     """Turns the errors of a reader that meets a damaged record into a :class:`StorageError` that names it."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StorageError(f"the record {path!r} is damaged: {error!r}") from error
+
+
+def _has_spaces(content: Mapping[str, object], data: bytes | str) -> bool:
+    return json.dumps(content) == (data if isinstance(data, str) else bytes(data).decode())
 
 
 def _checksum(content: Mapping[str, object]) -> str:

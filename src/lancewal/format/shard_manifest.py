@@ -29,6 +29,7 @@ WRITE_ID_BYTES = 16
 # checksum, so that damage in one place cannot hide it. No message of Lance's begins with either.
 _CHECKSUM_TAG = b"\xca\x3e\x08"
 _CHECKSUM_MARK = b"lwm1"
+_VERSION_TAG = 0x08
 _CHECKSUM_AT = len(_CHECKSUM_TAG) + len(_CHECKSUM_MARK)
 _CHECKSUM_END = _CHECKSUM_AT + 4
 
@@ -224,6 +225,9 @@ def decode_manifest(
     )
     if problem := _problem(manifest):
         raise CorruptManifestError(f"{name} is corrupt: {problem}")
+    if data[0] != _VERSION_TAG and bytes(data[: len(_CHECKSUM_TAG)]) != _CHECKSUM_TAG:
+        # Tag and mark of the checksum are both damaged; what has no checksum begins with its version.
+        raise CorruptManifestError(f"{name} is damaged: it begins with neither version nor checksum")
     if shard_id is not None and manifest.shard_id != shard_id:
         raise CorruptManifestError(f"{name} is corrupt: it belongs to shard {manifest.shard_id}")
     if version is not None and manifest.version != version:

@@ -145,6 +145,20 @@ def aligned(array: pa.Array) -> pa.Array:
     return array.take(pa.array(np.arange(len(array))))
 
 
+def in_place(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """``batch``, copied when its buffers lie where Lance would crash on them.
+
+    Arrow asks for addresses that are multiples of 8. A batch that came in a message of Flight lies wherever
+    the message does, with all its buffers off by the same: so one column tells.
+    """
+    if not batch.num_columns:
+        return batch
+    for buffer in batch.column(0).buffers():
+        if buffer is not None and buffer.address % 8:
+            return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    return batch
+
+
 def aligned_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """``batch`` with its decimals aligned as Lance needs them; usually itself."""
     wide = [place for place, type_ in enumerate(batch.schema.types) if has_wide_values(type_)]

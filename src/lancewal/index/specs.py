@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lance
 import pyarrow as pa
+from lance.file import LanceFileReader
 
 from lancewal.base import lance_errors
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.index.btree import is_supported as is_ordered
 from lancewal.index.full_text import is_text
 from lancewal.index.kinds import (
@@ -23,6 +25,7 @@ from lancewal.index.kinds import (
 )
 from lancewal.index.tokens import Tokenizer
 from lancewal.index.vector import is_vector
+from lancewal.storage import layout
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ _FULL_TEXT_TYPE = "Inverted"
 _VECTOR_PREFIX = "IVF_"
 _SYSTEM_PREFIX = "__lance"
 _WHOLE_ROW = "row"
+_INDEXES_DIR = "_indices"
+_FULL_TEXT_METADATA = "metadata.lance"
 
 
 def maintained_specs(
@@ -93,7 +98,7 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
             raise refuse("its documents are not whole rows")
         try:
             with lance_errors(f"use the tokenizer of index {name!r}"):
-                kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, name, details)
+                kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, description)
                 Tokenizer(params)
         except Exception as error:  # pylance raises many kinds, for example for a missing language model
             raise refuse(f"its tokenizer does not work here: {error.__cause__ or error}") from error
@@ -114,21 +119,42 @@ def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams
     for description in dataset.describe_indices():
         if str(description.index_type) == _FULL_TEXT_TYPE and list(description.field_names) == [column]:
             try:
-                return _full_text_params(dataset, str(description.name), dict(description.details))
+                return _full_text_params(dataset, description)
             except TypeError:
                 continue
     return None
 
 
-def _full_text_params(dataset: lance.LanceDataset, name: str, details: dict[str, Any]) -> FullTextParams:
-    # The description lacks custom stop words; the statistics have everything once there are rows.
-    statistics = dataset.stats.index_stats(name)
-    for segment in statistics["indices"]:
-        details.update(segment.get("params", {}))
+def _full_text_params(dataset: lance.LanceDataset, description: Any) -> FullTextParams:
+    # The description lacks custom stop words, which the index has in a file.
+    details = {**description.details, **_stored_params(dataset, description)}
     stop_words = details.get("custom_stop_words")
     details["custom_stop_words"] = None if stop_words is None else tuple(stop_words)
     known = FullTextParams.__dataclass_fields__
     return FullTextParams(**{key: value for key, value in details.items() if key in known})
+
+
+def _stored_params(dataset: lance.LanceDataset, description: Any) -> Mapping[str, Any]:
+    """The settings of a full-text index in its own words; none before there are rows.
+
+    Lance's statistics say them too, but load the index for it, file after file.
+    """
+    segments = list(description.segments)
+    if not segments:
+        return {}
+    # All segments have the settings of the first: Lance takes them over.
+    file = layout.child_uri(dataset.uri, f"{_INDEXES_DIR}/{segments[-1].uuid}/{_FULL_TEXT_METADATA}")
+    try:
+        with lance_errors(f"read the settings of index {description.name!r}"):
+            metadata = LanceFileReader(file, dataset._storage_options).metadata().schema.metadata or {}
+        stored = json.loads(metadata[b"params"])
+    except (StorageError, KeyError, ValueError):
+        # Elsewhere, as in a shallow clone, or in the way of an earlier release.
+        statistics = dataset.stats.index_stats(str(description.name))
+        stored = {}
+        for segment in statistics["indices"]:
+            stored.update(segment.get("params", {}))
+    return dict(stored)
 
 
 def _vector_params(

@@ -38,6 +38,7 @@ from uuid import UUID
 
 import lance
 import pyarrow as pa
+from lance.dataset import LANCE_COMMIT_MESSAGE_KEY
 from lance.fragment import FragmentMetadata, write_fragments
 
 from lancewal.base import (
@@ -49,7 +50,7 @@ from lancewal.base import (
     tags,
     with_column_metadata,
 )
-from lancewal.format import SsTableEntry, TableSchema, field_id
+from lancewal.format import RowSum, SsTableEntry, TableSchema, field_id
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     LostRaceError,
@@ -59,6 +60,7 @@ from lancewal.maintenance.commits import (
     open_base,
     until_won,
 )
+from lancewal.maintenance.conserved import sum_property
 from lancewal.maintenance.newest import Generations, rows_per_batch
 from lancewal.maintenance.plan import ShardPlan
 from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback
@@ -70,6 +72,8 @@ logger = logging.getLogger(__name__)
 #: A commit that stood still for longer is given up: the versions that it would have to be compared
 #: with may be cleaned up by then.
 _COMMIT_TIMEOUT = timedelta(seconds=30)
+
+_MESSAGE = "lancewal: append compacted generations"
 
 
 class AppendOnlyCompaction:
@@ -139,7 +143,8 @@ class AppendOnlyCompaction:
         """Step 2; ``None`` if a shard has failed, and the others have to be written without it."""
         rows: Counter[UUID] = Counter()
         failed: dict[UUID, Exception] = {}
-        batches = self._rows(entries, base.schema, rows, failed)
+        sums: list[RowSum] = []
+        batches = self._rows(entries, base.schema, rows, failed, sums)
         try:
             with commit_errors("write the rows of a compaction", commits=False):
                 fragments = write_fragments(
@@ -159,19 +164,30 @@ class AppendOnlyCompaction:
             self._report.failed.update(failed)
             return None
         generations = {each: [entry.generation for entry in some] for each, some in entries.items()}
-        return _Written(generations, base.schema, list(fragments), rows)
+        return _Written(generations, base.schema, list(fragments), rows, sum(sums, RowSum()))
 
     def _rows(
-        self, entries: Generations, schema: TableSchema, rows: Counter[UUID], failed: dict[UUID, Exception]
+        self,
+        entries: Generations,
+        schema: TableSchema,
+        rows: Counter[UUID],
+        failed: dict[UUID, Exception],
+        sums: list[RowSum],
     ) -> Iterator[pa.RecordBatch]:
-        """All rows; counts those of each shard in ``rows``, and notes in ``failed`` whose cannot be read."""
+        """All rows; counts those of each shard in ``rows``, and notes in ``failed`` whose cannot be read.
+
+        ``sums`` are those of the batches.
+        """
         for shard_id, some in entries.items():
             try:
                 for entry in some:
                     table = SsTable.open(self._store, shard_id, entry)
+                    before = rows[shard_id]
                     for batch in table.scan(schema, schema.names, batch_size=rows_per_batch(entry)):
                         rows[shard_id] += batch.num_rows
+                        sums.append(RowSum.of([batch], ()))
                         yield batch
+                    table.check_count(rows[shard_id] - before)
             except Exception as error:
                 failed[shard_id] = error
                 raise
@@ -191,6 +207,8 @@ class AppendOnlyCompaction:
             kept = {key: value for key, value in metadata.items() if key not in outdated}
             return {**kept, **new_tags} if place < TAGGED_COLUMNS else kept
 
+        added = range(first, first + len(written.fragments))
+        said = {LANCE_COMMIT_MESSAGE_KEY: _MESSAGE, **sum_property(written.sum, added)}
         operation = lance.LanceOperation.Merge(
             [*present, *written.fragments],
             with_column_metadata(dataset.lance_schema, tagged),
@@ -200,13 +218,11 @@ class AppendOnlyCompaction:
         with commit_errors("append the rows of a compaction"):
             lance.LanceDataset.commit(
                 dataset,
-                operation,
-                read_version=dataset.version,
+                lance.Transaction(dataset.version, operation, transaction_properties=said),
                 storage_options=dict(self._store.storage_options) or None,
                 # A second try of Lance's own would be made for the same, outdated version.
                 max_retries=0,
                 commit_timeout=_COMMIT_TIMEOUT,
-                commit_message="lancewal: append compacted generations",
             )
 
     def _mark(self) -> None:
@@ -238,6 +254,7 @@ class _Written:
     schema: TableSchema
     fragments: list[FragmentMetadata]
     rows: Mapping[UUID, int]
+    sum: RowSum
 
     def fits(self, entries: Generations, base: BaseTable) -> bool:
         """Whether they can be committed as the rows of ``entries``."""

@@ -20,7 +20,6 @@ copied only if they existed before the state was read, so that none refers to ro
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -33,7 +32,7 @@ import crc32c
 
 from lancewal.base import BaseTable, lance_errors, manifest_info, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
-from lancewal.format import decode_entry, encode_manifest
+from lancewal.format import decode_entry, decode_record, encode_manifest, encode_record
 from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.verify import verify
 from lancewal.publish import TRANSACTIONS_DIR
@@ -76,12 +75,12 @@ class BackupRecord:
         return sum(file.size for file in self.files)
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+        return encode_record({"format": _FORMAT, **asdict(self)})
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> BackupRecord:
         try:
-            found = json.loads(data)
+            found = decode_record(data)
             if found.pop("format") != _FORMAT:
                 raise InvalidInputError(f"{path} was written by a newer lancewal; restore it with that one")
             files = tuple(CopiedFile(**file) for file in found.pop("files"))
@@ -295,10 +294,11 @@ def _shard_files(store: ObjectStore, copier: _Copier, place: ShardPlace, marker:
     pending = tuple(entry for entry in manifest.sstables if entry.generation > marker)
     files: list[CopiedFile] = []
     for entry in pending:
-        listed = store.list(layout.sstable_dir(shard_id, entry.path))
-        if not listed:
+        directory = layout.sstable_dir(shard_id, entry.path)
+        files += copier.share(store.list(directory))
+        # A collection takes the versions first: while there is one, nothing was missing from the copy.
+        if not store.list(f"{directory}/_versions"):
             raise FileNotFoundError(f"SSTable {entry.path} of shard {shard_id} is gone")
-        files += copier.share(listed)
     data = bytes(encode_manifest(replace(manifest, sstables=pending), secrets.token_bytes(16)))
     files.append(copier.keep(layout.manifest_file(shard_id, manifest.version), data))
     files.append(copier.keep(layout.version_hint(shard_id), b'{"version":%d}' % manifest.version))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
@@ -32,6 +34,8 @@ from lancewal.format import (
     field_id,
     key_values,
 )
+from lancewal.maintenance.conserved import LogRange, log_ranges
+from lancewal.maintenance.garbage import beside
 from lancewal.maintenance.plan import pending_sstables
 from lancewal.maintenance.reports import Finding, Kind, Severity
 from lancewal.shard import (
@@ -49,7 +53,7 @@ from lancewal.sstable import (
     copy_of,
     held_generation,
 )
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectStore, Task, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +71,14 @@ class ShardCheck:
     manifest: ShardManifest
     marker: int
     deep: bool
-    #: WAL entries that are read at a time.
+    #: WAL entries, SSTables or versions of the manifest that are read at a time.
     readers: int
     #: SSTables that retained versions of the manifest name, as far as they were read.
     once_listed: set[str] = field(default_factory=set)
+    #: The names of the directories in the shard's.
+    directories: list[str] = field(default_factory=list)
+    #: The retained versions of the manifest, as far as they were read, oldest first.
+    history: list[ShardManifest] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
 
@@ -79,8 +87,40 @@ class ShardCheck:
     ) -> None:
         self.findings.append(Finding(kind, severity, subject, text, self.shard_id, generation))
 
+    def apart(self, check: Callable[[ShardCheck], object]) -> ShardCheck:
+        """What one more check finds by itself, for :meth:`add`: several may run at a time."""
+        part = replace(self, once_listed=set(), directories=[], findings=[], checked=Counter())
+        if check is _check_versions:
+            part.history = []
+        check(part)
+        return part
 
-def check_lineage(shard: ShardCheck) -> None:
+    def add(self, part: ShardCheck) -> None:
+        self.once_listed |= part.once_listed
+        self.directories += part.directories
+        if part.history is not self.history:
+            self.history += part.history
+        self.findings += part.findings
+        self.checked.update(part.checked)
+
+
+def check_shard(shard: ShardCheck) -> None:
+    """All checks of one shard, side by side where each request is a network round trip."""
+    # The check of the log compares it with the flushes that the manifest's versions tell of.
+    versions, _ = both(
+        lambda: shard.apart(_check_versions),
+        lambda: _check_lineage(shard),
+        at_once=not shard.store.is_local,
+    )
+    shard.add(versions)
+    _check_generations(shard)
+    checks = (_check_hint, _check_wal, _check_sstables, _list_directories)
+    for part in ordered_map(shard.apart, checks, 1 if shard.store.is_local else len(checks)):
+        shard.add(part)
+    _check_directories(shard)
+
+
+def _check_lineage(shard: ShardCheck) -> None:
     """Whether the shard and the base table share one history.
 
     Sets the shard's marker, which the other checks use: the newest generation that the base holds.
@@ -89,8 +129,11 @@ def check_lineage(shard: ShardCheck) -> None:
     where = layout.manifest_file(shard.shard_id, manifest.version)
     marker = base.compacted_generation(shard.shard_id)
     try:
-        shard.marker = held_generation(base, store, manifest)
-        entry = _first_unflushed(shard)
+        shard.marker, entry = both(
+            lambda: held_generation(base, store, manifest),
+            lambda: _first_unflushed(shard),
+            at_once=not store.is_local,
+        )
         if entry is not None:
             check_rows_in_log(base, store, entry.shard_id, entry.base_version)
     except DifferentHistoryError as error:
@@ -129,14 +172,8 @@ def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
     return None
 
 
-def check_manifests(shard: ShardCheck) -> None:
-    """The shard's manifest versions, their hint, and the generations that the newest one lists."""
-    _check_versions(shard)
-    _check_hint(shard)
-    _check_generations(shard)
-
-
 def _check_versions(shard: ShardCheck) -> None:
+    """The retained versions of the shard's manifest."""
     manifests = ShardManifestStore(shard.store, shard.shard_id)
     directory = layout.manifest_dir(shard.shard_id)
     names = (info.path.rsplit("/", 1)[-1] for info in shard.store.list(directory))
@@ -151,18 +188,27 @@ def _check_versions(shard: ShardCheck) -> None:
                 f"manifest versions {version} and {following} exist, those between do not; "
                 f"readers may take {version} for the newest",
             )
-    before: ShardManifest | None = None
-    for version in versions if shard.deep else versions[-2:]:
+
+    def read(version: int) -> ShardManifest | CorruptManifestError | None:
         try:
-            manifest = shard.manifest if version == newest else manifests.read_version(version)
+            return shard.manifest if version == newest else manifests.read_version(version)
         except FileNotFoundError:
-            continue
+            return None
         except CorruptManifestError as error:
+            return error
+
+    before: ShardManifest | None = None
+    looked_at = versions if shard.deep else versions[-2:]
+    for version, manifest in zip(looked_at, ordered_map(read, looked_at, shard.readers), strict=True):
+        if manifest is None:
+            continue
+        if isinstance(manifest, CorruptManifestError):
             severity = Severity.ERROR if version >= newest else Severity.WARNING
             path = layout.manifest_file(shard.shard_id, version)
-            shard.found(Kind.MANIFEST_UNREADABLE, severity, path, str(error))
+            shard.found(Kind.MANIFEST_UNREADABLE, severity, path, str(manifest))
             continue
         shard.checked["manifest versions"] += 1
+        shard.history.append(manifest)
         shard.once_listed.update(entry.path for entry in manifest.sstables)
         if before is not None and (regressed := _regressed(before, manifest)):
             path = layout.manifest_file(shard.shard_id, version)
@@ -200,18 +246,14 @@ def _check_generations(shard: ShardCheck) -> None:
         shard.found(Kind.GENERATION_GAP, Severity.ERROR, where, str(error))
 
 
-def check_sstables(shard: ShardCheck) -> None:
-    """The SSTables that the shard's manifest names, and the directories that it does not name."""
+def _check_sstables(shard: ShardCheck) -> None:
+    """The SSTables that the shard's manifest names."""
 
     def check(entry: SsTableEntry) -> ShardCheck:
-        part = replace(shard, findings=[], checked=Counter())
-        _check_sstable(part, entry)
-        return part
+        return shard.apart(lambda part: _check_sstable(part, entry))
 
     for part in ordered_map(check, shard.manifest.sstables, shard.readers):
-        shard.findings += part.findings
-        shard.checked.update(part.checked)
-    _check_directories(shard)
+        shard.add(part)
 
 
 def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
@@ -223,24 +265,39 @@ def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
     except LanceWalError as error:
         shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, str(error), entry.generation)
         return
-    names = {info.path.removeprefix(f"{directory}/") for info in shard.store.list(directory)}
-    if not names:
-        text = f"the manifest names {entry.path}, which does not exist"
-        shard.found(Kind.DANGLING_PATH, lost, directory, text, entry.generation)
-        return
-    if shard.base.schema.primary_key:
-        for name in _SIDECARS:
-            if name not in names:
-                text = f"{entry.path} has no {name}; Lance's own readers need it"
-                shard.found(Kind.SIDECAR_MISSING, lost, f"{directory}/{name}", text, entry.generation)
-    _check_notes(shard, entry, names, lost)
+    table = SsTable.open(shard.store, shard.shard_id, entry)
+    bloom = beside(shard.store, table.bloom_problem)
+    opening = beside(shard.store, partial(_open_ahead, shard, table))
     try:
-        table = SsTable.open(shard.store, shard.shard_id, entry)
-        _check_content(shard, entry, table, lost)
+        names = {info.path.removeprefix(f"{directory}/") for info in shard.store.list(directory)}
+        if not names:
+            text = f"the manifest names {entry.path}, which does not exist"
+            shard.found(Kind.DANGLING_PATH, lost, directory, text, entry.generation)
+            return
+        if shard.base.schema.primary_key:
+            for name in _SIDECARS:
+                if name not in names:
+                    text = f"{entry.path} has no {name}; Lance's own readers need it"
+                    shard.found(Kind.SIDECAR_MISSING, lost, f"{directory}/{name}", text, entry.generation)
+        _check_notes(shard, entry, names, lost)
+        opening.wait()
+        _check_content(shard, entry, table, bloom, lost)
     except (LanceWalError, pa.ArrowException) as error:
         text = f"{entry.path} cannot be read: {error}"
         shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, text, entry.generation)
+    finally:
+        opening.wait()
+        bloom.wait()
     shard.checked["SSTables"] += 1
+
+
+def _open_ahead(shard: ShardCheck, table: SsTable) -> None:
+    """Open the files that the check needs. What is wrong with one is told when it is asked for."""
+    with suppress(LanceWalError):
+        if shard.deep and shard.base.schema.primary_key:
+            table.open_for()
+        else:
+            _ = table.dataset
 
 
 def _check_notes(shard: ShardCheck, entry: SsTableEntry, names: set[str], lost: Severity) -> None:
@@ -256,7 +313,9 @@ def _check_notes(shard: ShardCheck, entry: SsTableEntry, names: set[str], lost: 
         shard.found(Kind.SIDECAR_WRONG, lost, path, str(error), entry.generation)
 
 
-def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
+def _check_content(
+    shard: ShardCheck, entry: SsTableEntry, table: SsTable, bloom: Task[str | None], lost: Severity
+) -> None:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
     dataset = table.dataset
     unreadable = False
@@ -268,24 +327,41 @@ def _check_content(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost:
     if entry.physical_rows is not None and rows != entry.physical_rows:
         text = f"{entry.path} has {rows} rows, the manifest says {entry.physical_rows}"
         shard.found(Kind.ROW_COUNT_WRONG, lost, directory, text, entry.generation)
-    if problem := table.bloom_problem():
+    if problem := bloom.result():
         text = f"{entry.path}: the bloom filter: {problem}"
         shard.found(Kind.SIDECAR_WRONG, lost, directory, text, entry.generation)
     if not shard.deep or unreadable:
         return
+    reading = beside(
+        shard.store, partial(shard.apart, partial(_check_rows, entry=entry, table=table, lost=lost))
+    )
+    try:
+        if shard.base.schema.primary_key:
+            _check_keys(shard, entry, table, lost)
+    finally:
+        reading.wait()
+    shard.add(reading.result())
+
+
+def _check_rows(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
+    """Whether all rows can be read, and are those that the flush wrote."""
     schema = shard.base.schema
-    if schema.primary_key:
-        _check_keys(shard, entry, table, lost)
+    if (noted := table.noted_rows) is None:
+        batches = table.scan(schema, schema.names, with_tombstone=True)
+        shard.checked["rows"] += sum(batch.num_rows for batch in batches)
         return
-    shard.checked["rows"] += sum(batch.num_rows for batch in table.scan(schema, schema.names))
+    found = table.sum_rows()
+    shard.checked["rows"] += found.rows
+    shard.checked["sums"] += 1
+    if found != noted:
+        directory = layout.sstable_dir(shard.shard_id, entry.path)
+        text = f"{entry.path} has {found}, the flush wrote {noted}: rows were lost, doubled or changed"
+        shard.found(Kind.ROWS_CHANGED, lost, directory, text, entry.generation)
 
 
 def _check_keys(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
     directory = layout.sstable_dir(shard.shard_id, entry.path)
-    schema = shard.base.schema
-    for batch in table.scan(schema, schema.names, with_tombstone=True):
-        shard.checked["rows"] += batch.num_rows
-    columns, offsets, _ = table.keys(schema)
+    columns, offsets, _ = table.keys(shard.base.schema)
     values = key_values(columns)
     doubled = len(values) - len(pc.unique(values))
     if doubled:
@@ -301,9 +377,14 @@ def _check_keys(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Se
         shard.found(Kind.SIDECAR_WRONG, lost, directory, f"{entry.path}: {text}", entry.generation)
 
 
+def _list_directories(shard: ShardCheck) -> None:
+    shard.directories += shard.store.list_directories(layout.shard_dir(shard.shard_id))
+
+
 def _check_directories(shard: ShardCheck) -> None:
+    """The directories that the manifest does not name."""
     listed = {entry.path for entry in shard.manifest.sstables}
-    for name in shard.store.list_directories(layout.shard_dir(shard.shard_id)):
+    for name in shard.directories:
         path = layout.sstable_dir(shard.shard_id, name)
         if name in listed or name in _SHARD_DIRECTORIES:
             continue
@@ -317,7 +398,7 @@ def _check_directories(shard: ShardCheck) -> None:
             shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
 
 
-def check_wal(shard: ShardCheck) -> None:
+def _check_wal(shard: ShardCheck) -> None:
     positions = retained_positions(shard.store, shard.shard_id)
     covered = shard.manifest.replay_after_wal_entry_position
     _check_gaps(shard, positions, covered)
@@ -332,12 +413,39 @@ def check_wal(shard: ShardCheck) -> None:
             return error
 
     before: WalEntry | None = None
+    flushes = log_ranges(shard.history) if shard.deep else {}
     for position, entry in zip(wanted, ordered_map(read, wanted, shard.readers), strict=True):
         _check_wal_entry(shard, position, entry, covered)
         if isinstance(entry, WalEntry) and position > covered:
             if before is not None:
                 _check_order(shard, before, entry)
             before = entry
+        if isinstance(entry, WalEntry) and (flush := flushes.get(position)) is not None:
+            flush.add(entry, shard.base.schema.primary_key)
+            if position == flush.positions[-1]:
+                _check_flush(shard, flush)
+
+
+def _check_flush(shard: ShardCheck, flush: LogRange) -> None:
+    """Compare the log with the sum that the flush of these entries noted."""
+    entry = flush.sstable
+    table = SsTable.open(shard.store, shard.shard_id, entry)
+    try:
+        noted = table.noted_rows
+        found = None if noted is None else flush.sum(table, shard.base.schema)
+    except StorageError as error:
+        logger.debug("reported by the check of the SSTable: %s", error)
+        return
+    if found is None:
+        return
+    shard.checked["flushes"] += 1
+    if found != noted:
+        text = (
+            f"the log has {found} in positions {flush.positions[0]} to {flush.positions[-1]}, "
+            f"{entry.path}, which was flushed from them, {noted}: rows were lost or doubled"
+        )
+        directory = layout.sstable_dir(shard.shard_id, entry.path)
+        shard.found(Kind.ROWS_CHANGED, Severity.ERROR, directory, text, entry.generation)
 
 
 def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:

@@ -7,13 +7,15 @@ table, may be killed anywhere, and may be run again.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 from lancewal.base import BaseTable, store_column_history
-from lancewal.errors import InvalidInputError, PartialWriteError
+from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.gc import prune_compacted
@@ -26,8 +28,8 @@ from lancewal.maintenance.reports import (
     ProgressCallback,
     ShardReport,
 )
-from lancewal.maintenance.tidy import optimize_base, tidy
-from lancewal.storage import ObjectStore, ordered_map
+from lancewal.maintenance.tidy import open_indexes, optimize_base, tidy
+from lancewal.storage import ObjectStore, both, in_thread, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -60,31 +62,50 @@ def compact(
         plan, base = planned(store, shards, max_commit_bytes=max_commit_bytes)
     # Without a key commits would only refuse each other.
     workers = max_workers if plan.has_key else 1
+    opening = None
+    if base is not None and plan and optimize_indexes and not store.is_local:
+        # With a handle of its own: one is for one thread at a time.
+        heads = partial(open_indexes, copy.copy(base.dataset), base.manifest.indexes)
+        opening = in_thread(heads, "lancewal-io")
+    packs = plan.packs
     bases = iter([base])
     done = PackReport()
 
     def execute(pack: Pack) -> PackReport:
-        # The first commits move the table on: whoever comes later opens it again.
-        return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
+        try:
+            # The first commits move the table on: whoever comes later opens it again.
+            return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
+        except Exception as error:
+            # Nothing of the pack was tried; the others go on.
+            failed = PackReport.of(part.shard_id for part in pack.parts)
+            failed.failed.update(dict.fromkeys(failed.shards, error))
+            return failed
 
-    for each in ordered_map(execute, plan.packs, workers):
-        done.add(each)
+    try:
+        for each in ordered_map(execute, packs, workers):
+            done.add(each)
+    finally:
+        if opening is not None:
+            opening.wait()
     report = CompactionReport(store.uri, list(done.shards.values()))
     for name in PACK_SUMS:
         setattr(report, name, getattr(done, name))
-    if not plan.has_key:
-        mark_pending(store)
-        remove_tags(store)
-    if base is None or report.commits:
-        base = open_base(store)
-    done_to_base = _shape(store, base, optimize_indexes, compact_files)
-    if compact_files:
-        base = open_base(store)
-    report.indexes_optimized, report.files_removed, report.files_added = done_to_base
-    report.base_version = base.version
-    store_column_history(store, report.base_version)
-    if report.shards:
-        prune_compacted(store, [shard.shard_id for shard in report.shards], base)
+    try:
+        if not plan.has_key:
+            mark_pending(store)
+            remove_tags(store)
+        alone = len(packs) == report.commits == 1 and not report.retries
+        if plan.has_key and base is not None and alone:
+            # The only commit of all, through this very handle.
+            base = base.committed(store)
+        elif base is None or report.commits:
+            base = open_base(store)
+        _finish(store, base, report, optimize_indexes, compact_files)
+    except LanceWalError as error:
+        if not done.failed:
+            raise
+        # The next compaction does what is left; which shards failed only this one can tell.
+        logger.warning("compaction of %s was not finished: %s", store.uri, error)
     if done.failed:
         written = [each for each in report.shards if each.generations or each.shard_id not in done.failed]
         raise PartialWriteError("compaction", done.failed, {s.shard_id: s.rows_upserted for s in written})
@@ -139,13 +160,39 @@ def execute_shard(
     return done.shards[plan.shard_id]
 
 
-def _shape(
-    store: ObjectStore, base: BaseTable, optimize_indexes: bool, compact_files: bool | None
-) -> tuple[bool, int, int]:
-    """Bring indexes and files of the newest version, ``base``, into shape, as :func:`compact` was told."""
+def _finish(
+    store: ObjectStore,
+    base: BaseTable,
+    report: CompactionReport,
+    optimize_indexes: bool,
+    compact_files: bool | None,
+    shards: Sequence[UUID] | None = (),
+) -> None:
+    """Bring indexes and files of the newest version, ``base``, into shape, and shorten the shards' manifests.
+
+    ``shards`` are those of the report, unless ``None`` says all.
+    """
+    shards = None if shards is None else [shard.shard_id for shard in report.shards]
+
+    def shorten(newest: BaseTable) -> None:
+        report.base_version = newest.version
+        both(
+            lambda: store_column_history(store, newest.version),
+            lambda: None if shards == [] else prune_compacted(store, shards, newest),
+            at_once=not store.is_local,
+        )
+
     if compact_files:
-        return optimize_base(store, indexes=optimize_indexes)
-    return tidy(store, base, indexes=optimize_indexes, files=compact_files is None)
+        shaped = optimize_base(store, indexes=optimize_indexes)
+        shorten(open_base(store))
+    else:
+        # Neither looks at what the other does.
+        shaped, _ = both(
+            lambda: tidy(store, base, indexes=optimize_indexes, files=compact_files is None),
+            lambda: shorten(base),
+            at_once=not store.is_local,
+        )
+    report.indexes_optimized, report.files_removed, report.files_added = shaped
 
 
 def finish_compaction(
@@ -160,8 +207,4 @@ def finish_compaction(
         mark_pending(store)
         remove_tags(store)
         base = open_base(store)
-    _shape(store, base, optimize_indexes, compact_files)
-    if compact_files:
-        base = open_base(store)
-    store_column_history(store, base.version)
-    prune_compacted(store, base=base)
+    _finish(store, base, CompactionReport(store.uri), optimize_indexes, compact_files, shards=None)

@@ -89,13 +89,7 @@ class ShardState:
     def read(cls, store: ObjectStore, shard_id: UUID) -> ShardState:
         looks = beside(store, partial(StoredLooks.read, store, shard_id))
         infos = shard_files(store, shard_id)
-        versions = _numbered(_below(infos, layout.manifest_dir(shard_id)), layout.parse_manifest_name)
-        manifests = ShardManifestStore(store, shard_id)
-        try:
-            manifest = manifests.read_version(max(versions)) if versions else manifests.read_latest()
-        except FileNotFoundError:
-            # Superseded and collected since.
-            manifest = manifests.read_latest()
+        manifest = ShardManifestStore(store, shard_id).read_listed(infos)
         return cls(shard_id, infos, manifest, looks.result())
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 from lancewal.base import BaseTable
@@ -33,7 +34,16 @@ from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLo
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
 from lancewal.shard import listed_shards
-from lancewal.storage import HostClock, ObjectStore, host_clock, in_thread, layout, ordered_map
+from lancewal.storage import (
+    MIN_DELETION_AGE,
+    HostClock,
+    ObjectInfo,
+    ObjectStore,
+    host_clock,
+    in_thread,
+    layout,
+    ordered_map,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +80,8 @@ def collect_garbage(
     wanted = _chosen(resources)
     started = time.perf_counter()
     stamp = None
-    if now is None and not store.is_local:
-        stamp = in_thread(partial(_storage_time, store, dry_run=dry_run), "lancewal-io")
+    if not store.is_local:
+        stamp = in_thread(partial(_storage_time, store, now, dry_run=dry_run), "lancewal-io")
     named = beside(store, partial(_shard_ids, store, shards))
     # The state that decisions rest on is read first, shards after the base table, and then made
     # durable: what it holds may go.
@@ -87,7 +97,7 @@ def collect_garbage(
         raise InvalidInputError(f"there is no shard {', '.join(map(str, absent))} in {store.uri}")
     if not dry_run:
         sync_file_system(store)
-    time_now = now or (_storage_time(store, dry_run=dry_run) if stamp is None else stamp.result())
+    time_now, with_clock = _storage_time(store, now, dry_run=dry_run) if stamp is None else stamp.result()
     clock = clock or host_clock()
     needs = Needs(base, store, time_now, for_all_versions=retention.for_all_versions)
     unsettled = Once(partial(Unsettled.read, store))
@@ -115,6 +125,7 @@ def collect_garbage(
         raise failures[0]
     if Resource.STAGING_FILES in wanted:
         _collect_staging_files(store, retention.staging_files, time_now, clock, report)
+        _collect_owner_records(store, with_clock, retention.staging_files, time_now, report)
     report.seconds = time.perf_counter() - started
     logger.info("garbage collection of %s: %s", store.uri, report.counts())
     return report
@@ -162,25 +173,50 @@ def sync_file_system(store: ObjectStore) -> None:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if sys.platform != "linux" or ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            # os.sync tells of no failure, so it must not stand in for a sync that has failed.
+            if sys.platform != "linux":
                 os.sync()
+            elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         finally:
             os.close(descriptor)
     except (OSError, AttributeError) as error:
         raise StorageError(f"cannot sync the file system of {store.uri}: {error}") from error
 
 
-def _storage_time(store: ObjectStore, *, dry_run: bool) -> datetime:
+class _Clock(NamedTuple):
+    """The storage's time, and what lies with its clock."""
+
+    now: datetime
+    infos: Sequence[ObjectInfo]
+
+
+def _storage_time(store: ObjectStore, now: datetime | None, *, dry_run: bool) -> _Clock:
     """The time by the clock that stamps objects, also on local disks, which may be mounted.
 
-    A dry run writes nothing, and goes by this machine's clock.
+    A dry run writes nothing, and goes by this machine's clock; ``now`` is what a test says.
     """
-    if dry_run:
-        return datetime.now(UTC)
-    store.put(f"{layout.CLOCK_DIR}/now", b"", durable=False)
+    if dry_run or now is not None:
+        return _Clock(now or datetime.now(UTC), store.list(layout.CLOCK_DIR))
+    store.put(layout.CLOCK_NOW, b"", durable=False)
     # By a listing, like all other times: those of single objects may be rounded differently.
-    stamps = [info.modified for info in store.list(layout.CLOCK_DIR)]
-    return max(stamps, default=datetime.now(UTC))
+    infos = store.list(layout.CLOCK_DIR)
+    stamps = [info.modified for info in infos if info.path == layout.CLOCK_NOW]
+    return _Clock(max(stamps, default=datetime.now(UTC)), infos)
+
+
+def _collect_owner_records(
+    store: ObjectStore, infos: Sequence[ObjectInfo], least_age: timedelta, now: datetime, report: GcReport
+) -> None:
+    """What processes that are long gone said of themselves, and what was asked of them.
+
+    By the storage's clock alone: nothing depends on such a record, and one that lives is written again.
+    """
+    owned = [info for info in infos if info.path.startswith(f"{layout.OWNERS_DIR}/")]
+    old = [info for info in owned if now - info.modified >= max(least_age, MIN_DELETION_AGE)]
+    if old and not report.dry_run:
+        store.delete_many([info.path for info in old])
+    report.collected += [Collected(Resource.STAGING_FILES, None, info.path, info.size) for info in old]
 
 
 def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:

@@ -5,7 +5,8 @@
    it was stopped, changes nothing and looks at the new state. Deletes are no exception: one that
    came late would take a key away that was written again since.
 2. The markers are in the commit with the last rows of their generations. Before that, readers go on
-   reading the SSTables, whose rows lie over those of the base.
+   reading the SSTables, whose rows lie over those of the base. For readers that do not know these SSTables
+   yet the first of several commits says up to which generation its rows go.
 3. Rows that were committed without a marker, by a compactor that died between two commits, are
    as new as the SSTables they came from: the next compactor replaces or deletes them. Keys
    that were deleted without a marker are hidden by the SSTables' tombstones anyway.
@@ -36,7 +37,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, fence_id
+from lancewal.base import BaseTable, fence_id, parts_id
 from lancewal.errors import LanceWalError
 from lancewal.format import SsTableEntry, TableSchema, superseded
 from lancewal.maintenance.commits import (
@@ -205,7 +206,11 @@ class KeyedCompaction:
                 self._leave_out(shards, _moved(base, newest, shards, commits))
             commits += 1
             raised = {fence_id(shard_id): fence + commits for shard_id, fence in fences.items()}
-            changed.update(self._commit(base, part, {**raised, **(markers if part.is_last else {})}))
+            if part.is_last:
+                raised |= markers
+            elif commits == 1:
+                raised |= _announced(base, markers)
+            changed.update(self._commit(base, part, raised))
             self._report.commits += 1
             if not part.is_last:
                 crash_point("merge: a part of the rows is committed")
@@ -296,7 +301,7 @@ class KeyedCompaction:
             builder = builder.when_matched_update_all().when_not_matched_insert_all()
         if dead is not None:
             builder = builder.when_not_matched_by_source_delete(dead)
-        with commit_errors(_name(self._report.shards)):
+        with commit_errors(f"commit the {_name(self._report.shards)}"):
             stats: dict[str, int] = builder.execute(part.source)
         return stats
 
@@ -337,6 +342,12 @@ def _moved(base: BaseTable, newest: BaseTable, shards: Iterable[UUID], raised: i
         return fence + raised, held
 
     return [shard_id for shard_id in shards if states(newest, shard_id) != ours(shard_id)]
+
+
+def _announced(base: BaseTable, markers: Mapping[UUID, int]) -> dict[UUID, int]:
+    """What tells readers that rows up to these generations come in parts, unless an earlier compactor did."""
+    told = {parts_id(shard_id): generation for shard_id, generation in markers.items()}
+    return {key: value for key, value in told.items() if value > base.details.compacted.get(key, 0)}
 
 
 def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:

@@ -21,7 +21,6 @@ writes last.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -34,7 +33,13 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, lance_errors
 from lancewal.errors import InvalidInputError
-from lancewal.format import MEM_WAL_INDEX_NAME, parse_manifest_version, read_base_manifest
+from lancewal.format import (
+    MEM_WAL_INDEX_NAME,
+    decode_record,
+    encode_record,
+    parse_manifest_version,
+    read_base_manifest,
+)
 from lancewal.maintenance.reports import Resource
 from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStore, layout
 
@@ -66,7 +71,8 @@ class Retention:
     - ``wal_entries``: since the entry was written. Followers of the WAL that are further behind
       get a ``WalTruncatedError``.
     - ``manifest_versions``: since the version was written.
-    - ``staging_files``: since the file was last written to.
+    - ``staging_files``: since the file was last written to; so too what processes that are gone
+      said of themselves.
 
     The first two also wait for indexes that have not caught up, and for base versions that are
     tagged and do not hold the generation; with ``for_all_versions`` for every base version that
@@ -318,10 +324,10 @@ class StoredLooks:
         """Those at a shard; ``None``: at what is no shard's."""
         path = f"{layout.LOOKS_DIR}/{'table' if shard_id is None else shard_id}.json"
         try:
-            return cls(path, [_parsed(each) for each in json.loads(store.get(path))["looks"]])
+            return cls(path, [_parsed(each) for each in decode_record(store.get(path))["looks"]])
         except FileNotFoundError:
             logger.debug("nobody has looked at %s before", path)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             # Nothing goes too early without it.
             logger.warning("%s is damaged and begins anew: %s", path, error)
         return cls(path)
@@ -354,9 +360,9 @@ class Looks:
             self._looks.append(_Look(self._extent, new))
         self._measure()
         self._thin_out()
-        data = json.dumps({"looks": [_plain(look) for look in self._looks]})
+        data = encode_record({"looks": [_plain(look) for look in self._looks]})
         # Lost in a power cut it is made again; all that takes is time.
-        store.put(self._path, data.encode(), durable=False)
+        store.put(self._path, data, durable=False)
 
     def reach(self, which: str, age: timedelta) -> float:
         """How far the shard had come when it was last looked at ``age`` ago or earlier."""

@@ -178,6 +178,7 @@ def _read_level(
             columns, offsets, tombstones = table.keys(schema)
         values = key_values(columns)
         newest: Mask | None = None
+        table.check_count(len(values), may_have_more=True)
         if len(pc.unique(values)) != len(values):
             # Written without a deletion vector; which version of a key counts there the lookup knows.
             newest = table.lookup(columns) == offsets

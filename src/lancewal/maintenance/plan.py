@@ -250,7 +250,7 @@ class CompactionPlan:
     def from_json(cls, text: str) -> CompactionPlan:
         try:
             stored = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInputError(f"this is no compaction plan: {error}") from error
         if not isinstance(stored, dict):
             raise InvalidInputError("this is no compaction plan: not an object")

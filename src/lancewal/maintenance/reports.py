@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from lancewal.storage import in_forked_child
@@ -283,6 +283,7 @@ class Kind(enum.StrEnum):
     SIDECAR_MISSING = "sidecar_missing"
     SIDECAR_WRONG = "sidecar_wrong"
     ROW_COUNT_WRONG = "row_count_wrong"
+    ROWS_CHANGED = "rows_changed"
     FIELD_ID_MISMATCH = "field_id_mismatch"
     DUPLICATE_KEYS = "duplicate_keys"
     SPLIT_SHARD = "split_shard"
@@ -395,6 +396,9 @@ class VerifyReport:
         return "\n".join([f"checked {checked}: {verdict}", *map(str, self.findings)])
 
 
+R = TypeVar("R", CompactionReport, GcReport)
+
+
 class Totals:
     """What this process did to its tables, in numbers that only grow. Metrics read them."""
 
@@ -412,6 +416,16 @@ class Totals:
             counter = self._by_table.setdefault(table_uri, Counter())
             for name, amount in amounts.items():
                 counter[name] += amount  # type: ignore[assignment]
+
+    def counted(self, table_uri: str, kind: str, work: Callable[[], R]) -> R:
+        """Do the work, and add what it did, or that it failed."""
+        try:
+            report = work()
+        except BaseException:
+            self.add(table_uri, {f"{kind}_failures": 1})
+            raise
+        self.add(table_uri, report.totals())
+        return report
 
     def by_table(self) -> dict[str, dict[str, float]]:
         """All totals by table and name.

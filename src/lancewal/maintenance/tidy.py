@@ -8,26 +8,32 @@ a lookup or a text search reads all the uncovered rows, and every read opens eve
   rewritten when its file is joined with at least as many rows again, which is as often as the table
   doubles; and there are as many files as that, and a few more. The indexes' segments of these files are
   merged first: Lance joins no file that one segment covers with one that another does;
-- rewrites a file when most of its rows are deleted. Every deleted row pays for one that is copied.
+- rewrites a file when most of its rows are deleted. Every deleted row pays for one that is copied. Small
+  ones wait until there are some: a few of them cost a read little, and a commit has its price.
+
+Lance brings one index after the other up to date, and reads the heads of its files first. Where storage is
+far away these are read while the rows are still being merged (:func:`open_indexes`).
 
 Nobody depends on it: what fails here, or loses a race, is left to the next compaction.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import lance
 from lance.optimize import Compaction
 
-from lancewal.base import BaseTable, fragments_of, manifest_info
+from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info
 from lancewal.errors import LanceWalError, StorageError
-from lancewal.format import BaseIndex
+from lancewal.format import MEM_WAL_INDEX_NAME, BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
 from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, open_base, until_won
 from lancewal.storage import ObjectStore, ordered_map
@@ -36,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Fewer files are not worth joining.
 _FEWEST_JOINED = 4
+#: A file with fewer rows waits for others before it is rewritten.
+_FEW_ROWS = 1 << 16
 #: As many rows as Lance puts into a file: larger ones are left as they are.
 _MOST_ROWS = 1 << 20
 _MOSTLY_DEAD = 0.5
@@ -76,7 +84,10 @@ class Tidying:
         frozenset()
         """
         joined = _newest_run(files)
-        dead = {file.number for file in files if file.deleted > _MOSTLY_DEAD * file.rows}
+        dead = [file for file in files if file.deleted > _MOSTLY_DEAD * file.rows]
+        rewritten = joined | {file.number for file in dead}
+        if len(rewritten) < _FEWEST_JOINED and all(file.rows < _FEW_ROWS for file in dead):
+            rewritten = set()
         by_name: dict[str, list[BaseIndex]] = defaultdict(list)
         for index in indexes:
             by_name[index.name].append(index)
@@ -87,7 +98,7 @@ class Tidying:
             covered = frozenset().union(*(part.fragments or () for part in parts))
             if merged > 1 or not present <= covered:
                 segments[name] = merged
-        return cls(segments, frozenset(joined | dead))
+        return cls(segments, frozenset(rewritten))
 
     def __bool__(self) -> bool:
         return bool(self.segments or self.files)
@@ -118,11 +129,12 @@ def _newest_within(segments: Sequence[BaseIndex], present: set[int], files: set[
 def tidy(
     store: ObjectStore, base: BaseTable, *, indexes: bool = True, files: bool = True
 ) -> tuple[bool, int, int]:
-    """Do what is due in the newest version, ``base``; it is at a later version then.
+    """Do what is due in the newest version, ``base``.
 
     Returns whether all indexes are up to date, and how many files were removed and added.
     """
-    dataset = base.dataset
+    # Others may use the table's handle meanwhile, which is for one thread at a time.
+    dataset = copy.copy(base.dataset)
     has_indexes = indexes and bool(base.manifest.indexes)
     is_indexed = has_indexes
     removed = added = 0
@@ -153,6 +165,24 @@ def tidy(
         logger.info("the indexes or files of %s are left to the next compaction: %s", base.uri, error)
         return False, removed, added
     return is_indexed, removed, added
+
+
+def open_indexes(dataset: lance.LanceDataset, indexes: Iterable[BaseIndex]) -> None:
+    """Let Lance read the heads of all indexes, side by side; it keeps them for all later versions.
+
+    They are needed to bring the indexes up to date. What cannot be read is told then.
+    """
+
+    def read(index: BaseIndex) -> None:
+        with suppress(StorageError), lance_errors(f"open index {index.name!r}"):
+            if "Vector" in index.details_type:
+                dataset.get_ivf_model(index.name)
+            else:
+                dataset.stats.index_stats(index.name)
+
+    by_name = {index.name: index for index in indexes if index.name != MEM_WAL_INDEX_NAME}
+    for _ in ordered_map(read, by_name.values(), len(by_name)):
+        pass
 
 
 def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) -> bool:

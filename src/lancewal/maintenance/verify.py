@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from uuid import UUID
 
 import numpy as np
@@ -14,31 +15,24 @@ from lancewal.base import BaseTable, is_fence, lance_errors
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
 from lancewal.format import KeySet, ShardManifest, key_values, key_words
 from lancewal.maintenance.append_only import unmarked_tags
-from lancewal.maintenance.checks import (
-    ShardCheck,
-    check_lineage,
-    check_manifests,
-    check_sstables,
-    check_wal,
-)
+from lancewal.maintenance.checks import ShardCheck, check_shard
 from lancewal.maintenance.commits import open_base
+from lancewal.maintenance.conserved import Compacted, missing_keys, wrong_appends
 from lancewal.maintenance.plan import shared_keys
 from lancewal.maintenance.reports import Finding, Kind, Severity, VerifyReport
 from lancewal.reader import TableReader
-from lancewal.shard import ShardManifestStore, ShardRouter, discover_manifests, is_retired
+from lancewal.shard import ShardManifestStore, ShardRouter, is_retired
 from lancewal.sstable import copy_of
-from lancewal.storage import ObjectStore, in_thread, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
 #: How often a shard that changes during its check is checked again; then its findings are reported.
 _ATTEMPTS = 3
-#: Shards that are checked side by side where each request is a network round trip. A deep check holds the
-#: keys of its shard in memory.
-_SHARDS_AT_ONCE = 32
-_DEEP_SHARDS_AT_ONCE = 4
-#: WAL entries that all of them together read at a time.
-_READERS = 64
+#: Where each request is a network round trip: shards, or SSTables of all of them together, that are checked
+#: at a time. A deep check holds the keys of an SSTable in memory.
+_AT_ONCE = 64
+_MOST_READERS = 16
 
 
 def verify(
@@ -59,41 +53,64 @@ def verify(
     present = _shard_directories(store, report, wanted)
     if wanted is not None and (absent := wanted - set(present)):
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(absent)))} in {store.uri}")
-    at_once = _DEEP_SHARDS_AT_ONCE if deep else _SHARDS_AT_ONCE
-    workers = 1 if store.is_local else max(1, min(len(present), at_once))
-    readers = 1 if store.is_local else min(16, _READERS // workers)
-
-    def check(shard_id: UUID) -> VerifyReport:
-        part = VerifyReport(store.uri)
-        _verify_shard(store, shard_id, deep, readers, part)
-        return part
-
-    def check_table() -> VerifyReport:
-        part = VerifyReport(store.uri)
-        if wanted is None:
-            base = open_base(store)
-            part.base_version = base.version
-            _verify_base(base, store, set(present), deep, part)
-            _check_split_shards(base, store, deep, part)
-        return part
-
-    # The table as a whole is checked beside its shards where each request is a network round trip.
-    whole = None if store.is_local else in_thread(check_table, "lancewal-io")
-    try:
-        for shard_id, part in zip(present, ordered_map(check, present, workers), strict=True):
-            _add(report, part)
-            if progress is not None:
-                progress(shard_id)
-    finally:
-        if whole is not None:
-            whole.wait()
-    _add(report, check_table() if whole is None else whole.result())
+    check_keys = partial(_check_keys, store) if deep and wanted is None else partial(VerifyReport, store.uri)
+    # Where each request is a network round trip, keys of all shards are read beside everything else.
+    (base, compacted), keys = both(
+        lambda: _verify(store, present, wanted is None, deep, progress, report),
+        check_keys,
+        at_once=not store.is_local,
+    )
+    _add(report, keys)
+    if deep:
+        _check_conserved(base, store, compacted, report)
     report.seconds = time.perf_counter() - started
     return report
 
 
+def _verify(
+    store: ObjectStore,
+    present: Sequence[UUID],
+    whole: bool,
+    deep: bool,
+    progress: Callable[[UUID], object] | None,
+    report: VerifyReport,
+) -> tuple[BaseTable, list[Compacted]]:
+    """Check shards, and with ``whole`` the base table; that table, and what of the shards was compacted."""
+    workers = 1 if store.is_local else max(1, min(len(present), _AT_ONCE))
+    readers = 1 if store.is_local else min(_MOST_READERS, _AT_ONCE // workers)
+    manifests = list(ordered_map(partial(_manifest, store), present, workers))
+    # After all manifests, as readers do. Every shard asks whether the table is a copy.
+    base, _ = both(partial(open_base, store), partial(copy_of, store), at_once=not store.is_local)
+    report.base_version = base.version
+
+    compacted: list[Compacted] = []
+
+    def check(shard: tuple[UUID, ShardManifest | Finding]) -> tuple[VerifyReport, Compacted | None]:
+        return _verify_shard(store, *shard, base, deep, readers)
+
+    def check_shards() -> None:
+        found = zip(present, manifests, strict=True)
+        for shard_id, (part, held) in zip(present, ordered_map(check, found, workers), strict=True):
+            _add(report, part)
+            compacted.extend(() if held is None else (held,))
+            if progress is not None:
+                progress(shard_id)
+
+    def check_base() -> list[VerifyReport]:
+        known = [each for each in manifests if isinstance(each, ShardManifest)]
+        checks = (
+            partial(_verify_base, base, store, set(present), deep),
+            partial(_check_shards, base, store, known),
+        )
+        return [check() for check in checks] if whole else []
+
+    _, parts = both(check_shards, check_base, at_once=not store.is_local)
+    for part in parts:
+        _add(report, part)
+    return base, compacted
+
+
 def _add(report: VerifyReport, part: VerifyReport) -> None:
-    report.base_version = max(report.base_version, part.base_version)
     report.checked.update(part.checked)
     report.findings += part.findings
 
@@ -112,26 +129,50 @@ def _shard_directories(store: ObjectStore, report: VerifyReport, wanted: set[UUI
     return found
 
 
-def _verify_shard(store: ObjectStore, shard_id: UUID, deep: bool, readers: int, report: VerifyReport) -> None:
+def _verify_shard(
+    store: ObjectStore,
+    shard_id: UUID,
+    manifest: ShardManifest | Finding,
+    base: BaseTable,
+    deep: bool,
+    readers: int,
+) -> tuple[VerifyReport, Compacted | None]:
+    """What is wrong with the shard, and what of it was compacted; ``base`` was read after ``manifest``."""
+    report = VerifyReport(store.uri)
     for attempt in range(1, _ATTEMPTS + 1):
-        before = _manifest(store, shard_id)
-        if isinstance(before, Finding):
-            report.findings.append(before)
-            return
-        # After the manifest, as readers do.
-        shard = ShardCheck(store, open_base(store), shard_id, before, 0, deep, readers)
-        check_lineage(shard)
-        check_manifests(shard)
-        check_wal(shard)
-        check_sstables(shard)
-        after = _manifest(store, shard_id)
-        moved = isinstance(after, Finding) or after.version != before.version
-        if not shard.findings or not moved or attempt == _ATTEMPTS:
+        if isinstance(manifest, Finding):
+            report.findings.append(manifest)
+            return report, None
+        shard = ShardCheck(store, base, shard_id, manifest, 0, deep, readers)
+        check_shard(shard)
+        if not shard.findings or attempt == _ATTEMPTS:
+            break
+        before, manifest = manifest.version, _manifest(store, shard_id)
+        if not isinstance(manifest, Finding) and manifest.version == before:
             break
         logger.debug("shard %s changed while it was verified; once more", shard_id)
+        base = open_base(store)
     report.checked["shards"] += 1
     report.checked.update(shard.checked)
     report.findings += shard.findings
+    return report, Compacted.of(shard_id, shard.marker, shard.history)
+
+
+def _check_conserved(
+    base: BaseTable, store: ObjectStore, compacted: Sequence[Compacted], report: VerifyReport
+) -> None:
+    """Whether compacted rows are in the base table, each once."""
+    if not base.schema.primary_key:
+        for version, noted, found in wrong_appends(base):
+            text = f"version {version} has {found} of a compaction that appended {noted}"
+            report.found(Kind.ROWS_CHANGED, Severity.ERROR, base.uri, text)
+        return
+    for shard_id, count in missing_keys(base, store, compacted):
+        text = (
+            f"{count} keys that were compacted last from shard {shard_id} are not in the base table: rows "
+            "were lost, unless they were deleted from the base table directly"
+        )
+        report.found(Kind.ROWS_CHANGED, Severity.WARNING, str(shard_id), text, shard_id)
 
 
 def _manifest(store: ObjectStore, shard_id: UUID) -> ShardManifest | Finding:
@@ -149,9 +190,8 @@ def _manifest(store: ObjectStore, shard_id: UUID) -> ShardManifest | Finding:
     return Finding(Kind.MANIFEST_MISSING, severity, where, text, shard_id)
 
 
-def _verify_base(
-    base: BaseTable, store: ObjectStore, present: set[UUID], deep: bool, report: VerifyReport
-) -> None:
+def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: bool) -> VerifyReport:
+    report = VerifyReport(store.uri)
     absent = {s: g for s, g in base.details.compacted.items() if s not in present and not is_fence(s)}
     copy = copy_of(store) if absent else None
     for shard_id, generation in sorted(absent.items()):
@@ -169,27 +209,23 @@ def _verify_base(
         if doubled:
             text = f"{doubled} of {rows} rows of the base table have a key that another row has too"
             report.found(Kind.DUPLICATE_KEYS, Severity.ERROR, base.uri, text)
+    return report
 
 
-def _check_split_shards(base: BaseTable, store: ObjectStore, deep: bool, report: VerifyReport) -> None:
-    """Shards with the same sharding value; with ``deep``, keys that are in two shards of any value."""
+def _check_shards(base: BaseTable, store: ObjectStore, manifests: Sequence[ShardManifest]) -> VerifyReport:
+    """Shards with the same sharding value."""
+    report = VerifyReport(store.uri)
     try:
-        _check_shards(base, store, report)
-        if deep and base.schema.primary_key:
-            _check_keys(store, report)
+        router = ShardRouter.for_table(base.details, base.schema)
+        in_use = [m for m in manifests if not is_retired(store, m, base.compacted_generation(m.shard_id))]
+        groups = router.groups(in_use)
+    except InvalidInputError:
+        return report  # Shards are chosen by hand.
     except LanceWalError as error:
         # An unreadable shard is a finding already.
         logger.debug("shards were not compared: %s", error)
-
-
-def _check_shards(base: BaseTable, store: ObjectStore, report: VerifyReport) -> None:
-    try:
-        router = ShardRouter.for_table(base.details, base.schema)
-    except InvalidInputError:
-        return  # Shards are chosen by hand.
-    manifests = discover_manifests(store)
-    in_use = [m for m in manifests if not is_retired(store, m, base.compacted_generation(m.shard_id))]
-    for kept, *others in router.groups(in_use):
+        return report
+    for kept, *others in groups:
         for manifest in others:
             text = (
                 f"shard {manifest.shard_id} is for the same value of the sharding column as {kept.shard_id}; "
@@ -197,21 +233,32 @@ def _check_shards(base: BaseTable, store: ObjectStore, report: VerifyReport) -> 
             )
             shard_id = manifest.shard_id
             report.found(Kind.SPLIT_SHARD, Severity.WARNING, str(shard_id), text, shard_id)
+    return report
 
 
-def _check_keys(store: ObjectStore, report: VerifyReport) -> None:
-    shards = TableReader(store, live_writers=False).snapshot().shards
-    workers = 1 if store.is_local else _SHARDS_AT_ONCE
-    keys = list(
-        ordered_map(lambda shard: KeySet.union(source.keys() for source in shard.sources), shards, workers)
-    )
-    for pair in shared_keys(keys):
+def _check_keys(store: ObjectStore) -> VerifyReport:
+    """Keys that are in two shards, of whatever value."""
+    report = VerifyReport(store.uri)
+    try:
+        snapshot = TableReader(store, live_writers=False).snapshot()
+        shards = snapshot.shards if snapshot.schema.primary_key else ()
+        sources = [(number, source) for number, shard in enumerate(shards) for source in shard.sources]
+        keys: list[list[KeySet]] = [[] for _ in shards]
+        workers = 1 if store.is_local else _AT_ONCE
+        found = ordered_map(lambda each: each[1].keys(), sources, workers)
+        for (number, _), some in zip(sources, found, strict=True):
+            keys[number].append(some)
+    except LanceWalError as error:
+        logger.debug("shards were not compared: %s", error)
+        return report
+    for pair in shared_keys([KeySet.union(some) for some in keys]):
         one, other = shards[pair.first].shard_id, shards[pair.second].shard_id
         text = (
             f"{pair.count} keys, such as {pair.example!r}, are in shard {one} and in shard {other}; nothing "
             "says which version is newer"
         )
         report.found(Kind.KEYS_IN_TWO_SHARDS, Severity.ERROR, str(other), text, other)
+    return report
 
 
 def _doubled_keys(base: BaseTable) -> tuple[int, int]:

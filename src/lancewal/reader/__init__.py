@@ -7,7 +7,7 @@ from lancewal.reader.scan import Scan
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, TableState, read_state
-from lancewal.reader.table_reader import MaxStaleness, TableReader
+from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
 
 __all__ = [
     "SHARD_ID",
@@ -24,7 +24,9 @@ __all__ = [
     "SsTableSource",
     "TableReader",
     "TableState",
+    "asked_keys",
     "byte_width",
+    "is_one_key",
     "newest_first",
     "read_state",
 ]

@@ -160,6 +160,11 @@ class KeyPlaces:
         most = min(MOST_KEPT, process_cache.max_bytes // (8 * _KEPT_KEY_BYTES))
         return bool(self._others) and rows <= most
 
+    @cached_property
+    def are_fast(self) -> bool:
+        """Whether every fragment's keys are in the BTree, or kept."""
+        return not self._others or self.are_kept
+
     def kept(self) -> KeptKeys:
         """The keys of the fragments that the BTree does not cover; those that are not kept yet are read."""
         base = self._base

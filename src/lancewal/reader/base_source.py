@@ -65,9 +65,15 @@ class BaseSource:
     generation = 0
     in_memory = False
 
-    def __init__(self, base: BaseTable, fragment_ids: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        base: BaseTable,
+        fragment_ids: frozenset[int] | None = None,
+        earlier: BaseSource | None = None,
+    ) -> None:
+        """What is known of shards is taken over from an ``earlier`` version that has the same ones."""
         self.base = base
-        self.pruner = ShardPruner(base.details, base.schema)
+        self.pruner: ShardPruner = ShardPruner.of(base, None if earlier is None else earlier.pruner)
         self.indexes = LanceIndexes(lambda: base.dataset)
         self._dataset = base.dataset
         self._fragment_ids = fragment_ids
@@ -116,6 +122,11 @@ class BaseSource:
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
         return sum(batch.num_rows - len(self._dead_rows(batch, superseded)) for batch in batches)
 
+    @property
+    def finds_keys_fast(self) -> bool:
+        """Whether a key is looked up without reading all keys that no BTree covers."""
+        return self._places.are_fast
+
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         """A key that is twice in the base, which Lance does not rule out, has two rows here."""
         read = [*columns, *(name for name in self._key_names if name not in columns)]
@@ -147,7 +158,8 @@ class BaseSource:
             )
             return nearest_candidates(_row_ids(found), found, self._live(found, newer))
 
-        return Hits.filled_up(self, fetch, query.k, row_count(self._dataset), len(newer))
+        rows = row_count(self._dataset)
+        return Hits.filled_up(self, fetch, query.k, rows, len(newer), self.indexes.surplus)
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         if self._is_empty_for(None):

@@ -31,6 +31,7 @@ from lancewal.reader.source import (
     NearestQuery,
     Rows,
     Source,
+    Surplus,
     WordsQuery,
     sql_of,
 )
@@ -54,6 +55,7 @@ class LanceIndexes:
         """``dataset`` opens it: a handle that was kept would keep the files of a deleted SSTable."""
         self._dataset = dataset
         self._known: dict[Any, Any] = {}
+        self.surplus = Surplus()
 
     def once(self, what: object, find: Callable[[], T]) -> T:
         """``find()`` the first time, what it gave ever after. Two threads may both be the first."""
@@ -223,7 +225,8 @@ class LanceLevel:
 
     def search(self, corpus: CorpusStatistics) -> Hits:
         rows = row_count(self.dataset)
-        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, self.superseded)
+        surplus = self.indexes.surplus
+        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, self.superseded, surplus)
 
     def _fetch(self, k: int) -> Candidates:
         with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):

@@ -11,7 +11,7 @@ import pyarrow as pa
 from lancewal.format import no_rows
 from lancewal.memtable import checked_columns
 from lancewal.reader.merge import Snapshot
-from lancewal.reader.source import ABSENT, Mask, Rows, Source, labelled, shown_schema
+from lancewal.reader.source import ABSENT, Found, Mask, Rows, Source, labelled, shown_schema
 from lancewal.sstable import KeyProbe
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
@@ -35,23 +35,31 @@ def lookup(
     columns: Sequence[str] | None = None,
     *,
     row_source: bool = False,
+    ahead: Found | None = None,
 ) -> LookupResult:
     """The newest rows of ``keys``, which are the key columns in key order and of their exact types.
 
     A key that was asked for twice is answered twice. ``row_source`` adds the columns
-    ``_source`` and ``_shard_id``.
+    ``_source`` and ``_shard_id``. ``ahead`` is what the snapshot's base says of a single key, if it was
+    asked already.
     """
     names = checked_columns(columns, snapshot.schema)
     shown = shown_schema(snapshot.schema, names, row_source)
-    return lookup_shown(snapshot, keys, names, shown, row_source=row_source)
+    return lookup_shown(snapshot, keys, names, shown, row_source=row_source, ahead=ahead)
 
 
 def lookup_shown(
-    snapshot: Snapshot, keys: Sequence[pa.Array], names: Sequence[str], shown: pa.Schema, *, row_source: bool
+    snapshot: Snapshot,
+    keys: Sequence[pa.Array],
+    names: Sequence[str],
+    shown: pa.Schema,
+    *,
+    row_source: bool,
+    ahead: Found | None = None,
 ) -> LookupResult:
     """As :func:`lookup`, for columns that were checked and the schema to show them with."""
     if len(keys[0]) == 1:
-        return _one(snapshot, KeyProbe(keys), names, shown, row_source)
+        return _one(snapshot, KeyProbe(keys), names, shown, row_source, ahead)
     distinct, number_of = _distinct(keys)
     parts = _find(snapshot, distinct, names, row_source)
     if not parts:
@@ -68,7 +76,12 @@ def lookup_shown(
 
 
 def _one(
-    snapshot: Snapshot, key: KeyProbe, columns: Sequence[str], shown: pa.Schema, row_source: bool
+    snapshot: Snapshot,
+    key: KeyProbe,
+    columns: Sequence[str],
+    shown: pa.Schema,
+    row_source: bool,
+    ahead: Found | None,
 ) -> LookupResult:
     """The way of a single key, which is asked for so often that it goes without bookkeeping."""
     prepared = False
@@ -76,7 +89,8 @@ def _one(
         if not source.in_memory and not prepared:
             prepared = True
             snapshot.prepare_lookup(key)
-        found = source.look_up(key, columns)
+        is_known = ahead is not None and source is snapshot.base_source
+        found = ahead if is_known and ahead is not None else source.look_up(key, columns)
         if len(found.numbers):
             # A key that is twice in the base, which Lance does not rule out, is answered once.
             rows = found.rows if len(found.numbers) == 1 else found.rows.slice(len(found.numbers) - 1)

@@ -127,12 +127,16 @@ class ShardSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All levels of a table at one moment. ``pruned`` are the shards that were not asked for."""
+    """All levels of a table at one moment. ``find_pruned`` names the shards that were not asked for."""
 
     base_source: BaseSource
     shards: tuple[ShardSnapshot, ...]
-    pruned: tuple[UUID, ...] = ()
+    find_pruned: Callable[[], tuple[UUID, ...]] = tuple
     is_remote: bool = False
+
+    @property
+    def pruned(self) -> tuple[UUID, ...]:
+        return self.find_pruned()
 
     @property
     def base(self) -> BaseTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lancewal.base import BaseTable
 from lancewal.format import (
     MemWalDetails,
     ShardingField,
@@ -61,6 +62,17 @@ class ShardPruner:
                 if column is not None and (not schema.primary_key or column in schema.primary_key):
                     self._fields[spec.spec_id] = (field, column)
 
+    @classmethod
+    def of(cls, base: BaseTable, known: ShardPruner | None) -> ShardPruner:
+        """That of a version; ``known`` itself, if it says the same of shards."""
+        details, schema = base.details, base.schema
+        same = known is not None and (
+            known._details.sharding_specs == details.sharding_specs
+            and known._schema.primary_key == schema.primary_key
+            and known._schema.columns.equals(schema.columns, check_metadata=True)
+        )
+        return known if known is not None and same else cls(details, schema)
+
     @cached_property
     def named(self) -> Mapping[UUID, ShardIdentity]:
         """Shards that are known by their ids alone: those of the buckets, where there is one spec.
@@ -91,26 +103,30 @@ class ShardPruner:
             return [list(shards)]
         groups: dict[bytes | None, list[ShardIdentity]] = {}
         for shard in shards:
-            known = self._fields.get(shard.spec_id)
-            value = None if known is None else dict(shard.values).get(known[0].field_id)
-            groups.setdefault(value, []).append(shard)
+            groups.setdefault(self.stored_value(shard), []).append(shard)
         return [list(shards)] if None in groups else list(groups.values())
 
-    def matching(self, predicate: Predicate | None) -> Callable[[ShardIdentity], bool] | None:
-        """Whether rows of a shard can fulfil the predicate; ``None`` where those of any shard can."""
-        if predicate is None or all(predicate.values_of(name) is None for _, name in self._fields.values()):
+    def stored_value(self, shard: ShardIdentity) -> bytes | None:
+        """The sharding value of all rows of a shard; ``None`` where any row may be in it.
+
+        A shard without a stored value holds nulls, or was made by somebody who did not say.
+        """
+        known = self._fields.get(shard.spec_id)
+        return None if known is None else dict(shard.values).get(known[0].field_id)
+
+    def matching(self, predicate: Predicate | None) -> KeyLocator | None:
+        """Where rows that fulfil the predicate can be; ``None``: in any shard."""
+        if predicate is None:
             return None
-        return lambda shard: self.may_match(shard, predicate)
+        values = {spec_id: predicate.values_of(name) for spec_id, (_, name) in self._fields.items()}
+        placed = {spec_id: (self._fields[spec_id][0], v) for spec_id, v in values.items() if v is not None}
+        return KeyLocator(placed) if placed else None
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
         """Whether a row of the shard can fulfil the predicate."""
-        known = self._fields.get(shard.spec_id)
-        if predicate is None or known is None:
-            return True
-        wanted = predicate.values_of(known[1])
-        stored = dict(shard.values).get(known[0].field_id)
-        # A shard without a stored value holds nulls, or was made by somebody who did not say.
-        return wanted is None or stored is None or stored in self._stored_values(known[0], wanted)
+        wants, stored = self.matching(predicate), self.stored_value(shard)
+        values = None if wants is None else wants.stored_values(shard.spec_id)
+        return values is None or stored is None or stored in values
 
     def locate(self, schema: TableSchema, keys: Sequence[pa.Array]) -> KeyLocator:
         """Where keys, given as key columns in key order, can be."""
@@ -122,15 +138,9 @@ class ShardPruner:
         }
         return KeyLocator(placed)
 
-    @staticmethod
-    def _stored_values(field: ShardingField, values: pa.Array) -> set[bytes]:
-        type_ = result_type_to_arrow(field.result_type)
-        sharding_values = _sharding_values(field, values).unique().to_pylist()
-        return {encode_shard_value(value, type_) for value in sharding_values}
-
 
 class KeyLocator:
-    """Tells which of some keys a shard can hold."""
+    """Tells which of some keys, or of the values that a filter allows, a shard can hold."""
 
     def __init__(self, placed: Mapping[int, tuple[ShardingField, pa.Array]]) -> None:
         """By spec: its sharding field, and the column of the keys that it is computed from."""
@@ -138,15 +148,18 @@ class KeyLocator:
         self._values: dict[int, pa.Array] = {}
         self._stored: dict[int, set[bytes]] = {}
 
-    def is_in(self, shard: ShardIdentity) -> bool:
-        """Whether any of the keys can be in the shard."""
-        placed = self._placed.get(shard.spec_id)
-        stored = None if placed is None else dict(shard.values).get(placed[0].field_id)
-        if placed is None or stored is None:
-            return True
-        if shard.spec_id not in self._stored:
-            self._stored[shard.spec_id] = ShardPruner._stored_values(*placed)
-        return stored in self._stored[shard.spec_id]
+    def stored_values(self, spec_id: int) -> set[bytes] | None:
+        """The values of the shards of a spec that can hold any of the keys; ``None``: all of them can."""
+        placed = self._placed.get(spec_id)
+        if placed is None:
+            return None
+        stored = self._stored.get(spec_id)
+        if stored is None:
+            field, column = placed
+            type_ = result_type_to_arrow(field.result_type)
+            values = _sharding_values(field, column).unique().to_pylist()
+            stored = self._stored[spec_id] = {encode_shard_value(value, type_) for value in values}
+        return stored
 
     def keys_in(self, shard: ShardIdentity) -> Mask | None:
         """Which keys can be in the shard; ``None``: any of them."""

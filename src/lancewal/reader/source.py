@@ -6,6 +6,7 @@ replaces, and rows whose keys a newer level has: :class:`Newer` tells which.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -26,6 +27,8 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float32]
 
 ABSENT = -1
+#: Times as many rows as a search wants; one odd query must not make the next one slow.
+_LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
 
 DISTANCE = "_distance"
 SCORE = "_score"
@@ -260,18 +263,26 @@ class Hits:
 
     @classmethod
     def filled_up(
-        cls, source: Source, fetch: Callable[[int], Candidates], k: int, rows: int, superseded: int
+        cls,
+        source: Source,
+        fetch: Callable[[int], Candidates],
+        k: int,
+        rows: int,
+        superseded: int,
+        surplus: Surplus,
     ) -> Hits:
         """The best ``k`` live rows of a level that has ``rows`` rows, ``superseded`` of them replaced.
 
         ``fetch(n)`` gives the best ``n`` rows, fewer when there are no more. It is asked for more
         until enough are left: a row that was replaced must not take a fresh one's place.
         """
-        wanted = min(2 * k if superseded else k, rows)
+        wanted = min(surplus.candidates(k) if superseded else k, rows)
         while wanted:
             found = fetch(wanted)
             kept = np.flatnonzero(found.live)[:k]
             if len(kept) == k or len(found.rows) < wanted or wanted == rows:
+                if superseded and len(kept) == k:
+                    surplus.learn(k, int(kept[-1]) + 1)
                 return cls(source, found.rows[kept], found.values[kept])
             sure = k + superseded
             wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
@@ -279,6 +290,23 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass
+class Surplus:
+    """How many more rows than wanted a search asks a level for, because newer ones hide some.
+
+    Twice as many as the search before needed: asking again costs a round trip or two.
+    """
+
+    factor: float = _LEAST_SURPLUS
+
+    def candidates(self, k: int) -> int:
+        return math.ceil(self.factor * k)
+
+    def learn(self, k: int, needed: int) -> None:
+        """So many rows were needed to have ``k`` that live."""
+        self.factor = min(max(_LEAST_SURPLUS, 2 * needed / k), _MOST_SURPLUS)
 
 
 class Candidates(NamedTuple):

@@ -151,7 +151,7 @@ class SsTableSource:
             return nearest_candidates(offsets, found, live)
 
         superseded = 0 if dead is None else int(np.count_nonzero(dead))
-        return Hits.filled_up(self, fetch, query.k, rows, superseded)
+        return Hits.filled_up(self, fetch, query.k, rows, superseded, self._indexes.surplus)
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         name = self._stored_name(query.column)

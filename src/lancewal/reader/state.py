@@ -24,12 +24,14 @@ flush, jobs compact and collectors delete beside the reader:
    changed. If it has changed, the base is read again.
 4. A marker that has reached ``current_generation`` as read means that the base holds
    generations which this reader knows as MemTable or WAL rows, or not at all: those rows
-   would lie over newer ones. The snapshot starts again. Where the marker is not about this shard's
-   generations at all (a copied table, see :mod:`lancewal.sstable.lineage`) it says nothing.
+   would lie over newer ones. The snapshot starts again. So it does where a compaction in several commits
+   has announced such a generation, whose rows the base may hold in part. Where the marker is not about this
+   shard's generations at all (a copied table, see :mod:`lancewal.sstable.lineage`) it says nothing.
 5. **The WAL entries**, up to the end that was found. One that vanished was flushed since 2: the
    snapshot starts again.
 
-A shard that appears after the listing is left out: its rows are younger than the read.
+A shard that appears after the listing is left out: its rows are younger than the read. If the base may hold
+a part of them, the snapshot starts again.
 
 With ``max_staleness`` a shard, the listing and the base are kept for that long, each since it was asked
 for, and never set back. What keeps a snapshot right is the order of 2 and 3 for each shard, so a base goes
@@ -47,14 +49,14 @@ from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
 from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
 from lancewal.reader.merge import ShardSnapshot, Snapshot
-from lancewal.reader.pruning import ShardIdentity
+from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
 from lancewal.reader.source import ShardLevel
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
@@ -68,7 +70,6 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
-WantsShard = Callable[[ShardIdentity], bool]
 
 #: Each attempt fails only when a flush or a compaction got in between.
 _ATTEMPTS = 16
@@ -270,9 +271,13 @@ class ShardReader:
     def held(self, place: ShardPlace, base: BaseTable) -> int:
         """Step 4: the newest generation that ``base`` holds of the shard, which was read before it."""
         held = held_generation(base, self._store, place.manifest)
-        if held >= place.manifest.current_generation:
+        reached = held
+        # In a copied table neither is about this shard.
+        if base.details.compacted and held == base.compacted_generation(self._shard_id):
+            reached = max(held, base.announced_generation(self._shard_id))
+        if reached >= place.manifest.current_generation:
             raise SnapshotMovedError(
-                f"shard {self._shard_id} was compacted up to generation {held}, "
+                f"shard {self._shard_id} was compacted up to generation {reached}, "
                 f"read at generation {place.manifest.current_generation}"
             )
         return held
@@ -330,6 +335,46 @@ def _is_another(known: BaseTable, newest: BaseTable) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """Which of some shards a read is about. Of ``unknown`` ones only their manifests tell."""
+
+    shards: Sequence[ShardReader]
+    wanted: Sequence[ShardReader]
+    unknown: Sequence[ShardReader]
+
+    def left_out(self) -> tuple[UUID, ...]:
+        kept = {shard.shard_id for shard in (*self.wanted, *self.unknown)}
+        return tuple(sorted(shard.shard_id for shard in self.shards if shard.shard_id not in kept))
+
+
+class _ShardsByValue:
+    """Shards by spec and sharding value, so that those of a key are found however many there are."""
+
+    def __init__(self, shards: list[ShardReader], pruner: ShardPruner) -> None:
+        self.shards = shards
+        self.pruner = pruner
+        #: Those that were never read, and whose ids say nothing.
+        self.unknown: list[ShardReader] = []
+        self._places: dict[int, dict[bytes | None, list[int]]] = {}
+        for place, shard in enumerate(shards):
+            identity = shard.identity or pruner.named.get(shard.shard_id)
+            if identity is None:
+                self.unknown.append(shard)
+            else:
+                of_spec = self._places.setdefault(identity.spec_id, {})
+                of_spec.setdefault(pruner.stored_value(identity), []).append(place)
+
+    def holding(self, wants: KeyLocator) -> list[ShardReader]:
+        """The shards that can hold what is wanted, in their order."""
+        found: list[int] = []
+        for spec_id, by_value in self._places.items():
+            values = wants.stored_values(spec_id)
+            for value in by_value if values is None else (None, *values):
+                found += by_value.get(value, ())
+        return [self.shards[place] for place in sorted(found)]
+
+
 class StateReader:
     """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
 
@@ -346,9 +391,14 @@ class StateReader:
         self._live_writers = live_writers
         self._max_staleness = max_staleness
         self._shards: tuple[list[ShardReader], float] = [], float("-inf")
+        #: The directories when they were last listed.
+        self._names: list[str] = []
+        self._by_value: _ShardsByValue | None = None
         self._keeping = threading.Lock()
         self._base: BaseSource | None = None
         self._base_at = float("-inf")
+        #: The version that was last found to hold no part of the rows of a shard that was not listed.
+        self._complete = 0
         #: How often another table was found at the place of the one before.
         self._replaced = 0
 
@@ -364,7 +414,7 @@ class StateReader:
         """The newest state as data."""
         return self._retried(lambda _: self._read_state())
 
-    def snapshot(self, wants: WantsShard | None = None, *, max_staleness: float | None = None) -> Snapshot:
+    def snapshot(self, wants: KeyLocator | None = None, *, max_staleness: float | None = None) -> Snapshot:
         """The state, opened; shards that ``wants`` is false for are left out."""
         check_process()  # also where nothing is asked of storage: Lance would hang
         staleness = self._max_staleness if max_staleness is None else max_staleness
@@ -395,28 +445,20 @@ class StateReader:
         found, shards = base.base, tuple(place for _, place in places)
         return TableState(self._store.uri, found.version, shards, found.manifest.checksum)
 
-    def _take_snapshot(self, wants: WantsShard | None, max_staleness: float) -> Snapshot:
-        places, base, pruned = self._read_places(wants, time.monotonic() - max_staleness)
+    def _take_snapshot(self, wants: KeyLocator | None, max_staleness: float) -> Snapshot:
+        places, base, chosen = self._read_places(wants, time.monotonic() - max_staleness)
         shards = self._all_of(lambda each: each[0].open(each[1], base.base), places)
-        return Snapshot(base, tuple(shards), pruned, not self._store.is_local)
+        return Snapshot(base, tuple(shards), chosen.left_out, not self._store.is_local)
 
     def _read_places(
-        self, wants: WantsShard | None, after: float
-    ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, tuple[UUID, ...]]:
-        """Steps 1 to 3 in their order, but for what was read after that time; and the shards left out."""
+        self, wants: KeyLocator | None, after: float
+    ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, _Chosen]:
+        """Steps 1 to 3 in their order, but for what was read after that time; and which shards that was."""
         now, replaced = time.monotonic(), self._replaced
-        named = {} if wants is None else self.known_base().pruner.named
         found: dict[ShardReader, ShardPlace | None] = {}
 
-        def is_wanted(shard: ShardReader) -> bool | None:
-            """``None``: only its manifest tells."""
-            if wants is None:
-                return True
-            identity = shard.identity or named.get(shard.shard_id)
-            return None if identity is None else wants(identity)
-
-        def read(shards: Sequence[ShardReader]) -> None:
-            wanted = [shard for shard in shards if shard not in found and is_wanted(shard)]
+        def read(shards: list[ShardReader]) -> None:
+            wanted = [shard for shard in self._chosen(shards, wants).wanted if shard not in found]
             found.update((shard, shard.kept(after)) for shard in wanted)
             stale = [shard for shard in wanted if found[shard] is None]
             found.update(zip(stale, self._all_of(lambda shard: shard.read(), stale), strict=True))
@@ -426,9 +468,10 @@ class StateReader:
         if listed_at <= after or not self._has_live_shards(known):
             # Beside the listing: those that were there before.
             _, shards = self._both(lambda: read(known), self._readers)
-        self._all_of(ShardReader.newest_manifest, [shard for shard in shards if is_wanted(shard) is None])
+        self._all_of(ShardReader.newest_manifest, self._chosen(shards, wants).unknown)
         read(shards)
-        places = {shard: place for shard in shards if (place := found.get(shard)) is not None}
+        chosen = self._chosen(shards, wants)
+        places = {shard: place for shard in chosen.wanted if (place := found.get(shard)) is not None}
         fresh = {shard: place for shard, place in places.items() if place.read_at >= now}
         since = max([place.read_at for place in places.values()], default=after)
         confirmed, base = self._both(
@@ -439,11 +482,32 @@ class StateReader:
             base = self._newest_base()
         if replaced != self._replaced:
             raise SnapshotMovedError(f"another table was made at {self._store.uri}")
+        self._refuse_parts_of_others(base.base, shards)
         for shard, place in zip(fresh, confirmed, strict=True):
             places[shard] = place
             shard.keep(place)
-        pruned = sorted(shard.shard_id for shard in shards if is_wanted(shard) is False)
-        return list(places.items()), base, tuple(pruned)
+        return list(places.items()), base, chosen
+
+    def _chosen(self, shards: list[ShardReader], wants: KeyLocator | None) -> _Chosen:
+        if wants is None:
+            return _Chosen(shards, shards, [])
+        pruner, known = self.known_base().pruner, self._by_value
+        if known is None or known.shards is not shards or known.pruner is not pruner or known.unknown:
+            known = self._by_value = _ShardsByValue(shards, pruner)
+        return _Chosen(shards, known.holding(wants), known.unknown)
+
+    def _refuse_parts_of_others(self, base: BaseTable, shards: Sequence[ShardReader]) -> None:
+        """Start again if ``base`` may hold a part of the rows of a shard that came after the listing.
+
+        Once for each version: a shard that it has rows of is found by every later listing.
+        """
+        if not base.details.compacted or not base.announced or base.version == self._complete:
+            return
+        if base.announced - {parts_id(shard.shard_id) for shard in shards}:
+            ids = {shard.shard_id for shard in shards}
+            if any(shard.shard_id not in ids for shard in self._readers()):
+                raise SnapshotMovedError(f"a shard of {self._store.uri} was made and compacted meanwhile")
+        self._complete = base.version
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""
@@ -451,6 +515,9 @@ class StateReader:
         names = self._store.list_directories(layout.MEM_WAL_DIR)
         with self._keeping:
             shards, listed_at = self._shards
+            if names == self._names:
+                self._shards = shards, max(now, listed_at)
+                return shards
             known = {str(shard.shard_id): shard for shard in shards}
             found = []
             for name in names:
@@ -461,16 +528,17 @@ class StateReader:
                     found.append(reader)
             # What another thread has listed meanwhile it may have shown as well.
             others = known.values() if self._shards is not before else ()
-            self._shards = [*found, *others], max(now, listed_at)
+            found += others
+            self._shards, self._names = (found, max(now, listed_at)), names
         return found
 
     def _has_live_shards(self, shards: Sequence[ShardReader]) -> bool:
         """Whether the shards that writers of this process have are among those that were listed."""
-        known = {shard.shard_id for shard in shards}
         uri = self._store.uri.rstrip("/")
-        return not self._live_writers or all(
-            shard_id in known for table, shard_id in open_writers() if table == uri
+        live = (
+            {shard_id for table, shard_id in open_writers() if table == uri} if self._live_writers else None
         )
+        return not live or live <= {shard.shard_id for shard in shards}
 
     def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
         """``call`` for every shard, at once where each waits for the network."""
@@ -495,11 +563,11 @@ class StateReader:
             options = self._store.storage_options
             known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
         elif (newest := known.base.refreshed(self._store)) is not known.base:
-            known = BaseSource(newest)
+            known = BaseSource(newest, earlier=known)
         with self._keeping:
             if before is not None and self._base is before and _is_another(before.base, known.base):
                 # All that is kept of shards is about the old one, whose shards may have had the same ids.
-                self._shards = [], float("-inf")
+                self._shards, self._names = ([], float("-inf")), []
                 self._replaced += 1
             # One that another thread found meanwhile may be newer, whichever look began first.
             if self._base is None or self._base is before or self._base.base.version < known.base.version:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import TableSchema
+from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
+from lancewal.reader.base_source import BaseSource
+from lancewal.reader.hybrid import hybrid
 from lancewal.reader.lookup import LookupResult, lookup
+from lancewal.reader.merge import Snapshot
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
+from lancewal.reader.source import Found
 from lancewal.reader.state import StateReader
 from lancewal.reader.tail import SnapshotMovedError
-from lancewal.storage import ObjectStore
-from lancewal.writer import Intake
+from lancewal.sstable import KeyProbe
+from lancewal.storage import ObjectStore, both
+from lancewal.writer import Intake, is_key_sequence, is_tabular
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +73,44 @@ class TableReader(StateReader):
             base = source.base
             if not base.schema.primary_key:
                 raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
-            asked = _key_columns(keys, base.schema, self._intake_of(base.schema))
+            asked = asked_keys(keys, base.schema, self._intake_of(base.schema))
             if not len(asked[0]):
-                return lookup(self.snapshot(lambda _: False), asked, columns)
+                return lookup(Snapshot(self._newest_base(), ()), asked, columns)
             locator = source.pruner.locate(base.schema, asked)
-            snapshot = self.snapshot(locator.is_in, max_staleness=max_staleness)
+            snapshot, ahead = self._with_base_rows(
+                source, asked, columns, partial(self.snapshot, locator, max_staleness=max_staleness)
+            )
             if _same_columns(snapshot.schema, base.schema):
                 try:
-                    return lookup(snapshot, asked, columns)
+                    return lookup(snapshot, asked, columns, ahead=ahead)
                 except SnapshotMovedError as error:
                     logger.debug("lookup started again: %s", error)
                     max_staleness = 0.0
+
+    def _with_base_rows(
+        self,
+        source: BaseSource,
+        keys: Sequence[pa.Array],
+        columns: Sequence[str] | None,
+        take: Callable[[], Snapshot],
+    ) -> tuple[Snapshot, Found | None]:
+        """The snapshot, and what the base says of a key, which far away is asked at the same time.
+
+        A newer version may turn up meanwhile: then nobody has asked. Nor where the key is likely to be found
+        without a request, or only by reading all keys of the base.
+        """
+        is_far = not self._store.is_local and not self._max_staleness
+        if len(keys[0]) > 1 or not is_far or not source.finds_keys_fast:
+            return take(), None
+
+        def ask() -> Found | None:
+            try:
+                return source.look_up(KeyProbe(keys), checked_columns(columns, source.base.schema))
+            except LanceWalError:
+                return None  # whoever needs the answer asks again, and hears why there is none
+
+        snapshot, found = both(take, ask, at_once=True)
+        return snapshot, found if snapshot.base_source is source else None
 
     def vector_search(
         self,
@@ -113,6 +147,26 @@ class TableReader(StateReader):
         asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
         return find_words(scan.snapshot, asked, columns)
 
+    def hybrid_search(
+        self,
+        vector_column: str,
+        vector: Any,
+        text_column: str,
+        text: str,
+        k: int,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """The ``k`` best of both searches together; see :meth:`lancewal.Table.hybrid_search`."""
+        return hybrid(
+            lambda most, names: self.vector_search(vector_column, vector, most, filter=filter, columns=names),
+            lambda most, names: self.full_text_search(text_column, text, most, filter=filter, columns=names),
+            self.base().schema,
+            k,
+            columns,
+        )
+
     def _intake_of(self, schema: TableSchema) -> Intake:
         intake = self._intake
         if intake is None or intake.schema is not schema:
@@ -127,7 +181,15 @@ def _same_columns(first: TableSchema, second: TableSchema) -> bool:
     )
 
 
-def _key_columns(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]:
+def is_one_key(keys: Any, schema: TableSchema) -> bool:
+    """Whether a caller asks for one key, and so for one row."""
+    if isinstance(keys, tuple):
+        several = not keys or any(isinstance(each, dict | tuple) for each in keys)
+        return not several and len(schema.primary_key) > 1
+    return not (is_key_sequence(keys) or is_tabular(keys))
+
+
+def asked_keys(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]:
     """What a caller passed as keys, as key columns in key order."""
     if isinstance(keys, dict):
         keys = [keys]

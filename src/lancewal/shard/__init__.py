@@ -32,6 +32,7 @@ from lancewal.shard.routing import (
     check_shard_column,
     decoded_values,
     identity_result_type,
+    require_shard,
 )
 from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
 
@@ -65,6 +66,7 @@ __all__ = [
     "listed_shards",
     "missing_positions",
     "read_manifests",
+    "require_shard",
     "retained_positions",
     "shard_files",
 ]

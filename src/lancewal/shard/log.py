@@ -29,6 +29,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
@@ -317,12 +318,13 @@ class WalAppender:
         clock: Clock = boot_time,
         look: Callable[[ShardManifestStore], ShardManifest | None] = ShardManifestStore.read_to_claim,
         check: Callable[[ShardManifest], object] | None = None,
+        claimed: Callable[[int], object] | None = None,
         keep_metadata: bool = False,
     ) -> WalAppender:
         """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
 
-        ``look`` reads that manifest, and may make it. A log that lost an entry is refused before
-        anything is written: the sentinel would fill the hole.
+        ``look`` reads that manifest, and may make it; ``claimed`` is told the epoch, beside the sentinel.
+        A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
         """
         shard = layout.parse_shard_id(shard_id)
         manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
@@ -338,9 +340,14 @@ class WalAppender:
         # Found before the claim, so whoever claims after us puts its sentinel there or above.
         appender._next = appender.next_position_hint = max(tip, appender._floor)
         appender._confirmed_at = started
-        appender.sentinel_position, _ = both(
-            appender.fence_predecessor, manifests.write_hint, at_once=at_once
-        )
+
+        def tell() -> None:
+            if claimed is None:
+                manifests.write_hint()
+            else:
+                both(manifests.write_hint, partial(claimed, epoch), at_once=at_once)
+
+        appender.sentinel_position, _ = both(appender.fence_predecessor, tell, at_once=at_once)
         return appender
 
     def fence_predecessor(self) -> int | None:
@@ -406,6 +413,11 @@ class WalAppender:
             except StorageError as error:
                 if self._may_be_there:
                     raise OutcomeUnknownError(f"the WAL entry may be written already: {error}") from error
+                raise
+            except FencedError as error:
+                failed_before = isinstance(error.__context__, StorageError | OutcomeUnknownError)
+                error.may_be_written = self._may_be_there or failed_before
+                self._may_be_there = True
                 raise
             except BaseException:  # an interrupt too
                 self._may_be_there = True

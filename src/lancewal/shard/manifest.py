@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -35,8 +35,10 @@ from lancewal.format import ShardFieldEntry, ShardManifest, ShardStatus, decode_
 from lancewal.storage import (
     RECHECK_AFTER,
     Clock,
+    ObjectInfo,
     ObjectStore,
     PutOutcome,
+    Shelf,
     boot_time,
     both,
     layout,
@@ -51,6 +53,11 @@ MAX_COMMIT_ATTEMPTS = 64
 #: Rounds of probing past the hint before one listing is the cheaper way.
 _MAX_PROBE_ROUNDS = 16
 _READ_ATTEMPTS = 4
+
+#: By store and file: manifests that listings named.
+_kept: Shelf[tuple[object, ObjectInfo], ShardManifest] = Shelf()
+#: Memory of an SSTable's entry in a manifest, roughly.
+_ENTRY_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,31 @@ class ShardManifestStore:
     def read_to_claim(self) -> ShardManifest | None:
         """As :meth:`read_latest`, in the fewest requests, for whoever lists the shard's log as well."""
         return self._read(self._newest if self._store.is_local else self._listed)
+
+    def read_listed(self, infos: Iterable[ObjectInfo]) -> ShardManifest | None:
+        """The newest manifest in a listing of the shard's files: as old as the listing.
+
+        A version never changes, so it is kept.
+        """
+        directory = f"{layout.manifest_dir(self._shard_id)}/"
+        versions = {
+            version: info
+            for info in infos
+            if info.path.startswith(directory)
+            and (version := layout.parse_manifest_name(info.path.removeprefix(directory))) is not None
+        }
+        if not versions:
+            return self.read_latest()
+        newest = max(versions)
+        try:
+            return _kept.get_or_make(
+                (self._store.identity, versions[newest]),
+                lambda: self.read_version(newest),
+                lambda manifest: _ENTRY_BYTES * (1 + len(manifest.sstables)),
+            )
+        except FileNotFoundError:
+            # Superseded and collected since.
+            return self.read_latest()
 
     def _read(self, newest: Callable[[float], ShardManifest | None]) -> ShardManifest | None:
         for _ in range(_READ_ATTEMPTS):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lancewal.errors import FencedError, WalTruncatedError
-from lancewal.format import WalEntry
+from lancewal.format import PUT_IDS_TAG, WalEntry
 from lancewal.shard.log import WalAppender, first_unsettled, is_flushed
 from lancewal.shard.tail import WalTailer
 
@@ -44,6 +44,8 @@ class Replay:
             end = appender.next_position_hint
         self.range = ReplayRange(start, max(start, end))
         self._generations: dict[int, int | None] = {}
+        #: The ids of the puts in the entries that were read, as their tags have them.
+        self.put_ids: list[str] = []
 
     @property
     def next_position(self) -> int:
@@ -65,6 +67,8 @@ class Replay:
                         entry.writer_epoch,
                         f"(WAL replay aborted at position {entry.position})",
                     )
+                if PUT_IDS_TAG in entry.tags:
+                    self.put_ids.append(entry.tags[PUT_IDS_TAG])
                 if entry.sentinel or self._is_flushed(entry.position, entry.generation):
                     continue
                 yield entry

@@ -417,3 +417,17 @@ def _rows_by_code(codes: npt.NDArray[np.int32], count: int) -> list[tuple[int, p
     order = np.argsort(keys, kind="stable")
     starts = np.searchsorted(keys[order], np.arange(count + 1))
     return [(code, pa.array(order[starts[code] : starts[code + 1]])) for code in range(count)]
+
+
+def require_shard(store: ObjectStore, details: MemWalDetails, schema: TableSchema, shard_id: UUID) -> None:
+    """Make the shard if the table's sharding spec has it; refuse one that it has not."""
+    if ShardManifestStore(store, shard_id).read_latest() is not None:
+        return
+    for shard in ShardRouter.for_table(details, schema).known_shards():
+        if shard.shard_id == shard_id:
+            shard.create(store)
+            return
+    raise InvalidInputError(
+        f"{shard_id} is no shard of this table, whose sharding spec decides on the shards; write with "
+        "table.writer(), or get the shard of a value with table.shard_for(value)"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 from uuid import UUID
 
@@ -18,7 +18,16 @@ from lancewal.shard.log import (
     lost_entry,
 )
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
-from lancewal.storage import RECHECK_AFTER, Clock, ObjectInfo, ObjectStore, boot_time, layout, ordered_map
+from lancewal.storage import (
+    RECHECK_AFTER,
+    Clock,
+    ObjectInfo,
+    ObjectStore,
+    Shelf,
+    boot_time,
+    layout,
+    ordered_map,
+)
 
 #: Entries that are on their way or wait for the consumer, at most, and before the size of any is known.
 DEFAULT_READ_AHEAD = 96
@@ -26,6 +35,14 @@ _FIRST_READ_AHEAD = 8
 #: How many bytes of entries that may be, in all readers of the process together.
 _BYTES_AHEAD = 64 << 20
 _HEADER_BYTES = 64 * 1024
+#: Headers that are read at a time to find the first rows; mostly one or two sentinels lie before them.
+_HEADERS_AHEAD = 4
+
+#: By store and entry. An entry never changes; with its size and time, because a stalled writer may drop
+#: another one into an emptied slot.
+_headers: Shelf[tuple[object, ObjectInfo], EntryHeader] = Shelf()
+#: Memory of a header, roughly.
+_KEPT_BYTES = 512
 
 
 class _Window:
@@ -203,15 +220,33 @@ class WalTailer:
         return lost_entry(self._shard_id, position, reach)
 
 
-def first_unflushed(store: ObjectStore, manifest: ShardManifest, tip: int) -> int | None:
-    """The first position below ``tip`` with rows that no SSTable of the manifest holds, if there is one."""
+def first_unflushed(
+    store: ObjectStore, manifest: ShardManifest, tip: int, infos: Mapping[int, ObjectInfo] | None = None
+) -> int | None:
+    """The first position below ``tip`` with rows that no SSTable of the manifest holds, if there is one.
+
+    ``infos`` are entries that were listed: each saves a request, and what was read of it is kept.
+    """
     tailer = WalTailer(store, manifest.shard_id)
-    for position in range(first_unsettled(manifest), tip):
-        header = tailer.read_header(position)
-        # A missing one was flushed and collected meanwhile.
-        if header is None or header.sentinel or is_flushed(manifest, position, header.generation):
-            continue
-        return position
+
+    def read(position: int) -> EntryHeader | None:
+        info = (infos or {}).get(position)
+        known = None if info is None else _headers.get((store.identity, info))
+        if known is not None:
+            return known
+        header = tailer.read_header(position, info)
+        if header is not None and info is not None:
+            _headers.put((store.identity, info), header, _KEPT_BYTES)
+        return header
+
+    ahead = 1 if store.is_local else _HEADERS_AHEAD
+    for start in range(first_unsettled(manifest), tip, ahead):
+        some = range(start, min(start + ahead, tip))
+        for position, header in zip(some, list(ordered_map(read, some, ahead)), strict=True):
+            # A missing one was flushed and collected meanwhile.
+            if header is None or header.sentinel or is_flushed(manifest, position, header.generation):
+                continue
+            return position
     return None
 
 

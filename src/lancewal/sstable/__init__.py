@@ -1,6 +1,6 @@
 """Flushed MemTables: small Lance datasets, written once and read by key, filter and search."""
 
-from lancewal.sstable.key_index import KeyProbe
+from lancewal.sstable.key_index import KeyOrder, KeyProbe
 from lancewal.sstable.lineage import (
     EarlierTable,
     check_rows_in_log,
@@ -28,6 +28,7 @@ from lancewal.sstable.writer import rebuild_sidecars, write_sstable
 __all__ = [
     "ROW_OFFSET",
     "EarlierTable",
+    "KeyOrder",
     "KeyProbe",
     "SsTable",
     "SsTableNotes",

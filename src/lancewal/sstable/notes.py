@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import StorageError
-from lancewal.format import byte_spans, decode_record, encode_record, numbers
+from lancewal.format import RowSum, byte_spans, decode_record, encode_record, numbers
 from lancewal.storage import layout
 
 #: A longer text is not copied into the manifest, which every commit rewrites.
@@ -27,6 +27,8 @@ _CHUNK_BYTES = 1 << 20
 @dataclass(frozen=True)
 class SsTableNotes:
     """``base_version`` is the version of the base table that had the SSTable's columns.
+
+    ``rows`` is the sum of the rows that the flush wrote, over all columns of the SSTable.
 
     The others are checksums of what answers for keys: whole files by their names, the bounds of
     the key index's pages, and each page. ``None`` or empty if nobody noted them.
@@ -40,6 +42,7 @@ class SsTableNotes:
     files: Mapping[str, int] = field(default_factory=dict)
     bounds: int | None = None
     pages: tuple[int, ...] = ()
+    rows: RowSum | None = None
 
     def copy(self) -> str:
         """The copy for the manifest; empty if it would be long.
@@ -53,8 +56,8 @@ class SsTableNotes:
     def to_text(self) -> str:
         """A record, see :mod:`lancewal.format.records`.
 
-        >>> SsTableNotes.parse(SsTableNotes(7, {"a": 1}, 2, (3, 4)).to_text(), "t")
-        SsTableNotes(base_version=7, files={'a': 1}, bounds=2, pages=(3, 4))
+        >>> SsTableNotes.parse(SsTableNotes(7, {"a": 1}, 2, (3, 4), RowSum(5, 6)).to_text(), "t")
+        SsTableNotes(base_version=7, files={'a': 1}, bounds=2, pages=(3, 4), rows=RowSum(rows=5, value=6))
         """
         notes: dict[str, object] = {}
         if self.base_version is not None:
@@ -64,6 +67,9 @@ class SsTableNotes:
         if self.bounds is not None:
             notes["bounds"] = f"{self.bounds:08x}"
             notes["pages"] = "".join(f"{page:08x}" for page in self.pages)
+        if self.rows is not None:
+            notes["rows"] = self.rows.rows
+            notes["sum"] = f"{self.rows.value:016x}"
         return encode_record(notes).decode()
 
     @classmethod
@@ -77,8 +83,9 @@ class SsTableNotes:
                 {name: int(value, 16) for name, value in notes.get("files", {}).items()},
                 None if bounds is None else int(bounds, 16),
                 tuple(int(pages[at : at + 8], 16) for at in range(0, len(pages), 8)),
+                RowSum(int(notes["rows"]), int(notes["sum"], 16)) if "rows" in notes else None,
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(f"lancewal's notes of the SSTable at {uri} are damaged: {error}") from error
 
 

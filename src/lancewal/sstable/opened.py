@@ -163,8 +163,8 @@ class OpenedSsTable:
         return all(name in self.__dict__ for name in names)
 
     def open_for_lookups(self) -> None:
-        """Open the key index and the rows."""
-        files = ("key_index", "_fragments")
+        """Open the bloom filter, the key index and the rows."""
+        files = ("bloom", "key_index", "_fragments")
         list(ordered_map(partial(getattr, self), files, 1 if self._store.is_local else len(files)))
 
     def _key_of_rows(self, offsets: Rows) -> tuple[Rows, pa.Array]:

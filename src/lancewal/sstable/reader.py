@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.base import lance_errors
-from lancewal.errors import ColumnMismatchError, InvalidInputError
+from lancewal.errors import ColumnMismatchError, InvalidInputError, StorageError
 from lancewal.format import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
     ColumnSource,
+    RowSum,
     SsTableEntry,
     TableSchema,
     numbers,
@@ -85,6 +86,25 @@ class SsTable:
     def written_for(self) -> int | None:
         """The version of the base table that had these columns; ``None`` if it is unknown."""
         return self._opened.written_for
+
+    @property
+    def noted_rows(self) -> RowSum | None:
+        """The sum of the rows that the flush wrote; ``None`` if nobody noted it."""
+        return self._opened.notes.rows
+
+    def check_count(self, rows: int, *, may_have_more: bool = False) -> None:
+        """Raise StorageError if the flush wrote another number of rows, tombstones included.
+
+        Where keys tell which version counts, there ``may_have_more``.
+        """
+        noted = self.noted_rows
+        if noted is not None and (rows < noted.rows if may_have_more else rows != noted.rows):
+            raise StorageError(f"{self.uri} has {rows} rows, the flush wrote {noted.rows}; run verify")
+
+    def sum_rows(self) -> RowSum:
+        """The sum of the rows that are there, over the SSTable's own columns."""
+        with lance_errors(f"read {self.uri}"):
+            return RowSum.of(self.dataset.to_batches(), self._opened.stored.primary_key)
 
     def forget(self) -> None:
         """Close the process's handles on this SSTable; call after its sidecars were rewritten."""
@@ -199,9 +219,9 @@ class SsTable:
             opened.has("bloom") and not len(keys.candidates(opened.bloom))
         )
 
-    def open_for(self, keys: KeyProbe) -> None:
-        """Open those files, side by side where each is far away."""
-        if len(keys.candidates(self._opened.bloom)):
+    def open_for(self, keys: KeyProbe | None = None) -> None:
+        """Open those files, or all, side by side where each is far away."""
+        if keys is None or len(keys.candidates(self._opened.bloom)):
             self._opened.open_for_lookups()
 
     def take(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -21,14 +20,21 @@ from lance.file import LanceFileWriter
 
 from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
-from lancewal.format import BloomFilter, SsTableEntry, TableSchema, key_columns, newest_manifest_name
+from lancewal.format import (
+    BloomFilter,
+    RowSum,
+    SsTableEntry,
+    TableSchema,
+    key_columns,
+    newest_manifest_name,
+)
 from lancewal.index import FullTextParams, IndexSpec, VectorParams
 from lancewal.sstable.columns import NumberedSchema, write_numbered
 from lancewal.sstable.key_index import KeyOrder, Mask, Rows, bounds_checksum, page_checksum
 from lancewal.sstable.notes import SsTableNotes, file_checksum
 from lancewal.sstable.reader import SsTable
 from lancewal.sstable.storable import needs_present_structs, with_present_dead_structs
-from lancewal.storage import ObjectStore, Room, in_thread, layout, ordered_map
+from lancewal.storage import ObjectStore, Room, in_thread, layout, ordered_map, scratch_directory
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +74,15 @@ def sync_directory(store: ObjectStore, directory: str) -> None:
 def _below(root: str) -> tuple[list[str], list[str]]:
     files: list[str] = []
     directories: list[str] = []
-    for parent, _, names in os.walk(root):
+    for parent, _, names in os.walk(root, onerror=_raise):
         directories.append(parent)
         files += [f"{parent}/{name}" for name in names]
     return files, directories
+
+
+def _raise(error: OSError) -> None:
+    # What is not listed is not synced: without this, walking passes over it in silence.
+    raise error
 
 
 def _sync(path: str) -> None:
@@ -101,9 +112,10 @@ def _workshop(store: ObjectStore, directory: str) -> Iterator[_Workshop]:
     """
     if store.is_local:
         yield _Workshop(store)
+        store.check_place()
         sync_directory(store, directory)
         return
-    with tempfile.TemporaryDirectory(prefix="lancewal-", ignore_cleanup_errors=True) as place:
+    with scratch_directory() as place:
         local = ObjectStore.from_uri(place, fsync=False)
         workshop = _Workshop(local)
         yield workshop
@@ -199,7 +211,7 @@ class Keys:
 def write_sidecars(
     store: ObjectStore, directory: str, keys: Keys | None, base_version: int | None
 ) -> SsTableNotes:
-    """Write the bloom filter and the key index, if there are keys, and the notes; returns the notes.
+    """Write the bloom filter and the key index, if there are keys; returns what is to be noted about them.
 
     ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least and greatest key
     of each page. ``bloom_filter.bin`` rules out most absent keys. Both have Lance's format; their
@@ -218,7 +230,6 @@ def write_sidecars(
                     files[name] = file_checksum(path)
         store.put(f"{directory}/{layout.BLOOM_FILTER_NAME}", bloom, durable=False)
         notes = SsTableNotes(base_version, files, bounds, pages)
-    _write_notes(store, directory, notes)
     return notes
 
 
@@ -234,9 +245,12 @@ def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, sc
         order = KeyOrder.of(columns)
         keys = Keys(columns, order.values, offsets[order.rows])
     directory = layout.sstable_dir(shard_id, entry.path)
+    # The sum is that of the flush: one of the rows that are there now would hide what was lost since.
+    noted = table.noted_rows
     # A concurrent reader must not compare new files with the checksums of old ones.
-    _write_notes(store, directory, SsTableNotes(table.written_for))
-    notes = write_sidecars(store, directory, keys, table.written_for)
+    _write_notes(store, directory, SsTableNotes(table.written_for, rows=noted))
+    notes = replace(write_sidecars(store, directory, keys, table.written_for), rows=noted)
+    _write_notes(store, directory, notes)
     sync_directory(store, directory)
     table.forget()
     return notes.copy()
@@ -404,6 +418,7 @@ def write_sstable(
     storage_version: str,
     indexes: Sequence[IndexSpec] = (),
     in_memory_bytes: int | None = None,
+    row_sums: bool = True,
 ) -> SsTableEntry:
     """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; returns its manifest entry.
 
@@ -427,15 +442,17 @@ def write_sstable(
     fill_dead = needs_present_structs(storage_version, numbered.arrow)
     stored_keys = keys if newest is None else [key.filter(pa.array(newest)) for key in keys]
 
+    sums: list[RowSum] = []
     sorted_keys = None if order is None else Keys(stored_keys, order.values, order.offsets())
     with lance_errors(f"write the SSTable at {uri}"), _workshop(store, directory) as workshop:
         write = partial(write_sidecars, workshop.store, directory, sorted_keys, schema.version)
         sidecars = in_thread(write, "lancewal-sidecars")
+        chunks = coalesced(
+            batches, numbered.arrow, newest, fill_dead_for=storage_version if fill_dead else None
+        )
         try:
             workshop.dataset = write_numbered(
-                coalesced(
-                    batches, numbered.arrow, newest, fill_dead_for=storage_version if fill_dead else None
-                ),
+                _summed(chunks, schema.primary_key, sums) if row_sums else chunks,
                 layout.child_uri(workshop.store.uri, directory),
                 numbered,
                 storage_version,
@@ -443,7 +460,8 @@ def write_sstable(
             build_indexes(workshop.dataset, indexes)
         finally:
             sidecars.wait()
-        notes = sidecars.result()
+        notes = replace(sidecars.result(), rows=sum(sums, RowSum()) if row_sums else None)
+        _write_notes(workshop.store, directory, notes)
         workshop.sidecars = {layout.SSTABLE_NOTES_NAME, *notes.files}
     return SsTableEntry(
         generation=generation,
@@ -453,6 +471,15 @@ def write_sstable(
         primary_key_bytes=sum(int(key.nbytes) for key in stored_keys) if stored_keys else None,
         notes=notes.copy(),
     )
+
+
+def _summed(
+    chunks: Iterator[pa.RecordBatch], primary_key: Sequence[str], sums: list[RowSum]
+) -> Iterator[pa.RecordBatch]:
+    """``chunks``, and their sums in ``sums``."""
+    for chunk in chunks:
+        sums.append(RowSum.of([chunk], primary_key))
+        yield chunk
 
 
 def _column(batches: Sequence[pa.RecordBatch], schema: TableSchema, name: str) -> pa.Array:

@@ -18,6 +18,7 @@ from lancewal.storage.parallel import (
     ordered_map,
     start_thread,
 )
+from lancewal.storage.scratch import scratch_directory
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.storage.store import ObjectStore, PutOutcome, observe_all
 
@@ -54,6 +55,7 @@ __all__ = [
     "ordered_map",
     "process_cache",
     "remember_password",
+    "scratch_directory",
     "scrub_error",
     "scrubbed",
     "start_thread",

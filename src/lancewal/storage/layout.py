@@ -19,6 +19,11 @@ OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
 #: one table at one place, so backups leave it out.
 CLOCK_DIR = f"{OWN_DIR}/clock"
 LOOKS_DIR = f"{OWN_DIR}/looks"
+#: Who writes, a directory for each process (``lancewal.service``). With the clock's readings, because the
+#: ages of these records count by them: one listing shows both.
+OWNERS_DIR = f"{CLOCK_DIR}/owners"
+#: Whoever has to know the storage's time writes this and looks at its time stamp.
+CLOCK_NOW = f"{CLOCK_DIR}/now"
 #: In which version each column was added; a process that knows more overwrites it.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
@@ -37,6 +42,9 @@ PK_INDEX_DIR = "_pk_index"
 PK_PAGE_DATA_NAME = f"{PK_INDEX_DIR}/page_data.lance"
 PK_PAGE_LOOKUP_NAME = f"{PK_INDEX_DIR}/page_lookup.lance"
 
+OWNER_RECORD_NAME = "record.json"
+
+_OWNER = re.compile(r"[0-9a-f]{16}")
 _BITS = re.compile(r"[01]{64}")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]*)")
 _MAX_NUMBER = (1 << 64) - 1
@@ -145,6 +153,17 @@ def sstable_dir(shard_id: UUID, name: str) -> str:
             f"{name!r} cannot be an SSTable of shard {shard_id}: it must be the name of a directory in it"
         )
     return f"{shard_dir(shard_id)}/{name}"
+
+
+def owner_dir(owner_id: str) -> str:
+    """What one process says of itself, and what others ask of it; refuses what is no owner's id."""
+    if not _OWNER.fullmatch(owner_id):
+        raise InvalidInputError(f"{owner_id!r} is no id of an owner")
+    return f"{OWNERS_DIR}/{owner_id}"
+
+
+def owner_record(owner_id: str) -> str:
+    return f"{owner_dir(owner_id)}/{OWNER_RECORD_NAME}"
 
 
 def child_uri(table_uri: str, path: str) -> str:

@@ -61,6 +61,7 @@ class LocalBackend:
         self._anchored: dict[str, int] = {}
         # Directories whose path has no link. Checked once: there are too many reads and writes.
         self._link_free: set[str] = set()
+        self._root_inode: int | None = None
 
     def full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -201,6 +202,25 @@ class LocalBackend:
         except OSError as error:
             raise _failure("open", self.full_path(path), error) from error
 
+    def check_root(self) -> None:
+        """Raise if the root is not the directory that was there before.
+
+        Its disk may have been unmounted. What is written to the place where it was mounted is out of sight
+        when the disk is back.
+        """
+        known = self._root_inode  # first: another thread may make the root meanwhile
+        try:
+            inode = os.stat(self._root).st_ino
+        except _NOT_THERE:
+            inode = None
+        except OSError as error:
+            raise _failure("open", self._root, error) from error
+        if known is None:
+            self._root_inode = inode or self._root_inode
+        elif inode != known:
+            found = "is gone" if inode is None else "was replaced by another one"
+            raise StorageError(f"the directory {self._root!r} {found}: see that its disk is mounted")
+
     def _put(self, target: str, chunks: Iterable[bytes | memoryview], *, sync: bool) -> None:
         staging = _stage(target, chunks, sync=sync)
         try:
@@ -277,6 +297,7 @@ class LocalBackend:
         self._anchored[directory] = inode
 
     def _make_directory(self, directory: str) -> None:
+        self.check_root()
         missing = [directory]
         while not os.path.isdir(parent := os.path.dirname(missing[-1])):
             if parent == missing[-1]:
@@ -343,6 +364,7 @@ class LocalBackend:
         above = path[: max(path.rfind("/"), 0)]
         if above in self._link_free:
             return
+        self.check_root()
         try:
             with self._directory(above):
                 pass

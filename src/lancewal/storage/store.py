@@ -173,6 +173,14 @@ class ObjectStore:
         if isinstance(self._backend, LocalBackend):
             self._backend.refuse_links(check_prefix(directory))
 
+    def check_place(self) -> None:
+        """Raise a ``StorageError`` if the local directory of the table is no longer the one that it was.
+
+        For whoever has had another library write there, which makes a directory that is gone anew.
+        """
+        if isinstance(self._backend, LocalBackend):
+            self._backend.check_root()
+
     @_observed
     def put_if_absent(self, path: str, data: Data) -> PutOutcome:
         """Store ``data`` at ``path`` unless an object is there; of all racers one gets CREATED.
