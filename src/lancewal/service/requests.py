@@ -66,8 +66,9 @@ logger = logging.getLogger(__name__)
 
 _ASKED = ".asked"
 _ANSWERED = ".answered"
-#: Looks for an answer in a lease.
+#: Looks for an answer in a lease; where they are free there are more of them at first.
 _LOOKS_IN_A_LEASE = 20
+_FIRST_PAUSE = 0.01
 #: How often a shard may change hands while something is asked of it.
 _ROUNDS = 8
 #: Shards of one request that an owner works on at a time.
@@ -275,6 +276,8 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
     asked, answered = f"{name}{_ASKED}", f"{name}{_ANSWERED}"
     record = layout.owner_record(owner.owner_id)
     lease = owner.lease.total_seconds() + (0.0 if store.is_local else 1.0)
+    longest = min(lease / _LOOKS_IN_A_LEASE, 0.5)
+    pause = _FIRST_PAUSE if store.is_local else longest
     store.put(asked, encode_record(request))
     try:
         heard, heard_at = owner.last_beat, time.monotonic()
@@ -288,7 +291,8 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
                 heard, heard_at = infos[record].modified, time.monotonic()
             elif time.monotonic() - heard_at > lease:
                 return None
-            time.sleep(min(lease / _LOOKS_IN_A_LEASE, 0.5))
+            time.sleep(min(pause, longest))
+            pause *= 1.3
         return None
     except (ValueError, FileNotFoundError) as error:
         raise OutcomeUnknownError(
