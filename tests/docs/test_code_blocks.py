@@ -18,7 +18,7 @@ import typer
 import lancewal
 from lancewal.cli.app import app
 from lancewal.storage import observe_all
-from tests.cli.support import ok, run
+from tests.cli.support import ok
 from tests.docs.beside import WriterBeside
 from tests.docs.blocks import PAGES, ROOT, Runner, blocks, run_page, run_page_alone, runs
 from tests.tables import KEYED, rows
