@@ -133,7 +133,7 @@ def compared(ours: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[C
 def _around(minutes: list[dict[str, Any]], name: str, minute: int) -> float:
     """The median of three minutes, or of what there is of them."""
     chosen = [each[name] for each in minutes if abs(each["minute"] - minute) <= 1 and name in each]
-    return statistics.median(chosen or [each[name] for each in minutes if name in each] or [0.0])
+    return float(statistics.median(chosen or [each[name] for each in minutes if name in each] or [0.0]))
 
 
 def _run_side(

@@ -40,8 +40,11 @@ def serve(
     key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM of its key.")] = None,
     http: Annotated[
         str | None,
-        typer.Option("--http", metavar="HOST:PORT", help="Serve /live, /ready and /metrics there."),
+        typer.Option("--http", metavar="HOST:PORT", help="Serve a page, /live, /ready and /metrics there."),
     ] = None,
+    upkeep: Annotated[
+        bool, typer.Option("--upkeep/--no-upkeep", help="Keep the tables in shape meanwhile.")
+    ] = True,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -62,7 +65,7 @@ def serve(
     )
     opened = {name: options.open_table(uri, option) for name, uri in _named(tables).items()}
     with contextlib.ExitStack() as stack:
-        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access))
+        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access, upkeep=upkeep))
         # Not one that may write: HTTP carries it in the clear.
         token = (access.read_only or (None,))[0]
         health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None

@@ -13,11 +13,12 @@ from lancewal.service.owners import (
 from lancewal.service.presence import Presence, open_owned, presence_at
 from lancewal.service.requests import (
     adopt_by_owners,
+    delete_through_owners,
     flush_one_through_owner,
     flush_through_owners,
     is_owned,
     publish_through_owners,
-    refuse_owned,
+    seal_through_owner,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "TakeOver",
     "adopt_by_owners",
     "checked_take_over",
+    "delete_through_owners",
     "duties_in",
     "flush_one_through_owner",
     "flush_through_owners",
@@ -40,6 +42,6 @@ __all__ = [
     "presence_at",
     "publish_through_owners",
     "read_duties",
-    "refuse_owned",
+    "seal_through_owner",
     "storage_time",
 ]

@@ -64,6 +64,7 @@ class UpkeepPlan:
         return len(self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
+        """For scripts: what ``lancewal upkeep --dry-run --json`` prints."""
         return {"uri": self.uri, "tasks": [task.to_dict() for task in self.tasks]}
 
     def __str__(self) -> str:

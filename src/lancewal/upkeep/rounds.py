@@ -88,9 +88,11 @@ class UpkeepReport:
 
     @property
     def seconds(self) -> float:
+        """Time that the tasks took."""
         return sum(outcome.seconds for outcome in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
         return {
             "uri": self.uri,
             "ok": self.ok,
