@@ -12,7 +12,7 @@ import lancewal
 
 
 def main(uri: str, directory: str, notes: str, first: int) -> None:
-    """Puts ids from ``first`` on, until there is a file ``stop``; notes when each put began, and its seconds."""
+    """Puts ids from ``first`` on until there is a file ``stop``; notes when each put began, and its time."""
     stop = Path(directory) / "stop"
     with (
         lancewal.share(uri, directory=directory, timeout=60, fsync=False) as shared,
