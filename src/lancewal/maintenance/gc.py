@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLo
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
 from lancewal.shard import listed_shards, shard_files
+from lancewal.sstable import copy_of
 from lancewal.storage import (
     MIN_DELETION_AGE,
     HostClock,
@@ -159,9 +160,12 @@ class Pruning:
         self._tags: Mapping[str, int] | None = None
 
     def read_ahead(self) -> None:
-        """What was looked at before, and transactions that are not settled: any time after the manifests."""
+        """What counts as well as it did when the manifests were read, and what is kept for the decisions."""
+        calls: list[Callable[[], object]] = []
         if self._manifests:
-            both(self._unsettled.get, self._read_looks, at_once=not self._store.is_local)
+            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
+        for _ in ordered_map(lambda call: call(), calls, len(calls)):
+            pass
 
     def read_tags(self, dataset: lance.LanceDataset) -> None:
         """Once the rows are committed: a version that somebody tagged before then does not hold them."""

@@ -310,22 +310,20 @@ def planned(
 ) -> Planned:
     """:func:`plan_compaction`, and what was read for it.
 
-    ``open_sstables`` is for whoever carries the plan out at once: where storage is far away, they are opened
-    while the base table is looked at.
+    ``open_sstables`` is for whoever carries the plan out at once.
     """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
     wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
-    known = BaseTable.known(store)
+    # Where storage is far away, what is likely to be needed is read before it is known to be.
+    known = None if store.is_local else BaseTable.known(store)
     # All shards, even if only some are asked for: others may share their keys.
     manifests = discover_manifests(store, () if known is None else _named_shards(known))
     missing = (wanted or set()) - {manifest.shard_id for manifest in manifests}
     if missing:
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: with an older base version, pruned generations would look lost.
-    ahead: list[SsTable] = []
-    if open_sstables and known is not None and not store.is_local:
-        ahead = _waiting(store, manifests, known)
+    ahead = _waiting(store, manifests, known) if open_sstables and known is not None else []
     base, _ = both(partial(open_base, store), partial(_open_all, ahead), at_once=len(ahead) > 0)
     version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
