@@ -24,6 +24,7 @@ from lancewal.service import (
     look_at_owners,
     open_owned,
     presence_at,
+    seal_through_owner,
 )
 from lancewal.shard import (
     Shard,
@@ -32,7 +33,7 @@ from lancewal.shard import (
     listed_shards,
     require_shard,
 )
-from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
+from lancewal.status import ShardInfo, shard_infos
 from lancewal.storage import ObjectStore, both, layout
 from lancewal.upkeep import MaintainedTable
 from lancewal.writer import (
@@ -40,7 +41,6 @@ from lancewal.writer import (
     ShardWriter,
     TableWriter,
     open_shard_writer,
-    seal_shard,
     unseal_shard,
 )
 
@@ -119,10 +119,6 @@ class Table(MaintainedTable):
         """Every shard with its state, sorted by id."""
         return shard_infos(self._store, self._reader.base)
 
-    def status(self) -> TableStatus:
-        """What waits for a flush, for compaction and for an index, shard by shard."""
-        return table_status(self._store, self._reader.base)
-
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
         return ShardRouter.of_table(self._reader.base(), self._store)
@@ -151,11 +147,11 @@ class Table(MaintainedTable):
     def seal_shard(self, shard_id: UUID | str) -> None:
         """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
 
-        Its rows are flushed first, for a sealed shard cannot be claimed any more: **a writer that is open on
-        it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
-        writer claims the shard meanwhile; one that is sealed already is left as it is.
+        Its rows are flushed first, by its owner if one lives, for a sealed shard cannot be claimed any
+        more: **a writer that is open on it is fenced**. It goes on being read and compacted. Raises
+        :class:`FencedError` where another writer claims it meanwhile; a sealed shard is left as it is.
         """
-        seal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
+        seal_through_owner(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def unseal_shard(self, shard_id: UUID | str) -> None:
         """Let a sealed shard take writers again; one that is not sealed is left as it is.
@@ -182,6 +178,7 @@ class Table(MaintainedTable):
         *,
         cast: Cast = False,
         take_over: TakeOver = "when_gone",
+        upkeep: bool = False,
         **overrides: Any,
     ) -> TableWriter:
         """A writer that sends every row to its shard.
@@ -197,6 +194,9 @@ class Table(MaintainedTable):
         claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
         is not known yet, and raises :class:`ShardOwnedError` when it lives. ``"now"`` claims the shard
         and fences the other one. ``"never"`` takes no shard that somebody has, gone or not.
+
+        With ``upkeep`` a thread keeps the whole table in shape until the writer is closed, as
+        :meth:`upkeeper` does: nobody has to flush, compact or collect.
         """
         take_over = checked_take_over(take_over)
         base, shards = both(
@@ -235,6 +235,7 @@ class Table(MaintainedTable):
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
+            companion=self.upkeeper() if upkeep else None,
         )
 
     def shard_writer(
