@@ -1,7 +1,7 @@
 """A training set that stays the same while the table goes on.
 
-A checkpoint names one state of the table. Every epoch, and every run next month, reads the same rows, whatever is written,
-compacted and collected meanwhile, until the checkpoint is dropped.
+A checkpoint names one state of the table. Every epoch, and every run next month, reads the same rows, whatever
+is written, compacted and collected meanwhile, until the checkpoint is dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def main() -> None:
             writer.put(rows(1000 + 10 * epoch, 10))  # the table goes on
             table.flush()
             table.compact()
-    print(f"loss {losses[0]:.3f} → {losses[-1]:.3f}; the table has {table.count_rows()} rows, the checkpoint 256")
+    print(f"loss {losses[0]:.3f} → {losses[-1]:.3f}")
+    print(f"the table has {table.count_rows()} rows by now, the checkpoint 256 as ever")
     assert losses[-1] < losses[0]
     table.drop_checkpoint("run-1")
 

@@ -70,7 +70,7 @@ def measure(tools: list[str]) -> dict[str, dict[str, int | None]]:
 def table_of(found: dict[str, dict[str, int | None]]) -> str:
     lines = ["| task | " + " | ".join(TOOLS[tool] for tool in found) + " |", "|---" * (len(found) + 1) + "|"]
     for task in TASKS:
-        cells = ["–" if (n := each[task.name]) is None else str(n) for each in found.values()]
+        cells = ["no" if (n := each[task.name]) is None else str(n) for each in found.values()]
         lines.append(f"| {task.title} | " + " | ".join(cells) + " |")
     sums = [sum(1 for n in each.values() if n is not None) for each in found.values()]
     return "\n".join([*lines, "| *tasks that it can do* | " + " | ".join(map(str, sums)) + " |"])
@@ -81,7 +81,9 @@ def behind(found: dict[str, dict[str, int | None]]) -> list[str]:
     ours = found["lancewal"]
     late = []
     for task in TASKS:
-        others = [n for tool, each in found.items() if tool != "lancewal" and (n := each[task.name]) is not None]
+        others = [
+            n for tool, each in found.items() if tool != "lancewal" and (n := each[task.name]) is not None
+        ]
         mine = ours[task.name]
         if mine is None or (others and mine > min(others) + 1):
             late.append(task.title)

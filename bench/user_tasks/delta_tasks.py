@@ -21,7 +21,9 @@ def create(uri: str) -> None:
     from deltalake import DeltaTable
 
     vector = pa.field("vector", pa.list_(pa.float32()))
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector])
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector]
+    )
     DeltaTable.create(uri, schema)
 
 
@@ -29,7 +31,9 @@ def insert(uri: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
-    write_deltalake(uri, pa.Table.from_pylist(ROWS, pa.schema(DeltaTable(uri).schema().to_arrow())), mode="append")
+    write_deltalake(
+        uri, pa.Table.from_pylist(ROWS, pa.schema(DeltaTable(uri).schema().to_arrow())), mode="append"
+    )
 
 
 def upsert(uri: str) -> None:

@@ -63,7 +63,9 @@ def lookup(uri: str) -> Any:
 def lookup_many(uri: str) -> Any:
     import duckdb
 
-    return [key for (key,) in duckdb.connect(uri).execute("SELECT id FROM t WHERE id IN (1, 3, 5)").fetchall()]
+    return [
+        key for (key,) in duckdb.connect(uri).execute("SELECT id FROM t WHERE id IN (1, 3, 5)").fetchall()
+    ]
 
 
 def count(uri: str) -> Any:

@@ -31,7 +31,9 @@ def create(uri: str) -> None:
     key = pa.field("id", pa.int64(), nullable=False)
     catalog = _catalog(uri)
     catalog.create_namespace("db")
-    catalog.create_table("db.t", pa.schema([key, pa.field("n", pa.int64()), pa.field("text", pa.string()), vector]))
+    catalog.create_table(
+        "db.t", pa.schema([key, pa.field("n", pa.int64()), pa.field("text", pa.string()), vector])
+    )
 
 
 def insert(uri: str) -> None:

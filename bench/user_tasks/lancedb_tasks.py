@@ -21,7 +21,9 @@ def create(uri: str) -> None:
     import pyarrow as pa
 
     vector = pa.field("vector", pa.list_(pa.float32(), 6))
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector])
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector]
+    )
     lancedb.connect(uri).create_table("t", schema=schema)
 
 

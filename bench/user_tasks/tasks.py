@@ -12,7 +12,10 @@ ROWS: list[dict[str, Any]] = [
     {"id": i, "n": i * 10, "text": words, "vector": [float(i == place) for place in range(6)]}
     for i, words in enumerate(WORDS)
 ]
-NEWER = [{**ROWS[1], "n": 11}, {"id": 6, "n": 60, "text": "black swan", "vector": [0.0, 0.0, 0.0, 0.0, 0.5, 0.5]}]
+NEWER = [
+    {**ROWS[1], "n": 11},
+    {"id": 6, "n": 60, "text": "black swan", "vector": [0.0, 0.0, 0.0, 0.0, 0.5, 0.5]},
+]
 QUERY = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -20,8 +23,8 @@ QUERY = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 class Task:
     """``name`` is that of the function in each tool's module; ``expected`` says whether its result is right.
 
-    A task finds the table with :data:`ROWS`, made by the same tool's ``create`` and ``insert``, unless it makes
-    the table itself.
+    A task finds the table with :data:`ROWS`, made by the same tool's ``create`` and ``insert``, unless it
+    makes the table itself.
     """
 
     name: str
@@ -59,6 +62,11 @@ TASKS = (
     Task("add_column", "add a column", _is(True)),
     Task("earlier_state", "name a state, and read it later", _is(6)),
     Task("changes", "read what has changed", _ids(1, 6)),
-    Task("one_by_one", "write 20 single rows, each durable when the call returns, and read them", _is(20), on_empty_table=True),
+    Task(
+        "one_by_one",
+        "write 20 rows, each durable when its call returns",
+        _is(20),
+        on_empty_table=True,
+    ),
     Task("keep_in_shape", "keep the table in shape after many small writes", _is(6)),
 )

@@ -15,8 +15,9 @@ from lancewal.base import locate
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
 from lancewal.format import MemWalDetails, TableSchema, check_columns
+from lancewal.maintenance import Check, examine
 from lancewal.publish import ChangeFeed
-from lancewal.reader import LookupResult, MaxStaleness, Scan, is_one_key
+from lancewal.reader import LookupResult, MaxStaleness, Scan, is_one_key, run_sql
 from lancewal.service import (
     Owner,
     TakeOver,
@@ -167,6 +168,13 @@ class Table(MaintainedTable):
         One that is ``gone`` has left its shards to whoever comes next.
         """
         return look_at_owners(self._store)
+
+    def check_storage(self) -> list[Check]:
+        """Try out what the storage really does: above all, whether one of several creates an object.
+
+        Writes some test objects beside the table's own, and removes them.
+        """
+        return list(examine(self._store))
 
     def announce(self, address: str | None) -> None:
         """Say in this process's owner record where it takes requests for the table; ``None``: nowhere."""
@@ -394,6 +402,20 @@ class Table(MaintainedTable):
         return self._reader.hybrid_search(
             vector_column, vector, text_column, text, k, filter=filter, columns=columns
         )
+
+    def sql(self, query: str) -> pa.Table:
+        """The result of an SQL query, in which the table is called ``t``.
+
+        Any SELECT that DataFusion takes, on the newest versions of all rows; names of columns as they are
+        written. Columns that the query uses are read into memory.
+
+        >>> import tempfile, lance, lancewal
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.table({"id": [1, 2], "n": [10, 20]}), uri)
+        >>> lancewal.initialize(uri, unsharded=True).sql("SELECT sum(n) AS total FROM t").to_pylist()
+        [{'total': 30}]
+        """
+        return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
 
     def feed(self) -> ChangeFeed:
         """The table's change feed, for places of one's own; :meth:`changes` is the simple way."""

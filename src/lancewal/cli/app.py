@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import console, cost, ingest, init, maintain, rows, serve, status, upkeep
+from lancewal.cli import console, cost, doctor, ingest, init, maintain, rows, serve, status, upkeep
 from lancewal.cli.exits import CommandError, guarded
 
 
@@ -149,10 +149,11 @@ def _run(command: list[str], directory: Path) -> None:
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Write": (init.init, ingest.ingest, rows.delete),
-    "Read": (rows.query, rows.get, rows.tail),
+    "Read": (rows.query, rows.sql, rows.get, rows.tail),
     "Operate": (
         serve.serve,
         status.status,
+        doctor.doctor,
         cost.cost,
         upkeep.upkeep,
         maintain.flush,

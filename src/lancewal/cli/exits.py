@@ -35,7 +35,7 @@ R = TypeVar("R")
 FAILED = 1
 #: Wrong usage, or input that was refused before anything was written.
 REFUSED = 2
-#: ``verify`` found problems.
+#: ``verify`` or ``doctor`` found problems.
 PROBLEMS = 3
 #: No table there, one without a write path, or no row with that key.
 NOT_FOUND = 4

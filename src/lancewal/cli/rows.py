@@ -108,6 +108,20 @@ def query(
         _show(scan.to_table(), limited=limit is None)
 
 
+@guarded
+def sql(
+    table: options.TableArgument,
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="A query, in which the table is called t.")],
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Ask the merged view with SQL, as in: lancewal sql docs.lance "SELECT count(*) FROM t".
+
+    Any SELECT that DataFusion takes. --json prints one row a line.
+    """
+    _show(options.open_table(table, option).sql(query), json=json)
+
+
 def _show(found: pa.Table, *, json: bool = False, limited: bool = False) -> None:
     if json:
         console.print_rows(found)

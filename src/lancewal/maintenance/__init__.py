@@ -8,6 +8,7 @@ from lancewal.maintenance.compact import (
     execute_shard,
     finish_compaction,
 )
+from lancewal.maintenance.doctor import Check, examine
 from lancewal.maintenance.gc import collect_garbage
 from lancewal.maintenance.needs import Retention
 from lancewal.maintenance.plan import (
@@ -37,6 +38,7 @@ __all__ = [
     "DEFAULT_COMMIT_BYTES",
     "SMALL_FILE_ROWS",
     "BackupReport",
+    "Check",
     "CompactionPlan",
     "CompactionReport",
     "Finding",
@@ -56,6 +58,7 @@ __all__ = [
     "check_backup",
     "collect_garbage",
     "compact",
+    "examine",
     "execute_pack",
     "execute_shard",
     "finish_compaction",

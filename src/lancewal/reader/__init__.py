@@ -5,6 +5,7 @@ from lancewal.reader.lookup import LookupResult
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
+from lancewal.reader.sql import run_sql
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, TableState, read_state
 from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
@@ -29,4 +30,5 @@ __all__ = [
     "is_one_key",
     "newest_first",
     "read_state",
+    "run_sql",
 ]
