@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import initialize, restore
-    from lancewal.reader import LookupResult, Scan
+    from lancewal.maintenance import Checkpoint
+    from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
@@ -57,6 +58,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 _HOMES = {
     "AsyncTable": ("lancewal.gateway", "AsyncTable"),
     "AsyncWriter": ("lancewal.gateway", "AsyncWriter"),
+    "Checkpoint": ("lancewal.maintenance", "Checkpoint"),
     "Gateway": ("lancewal.gateway", "Gateway"),
     "LookupResult": ("lancewal.reader", "LookupResult"),
     "PutId": ("lancewal.format", "PutId"),
@@ -69,6 +71,7 @@ _HOMES = {
     "ShardWriter": ("lancewal.writer", "ShardWriter"),
     "ShardWriterConfig": ("lancewal.config", "ShardWriterConfig"),
     "Table": ("lancewal.table", "Table"),
+    "TableView": ("lancewal.reader", "TableView"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
     "WalAppender": ("lancewal.shard", "WalAppender"),
@@ -85,6 +88,7 @@ _HOMES = {
 __all__ = [
     "AsyncTable",
     "AsyncWriter",
+    "Checkpoint",
     "Gateway",
     "LookupResult",
     "PutId",
@@ -97,6 +101,7 @@ __all__ = [
     "ShardWriterConfig",
     "SharedTable",
     "Table",
+    "TableView",
     "TableWriteResult",
     "TableWriter",
     "WalAppender",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, overload
+from typing import Any
 from uuid import UUID, uuid4
 
 import lance
@@ -15,9 +15,10 @@ import pyarrow as pa
 from lancewal.base import BaseTable, locate
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import MemWalDetails, TableSchema, check_columns
+from lancewal.format import MemWalDetails, check_columns
 from lancewal.maintenance import (
     BackupReport,
+    Checkpoint,
     CompactionPlan,
     CompactionReport,
     Finding,
@@ -28,15 +29,19 @@ from lancewal.maintenance import (
     Retention,
     VerifyReport,
     back_up,
+    checkpoint_state,
     collect_garbage,
     compact,
+    create_checkpoint,
+    drop_checkpoint,
+    list_checkpoints,
     plan_compaction,
     process_totals,
     repair,
     verify,
 )
 from lancewal.publish import ChangeFeed
-from lancewal.reader import LookupResult, MaxStaleness, Scan, TableReader, is_one_key
+from lancewal.reader import FixedReader, MaxStaleness, TableReader, TableView
 from lancewal.service import (
     Owner,
     TakeOver,
@@ -66,7 +71,7 @@ from lancewal.writer import (
 )
 
 
-class Table:
+class Table(TableView):
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
     Every call sees the newest state: rows that a writer of this process has put, and rows
@@ -93,9 +98,8 @@ class Table:
         self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
     ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
-        self._store = store
+        super().__init__(store, TableReader(store, max_staleness=max_staleness))
         self._share_store = share_store
-        self._reader = TableReader(store, max_staleness=max_staleness)
 
     @classmethod
     def open(
@@ -116,29 +120,6 @@ class Table:
         table = cls(store, share_store=shared, max_staleness=max_staleness)
         table._reader.base()
         return table
-
-    def __repr__(self) -> str:
-        return f"Table({self.uri!r})"
-
-    @property
-    def uri(self) -> str:
-        """Where the table lies."""
-        return self._store.uri
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The table's columns, read anew."""
-        return self._reader.base().schema.plain
-
-    @property
-    def table_schema(self) -> TableSchema:
-        """The columns with Lance's field ids, and the key. Read anew."""
-        return self._reader.base().schema
-
-    @property
-    def primary_key(self) -> tuple[str, ...]:
-        """The key columns in key order; empty for an append-only table. Read anew."""
-        return self._reader.base().schema.primary_key
 
     @property
     def details(self) -> MemWalDetails:
@@ -303,131 +284,6 @@ class Table:
             lease=config.owner_lease,
         )
 
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: str | None = None,
-        limit: int | None = None,
-        offset: int | None = None,
-        with_row_source: bool = False,
-    ) -> Scan:
-        """All rows, each key once, in its newest version; a fixed state, read when it is asked for.
-
-        ``filter`` is SQL as Lance takes it. It, ``limit`` and ``offset`` apply to the newest
-        versions only. ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
-        """
-        return self._reader.scan(columns, filter, limit, offset, with_row_source)
-
-    def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are, without reading more than keys and the filter's columns."""
-        return self._reader.scan(filter=filter).count_rows()
-
-    @overload
-    def lookup(
-        self, keys: bool | int | str | bytes | dict[str, Any], columns: Sequence[str] | None = None
-    ) -> dict[str, Any] | None: ...
-
-    @overload
-    def lookup(self, keys: list[Any], columns: Sequence[str] | None = None) -> LookupResult: ...
-
-    @overload
-    def lookup(
-        self, keys: Any, columns: Sequence[str] | None = None
-    ) -> LookupResult | dict[str, Any] | None: ...
-
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
-        """The newest rows of some keys.
-
-        One key (a value; a dict, or a tuple in key order, where the key has several columns)
-        gives its row as a dict, or ``None``. A list of keys, an Arrow array, or a table or
-        frame with the key columns gives a :class:`LookupResult`: the rows that were found in
-        the order asked, and for every key whether it was.
-        """
-        result = self._reader.lookup(keys, columns)
-        if not is_one_key(keys, self._reader.known_base().base.schema):
-            return result
-        row: list[dict[str, Any]] = result.table.to_pylist()
-        return row[0] if row else None
-
-    def vector_search(
-        self,
-        column: str,
-        query: Any,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        metric: str | None = None,
-        nprobes: int | None = None,
-        refine_factor: int | None = None,
-    ) -> pa.Table:
-        """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with ``_distance``.
-
-        Fresh and old rows together, each key in its newest version; ``filter`` is applied
-        before the search. ``metric`` is "l2" (squared), "cosine" or "dot", by default that of
-        the column's index. A column without an index is compared row by row. ``nprobes`` and
-        ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
-        under cosine neither are zero vectors, and a zero query finds nothing.
-        """
-        return self._reader.vector_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            metric=metric,
-            nprobes=nprobes,
-            refine_factor=refine_factor,
-        )
-
-    def full_text_search(
-        self,
-        column: str,
-        query: str,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        operator: str = "or",
-        phrase: bool = False,
-    ) -> pa.Table:
-        """The ``k`` rows that match the words of ``query`` best, best first, with ``_score``.
-
-        ``operator`` "or" asks for any of the words, "and" for all of them; ``phrase`` for all
-        next to each other, which needs a base index with positions. Words are taken as the
-        column's index takes them (stemming, stop words); a query of stop words alone finds
-        nothing. A column without an index is read row by row.
-        """
-        return self._reader.full_text_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            operator=operator,
-            phrase=phrase,
-        )
-
-    def hybrid_search(
-        self,
-        vector_column: str,
-        vector: Any,
-        text_column: str,
-        text: str,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pa.Table:
-        """The ``k`` rows that a vector and a text search rank best together, best first, with ``_relevance``.
-
-        Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
-        finds it. Needs a primary key, by which rows of both are recognised.
-        """
-        return self._reader.hybrid_search(
-            vector_column, vector, text_column, text, k, filter=filter, columns=columns
-        )
-
     def feed(self) -> ChangeFeed:
         """The table's change feed, for places of one's own; :meth:`changes` is the simple way."""
         return ChangeFeed(self._store, self._reader.base().schema)
@@ -525,6 +381,43 @@ class Table:
             dry_run=dry_run,
         )
         return process_totals.counted(self.uri, "collection", work)
+
+    def checkpoint(self, name: str, *, keep: timedelta | None = None) -> Checkpoint:
+        """Keep the table as it is now under a name, for :meth:`at`; copies no row.
+
+        All rows that are durable now are in it, of every shard at one moment. What it needs stays through
+        flushes, compaction, :meth:`gc` and Lance's ``cleanup_old_versions`` (pass that one
+        ``error_if_tagged_old_versions=False``), until :meth:`drop_checkpoint`, or until a collection
+        after ``keep``. Safe beside all of them. Refuses a name that is taken.
+
+        >>> import tempfile, lance, lancewal, pyarrow as pa
+        >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+        >>> table = lancewal.initialize(uri, unsharded=True)
+        >>> with table.writer() as writer:
+        ...     _ = writer.put(pa.table({"id": [1, 2]}))
+        ...     _ = table.checkpoint("training")
+        ...     _ = writer.delete(1)
+        >>> table.count_rows(), table.at("training").count_rows()
+        (1, 2)
+        >>> [each.name for each in table.checkpoints()]
+        ['training']
+        >>> table.drop_checkpoint("training")
+        """
+        return create_checkpoint(self._store, name, keep=keep)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first."""
+        return list_checkpoints(self._store)
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Let go of a checkpoint; the next garbage collections delete what only it needed."""
+        drop_checkpoint(self._store, name)
+
+    def at(self, name: str) -> TableView:
+        """The rows and columns of a checkpoint, to scan, look up and search as those of the table."""
+        return TableView(self._store, FixedReader(self._store, checkpoint_state(self._store, name), name))
 
     def backup(
         self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
