@@ -27,9 +27,10 @@ from hypothesis.stateful import (
 )
 
 import lancewal
+from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format import ShardManifest
-from lancewal.maintenance import Resource, at_crash_points, checkpoints, collect_garbage
+from lancewal.maintenance import Resource, at_crash_points, checkpoints, collect_garbage, gc
 from lancewal.maintenance.checkpoints import _ATTEMPTS, _Record, create_checkpoint, drop_checkpoint
 from lancewal.reader import ShardPlace, TableState
 from lancewal.shard.manifest import ShardManifestStore
@@ -44,7 +45,7 @@ from tests.maintenance.support import (
     pairs,
     positions,
 )
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.tables import KEYED, rows, writable_table
 
 AtPoint = Callable[[str, Callable[[], object]], None]
@@ -388,6 +389,53 @@ class TestRaces:
         at_point("collect: nothing is deleted yet", make)
         assert collect_later(mixed.store, retention=NOTHING_KEPT).counts()["sstables"]
         assert seen(opened(mixed), "one") == expected
+
+    def test_a_collector_looks_for_checkpoints_after_it_has_read_the_table(
+        self, mixed: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that came before its look at the table has to be among those that it keeps files for."""
+        read = gc.open_base
+        made: list[lancewal.Checkpoint] = []
+
+        def made_before(store: ObjectStore) -> BaseTable:
+            if not made:
+                made.append(opened(mixed).checkpoint("one"))
+                mixed.flush(rows(0, 60, prefix="later"))
+                mixed.compact()
+            return read(store)
+
+        monkeypatch.setattr(gc, "open_base", made_before)
+        collect_garbage(mixed.store, retention=NOTHING_KEPT)
+        assert seen(opened(mixed), "one") == MIXED
+
+    def test_a_maker_that_ends_just_before_it_is_revoked(
+        self, mixed: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The collector had seen no record when it decided; what was returned stays all the same."""
+        tagged, go_on = threading.Event(), threading.Event()
+
+        def wait(point: str) -> None:
+            if point == "checkpoint: tagged":
+                at_crash_points(None)
+                tagged.set()
+                assert go_on.wait(PATIENCE)
+
+        at_crash_points(wait)
+        made: list[lancewal.Checkpoint] = []
+        maker = threading.Thread(target=lambda: made.append(create_checkpoint(mixed.store, "one")))
+        maker.start()
+        assert tagged.wait(PATIENCE)
+        revoke = checkpoints._Keeper._revoked
+
+        def revoke_later(self: checkpoints._Keeper, place: Any) -> Any:
+            go_on.set()
+            maker.join()
+            return revoke(self, place)
+
+        monkeypatch.setattr(checkpoints._Keeper, "_revoked", revoke_later)
+        grow(mixed)
+        assert [each.name for each in made] == ["one"]
+        assert seen(opened(mixed), "one") == MIXED
 
     def test_lances_cleanup_between_state_and_tag(self, mixed: Site, at_point: AtPoint) -> None:
         def commit() -> None:
