@@ -120,7 +120,7 @@ class _Directory:
     @property
     def need(self) -> str | None:
         """Why it has to stay although it is garbage."""
-        if reason := self.shard.checkpoints.result().needs_sstable(self.shard.shard_id, self.name):
+        if reason := self.shard.checkpoints.get().needs_sstable(self.shard.shard_id, self.name):
             return reason
         if self.resource is Resource.ORPHANS and not is_staged(self.name):
             return None

@@ -106,7 +106,7 @@ class ShardGarbage:
     store: ObjectStore
     state: ShardState
     needs: Needs
-    checkpoints: Task[NeededFiles]
+    checkpoints: Once[NeededFiles]
     unsettled: Once[Unsettled]
     retention: Retention
     now: datetime
@@ -362,7 +362,7 @@ def _doomed_positions(shard: ShardGarbage) -> list[int]:
         last_run -= 1
     doomed = []
     age = shard.retention.wal_entries
-    checkpoints, last_seen = shard.checkpoints.result(), shard.manifest.wal_entry_position_last_seen
+    checkpoints, last_seen = shard.checkpoints.get(), shard.manifest.wal_entry_position_last_seen
     # Lance's writers would take what is missing above that one for the end of the WAL.
     last_seen_stays = checkpoints.needs_entry(shard.shard_id, last_seen) is not None
     for position in list(infos)[:-1]:

@@ -17,7 +17,7 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.maintenance.checkpoints import NeededFiles
-from lancewal.maintenance.commits import crash_point, open_base, sync_file_system
+from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
     Once,
@@ -41,6 +41,7 @@ from lancewal.storage import (
     in_thread,
     layout,
     ordered_map,
+    sync_file_system,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,9 @@ def collect_garbage(
     clock = clock or host_clock()
     needs = Needs(base, store, time_now, for_all_versions=retention.for_all_versions)
     # After the states: of what a checkpoint needs that is younger than this listing, none is garbage by them.
-    checkpoints = beside(store, partial(_checkpoints, store, wanted, time_now, dry_run=dry_run))
+    checkpoints = Once(partial(NeededFiles.read, store, time_now, dry_run=dry_run))
+    if wanted & _WITH_ROWS:
+        beside(store, checkpoints.get)
     unsettled = Once(partial(Unsettled.read, store))
     crash_point("collect: nothing is deleted yet")
 
@@ -145,13 +148,6 @@ def collect_garbage(
 
 def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[UUID]:
     return listed_shards(store) if shards is None else [layout.parse_shard_id(shard) for shard in shards]
-
-
-def _checkpoints(
-    store: ObjectStore, wanted: frozenset[Resource], now: datetime, *, dry_run: bool
-) -> NeededFiles:
-    """What checkpoints need of the resources; only files are theirs, manifests they have themselves."""
-    return NeededFiles.read(store, now, dry_run=dry_run) if wanted & _WITH_ROWS else NeededFiles()
 
 
 def prune_compacted(

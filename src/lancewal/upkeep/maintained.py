@@ -1,4 +1,4 @@
-"""What looks after a table: flush, compaction, garbage collection, checkpoints, backup, verification, repair."""
+"""What looks after a table: flush, compaction, collection, checkpoints, backup, verification, repair."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class MaintainedTable(TableView):
             compact_files=compact_files,
             progress=progress,
         )
-        return process_totals.counted(self.uri, "compaction", work)
+        return process_totals.counted(self._store.uri, "compaction", work)
 
     def gc(
         self,
@@ -127,7 +127,7 @@ class MaintainedTable(TableView):
             shards=shards,
             dry_run=dry_run,
         )
-        return process_totals.counted(self.uri, "collection", work)
+        return process_totals.counted(self._store.uri, "collection", work)
 
     def checkpoint(self, name: str, *, keep: timedelta | None = None) -> Checkpoint:
         """Keep the table as it is now under a name, for :meth:`at`; copies no row.
