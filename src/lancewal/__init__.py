@@ -36,12 +36,13 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import initialize, restore
-    from lancewal.maintenance import Checkpoint
+    from lancewal.maintenance import Checkpoint, UpkeepSettings
     from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
     from lancewal.table import open_table as open
+    from lancewal.upkeep import UpkeepPlan, UpkeepReport
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
 # Lance reports its own system index, which has no fields, as an error each time indexes are
@@ -74,6 +75,9 @@ _HOMES = {
     "TableView": ("lancewal.reader", "TableView"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
+    "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
+    "UpkeepReport": ("lancewal.upkeep", "UpkeepReport"),
+    "UpkeepSettings": ("lancewal.maintenance", "UpkeepSettings"),
     "WalAppender": ("lancewal.shard", "WalAppender"),
     "WalEntry": ("lancewal.format", "WalEntry"),
     "WalTailer": ("lancewal.shard", "WalTailer"),
@@ -104,6 +108,9 @@ __all__ = [
     "TableView",
     "TableWriteResult",
     "TableWriter",
+    "UpkeepPlan",
+    "UpkeepReport",
+    "UpkeepSettings",
     "WalAppender",
     "WalEntry",
     "WalTailer",

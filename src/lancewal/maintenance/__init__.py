@@ -8,7 +8,7 @@ from lancewal.maintenance.checkpoints import (
     drop_checkpoint,
     list_checkpoints,
 )
-from lancewal.maintenance.commits import at_crash_points
+from lancewal.maintenance.commits import at_crash_points, open_base
 from lancewal.maintenance.compact import (
     compact,
     execute_pack,
@@ -36,11 +36,13 @@ from lancewal.maintenance.reports import (
     VerifyReport,
     process_totals,
 )
-from lancewal.maintenance.tidy import optimize_base
+from lancewal.maintenance.settings import UpkeepSettings, read_upkeep_settings, store_upkeep_settings
+from lancewal.maintenance.tidy import SMALL_FILE_ROWS, optimize_base, tidy
 from lancewal.maintenance.verify import verify
 
 __all__ = [
     "DEFAULT_COMMIT_BYTES",
+    "SMALL_FILE_ROWS",
     "BackupReport",
     "Checkpoint",
     "CompactionPlan",
@@ -55,6 +57,7 @@ __all__ = [
     "Retention",
     "Severity",
     "ShardPlan",
+    "UpkeepSettings",
     "VerifyReport",
     "at_crash_points",
     "back_up",
@@ -68,10 +71,14 @@ __all__ = [
     "execute_shard",
     "finish_compaction",
     "list_checkpoints",
+    "open_base",
     "optimize_base",
     "plan_compaction",
     "process_totals",
+    "read_upkeep_settings",
     "repair",
     "restore_backup",
+    "store_upkeep_settings",
+    "tidy",
     "verify",
 ]
