@@ -19,9 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.format import CastRefusedError, check_columns, exactly
+from lancewal.format import CastRefusedError, TableSchema, check_columns, exactly
 from lancewal.publish import FEED_COLUMNS
 from lancewal.spark.options import Options
 from lancewal.writer import Intake
@@ -144,13 +143,13 @@ class SparkRows:
     With it, rows may have the columns that our change feed adds; they are left out.
     """
 
-    def __init__(self, base: BaseTable, options: Options) -> None:
-        self._schema = base.schema
+    def __init__(self, schema: TableSchema, storage_version: str, options: Options) -> None:
+        self._schema = schema
         self._round_floats = options.flag("roundFloats")
         self._change_column = change_column = options.text("changeTypeColumn")
-        check_columns(base.schema)
-        self._intake = Intake(base.schema, storage_version=base.storage_version)
-        if change_column is not None and change_column in base.schema.names:
+        check_columns(schema)
+        self._intake = Intake(schema, storage_version=storage_version)
+        if change_column is not None and change_column in schema.names:
             raise InvalidInputError(
                 f"{change_column} is a column of the table and cannot say what becomes of a row; rename one"
             )
