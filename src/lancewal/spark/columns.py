@@ -7,9 +7,10 @@ if no value changes; otherwise they are refused, with the column and the key of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,10 @@ _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.float32(): st.FloatType(),
     pa.float64(): st.DoubleType(),
 }
+#: Spark 4.1 knows no other zone for this, and no argument to say so.
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+)
 _MAX_PRECISION = 38
 _MICROSECONDS = 6
 
@@ -71,7 +76,7 @@ def spark_schema(columns: pa.Schema) -> st.StructType:
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
     """The exact Arrow schema that Spark wants for rows of ``schema``."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
