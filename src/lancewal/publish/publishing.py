@@ -80,8 +80,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Shards that are published at a time. ``DrainBudget`` bounds what they hold of their logs.
-_CONCURRENT_SHARDS = 4
+#: Shards that are published at a time: more where each request is a network round trip. ``DrainBudget``
+#: bounds what they hold of their logs.
+_CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -211,7 +212,8 @@ def publish(
             failed[shard.shard_id] = error
             return None
 
-    written = [w for w in ordered_map(one, by_shard.items(), _CONCURRENT_SHARDS) if w is not None]
+    workers = _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
+    written = [w for w in ordered_map(one, by_shard.items(), workers) if w is not None]
     if failed:
         rows = {w.shard_id: w.rows for w in written if not w.skipped}
         raise PartialWriteError("publish", failed, rows) from next(iter(failed.values()))

@@ -40,6 +40,7 @@ from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
 from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.sink import check_write
+from lancewal.spark.spark_session import slots_of
 from lancewal.storage import ObjectStore, ordered_map
 
 if TYPE_CHECKING:
@@ -333,11 +334,7 @@ def _number_of_tasks(df: DataFrame, router: ShardRouter) -> int:
     most = _one_task_per_shard(df, router)
     if router.transform != BUCKET:
         return most
-    try:
-        slots = df.sparkSession.sparkContext.defaultParallelism
-    except Exception:  # over Spark Connect, where the class of the error has changed with versions
-        slots = 1
-    return min(most, max(slots, -(-most // _SHARDS_PER_TASK)))
+    return min(most, max(slots_of(df.sparkSession), -(-most // _SHARDS_PER_TASK)))
 
 
 def _one_task_per_shard(df: DataFrame, router: ShardRouter) -> int:
