@@ -1,7 +1,7 @@
 """The Spark tests on other versions of PySpark: ``python -m tests.spark.matrix 4.1 4.2``.
 
 Each version is installed into a directory of its own, outside the project, and put before the pinned one.
-What a version cannot do is skipped by the tests themselves. ``--packages`` keeps the directories for the next run.
+What a version cannot do is skipped by the tests themselves. ``--packages`` keeps the directories.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TESTS = (
     "test_reading.py",
     "test_round_trip.py",
     "test_sink.py",
+    "test_versions.py",
 )
 
 

@@ -186,6 +186,7 @@ def test_streams_that_are_stopped_in_the_middle_bring_everything_once(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("round_", range(3))
 def test_a_mix_of_everything_with_seven_restarts(spark: SparkSession, tmp_path: Path, round_: int) -> None:
     check_mix(run_mix(spark, tmp_path, files=12 + round_, restarts=7))
