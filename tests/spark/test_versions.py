@@ -18,6 +18,7 @@ from lancewal.spark.columns import spark_schema
 from lancewal.spark.options import OpenTable
 from tests.spark import matrix
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
+from tests.tables import rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,12 +52,12 @@ def test_where_spark_asks_for_no_limits_a_feed_refuses_them_and_brings_the_snaps
     monkeypatch.setattr(feed_source, "HAS_LIMITS", False)
     table = new_table(tmp_path / "table")
     with table.writer() as writer:
-        writer.put([{"id": 1, "name": "a"}])
+        writer.put(rows(1, 1))
         options = options_of(table, readChangeFeed="true", startingPosition="snapshot")
         schema = spark_schema(feed_schema(OpenTable.open(options).base.schema))
         following = feed_source.FeedStream(options, schema)
         start = following.initialOffset()
-        writer.put([{"id": 2, "name": "b"}])
+        writer.put(rows(2, 1))
     end = following.latestOffset()
     found = [b for part in following.partitions(start, end) for b in following.read(part)]
     assert sorted(i for batch in found for i in batch["id"].to_pylist()) == [1, 2]
