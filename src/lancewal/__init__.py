@@ -36,11 +36,13 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import initialize, restore
+    from lancewal.maintenance import UpkeepSettings
     from lancewal.reader import LookupResult, Scan
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
     from lancewal.table import open_table as open
+    from lancewal.upkeep import UpkeepPlan, UpkeepReport
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
 # Lance reports its own system index, which has no fields, as an error each time indexes are
@@ -71,6 +73,9 @@ _HOMES = {
     "Table": ("lancewal.table", "Table"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
+    "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
+    "UpkeepReport": ("lancewal.upkeep", "UpkeepReport"),
+    "UpkeepSettings": ("lancewal.maintenance", "UpkeepSettings"),
     "WalAppender": ("lancewal.shard", "WalAppender"),
     "WalEntry": ("lancewal.format", "WalEntry"),
     "WalTailer": ("lancewal.shard", "WalTailer"),
@@ -99,6 +104,9 @@ __all__ = [
     "Table",
     "TableWriteResult",
     "TableWriter",
+    "UpkeepPlan",
+    "UpkeepReport",
+    "UpkeepSettings",
     "WalAppender",
     "WalEntry",
     "WalTailer",
