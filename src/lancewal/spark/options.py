@@ -33,7 +33,7 @@ CREATE_OPTIONS = (
     "vectorDimensions",
 )
 #: For our own calls only; not part of the interface.
-INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
+INTERNAL_OPTIONS = ("job", "jobArguments")
 
 #: Options of other formats that are not supported here.
 _NO_SUCH_TIME = (
@@ -83,7 +83,11 @@ class Options:
                 values[STORAGE_PREFIX + lowered] = value
             elif lowered not in _SPARKS_OWN:
                 close = get_close_matches(lowered, known, n=1)
-                hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_KNOWN[:-3])}"
+                hint = (
+                    f"did you mean {known[close[0]]}?"
+                    if close
+                    else f"known are {', '.join(_KNOWN[: -len(INTERNAL_OPTIONS)])}"
+                )
                 raise InvalidInputError(
                     f"there is no option {name!r}; {hint} Storage options start with 'storage.'"
                 )

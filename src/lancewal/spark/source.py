@@ -88,10 +88,6 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = self._parsed()
-        if options.text("walTransaction") is not None:
-            from lancewal.spark.low_latency import WalSink
-
-            return WalSink(options)
         from lancewal.spark.sink import BatchSink, check_write
 
         check_write(options, schema, overwrite)
