@@ -1,7 +1,7 @@
 """A training set that stays the same while the table goes on.
 
-A checkpoint names one state of the table. Every epoch, and every run next month, reads the same rows, whatever
-is written, compacted and collected meanwhile, until the checkpoint is dropped.
+A checkpoint names one state of the table. Every epoch, and every run next month, reads the same rows,
+whatever is written, compacted and collected meanwhile, until the checkpoint is dropped.
 """
 
 from __future__ import annotations
