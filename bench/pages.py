@@ -35,8 +35,14 @@ that of the single passes. A target is what we set ourselves; a missed one is sh
 """
 
 
-def write_pages() -> None:
+def stored_results() -> list[dict[str, Any]]:
+    """What workloads have stored; other measurements lie beside them."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return [result for result in results if "workload" in result]
+
+
+def write_pages() -> None:
+    results = stored_results()
     parts = [HEAD, _machine(results)]
     write_scale(results, DOCS)
     results = [each for each in map(_without_exponents, results) if each["rows"]]

@@ -341,7 +341,11 @@ class _Heart:
                 # Else a storage that does not answer would let the records at all others grow old.
                 in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
         # One whose step is under way is looked at again soon: its next heartbeat may be due first.
-        waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
+        # So is one that has nothing due yet: its first writer is being opened, or may never be.
+        waiting = [
+            now + each.interval / 4 if each.stepping.locked() else min(each.due, now + each.interval)
+            for each in needed
+        ]
         return max(_SHORTEST_PAUSE, min(waiting, default=now + 1) - time.monotonic())
 
     @staticmethod
