@@ -214,7 +214,7 @@ class Table:
         self,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         **overrides: Any,
     ) -> TableWriter:
@@ -276,7 +276,7 @@ class Table:
         shard_id: UUID | str,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         **overrides: Any,
     ) -> ShardWriter:

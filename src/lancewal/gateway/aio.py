@@ -59,7 +59,7 @@ class AsyncTable:
 
     def writer(self, **settings: Any) -> AsyncWriter:
         """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
-        return AsyncWriter(lambda: self.table.writer(**settings))
+        return AsyncWriter(lambda: self.table.writer(**settings), lambda: self.table.schema)
 
     async def scan(self, *args: Any, **how: Any) -> pa.Table:
         """All rows that match, as a table; arguments as for ``Table.scan``."""
@@ -145,8 +145,11 @@ class AsyncWriter:
     cancelled while it waits leaves open whether its rows are written.
     """
 
-    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
+    def __init__(self, open_writer: Callable[[], _Writer], columns: Callable[[], pa.Schema]) -> None:
+        """``columns`` asks for the table's, which rows of Python are for."""
         self._open_writer = open_writer
+        self._ask_columns = columns
+        self._columns: pa.Schema | None = None
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
         self._waiting: list[_Waiting] = []
@@ -160,7 +163,9 @@ class AsyncWriter:
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
-        batches = [batch for batch in as_batches(data) if batch.num_rows]
+        if self._columns is None and not isinstance(data, pa.RecordBatch | pa.Table):
+            self._columns = await asyncio.get_running_loop().run_in_executor(None, self._ask_columns)
+        batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
             return 0
         rows = sum(batch.num_rows for batch in batches)
