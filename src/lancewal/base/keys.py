@@ -39,8 +39,8 @@ def declare_key(dataset: lance.LanceDataset, key: Sequence[str]) -> None:
             return
         if present:
             raise InvalidInputError(
-                f"the table at {dataset.uri} has the primary key {', '.join(present)}, which cannot be changed; "
-                "leave the key out"
+                f"the table at {dataset.uri} has the primary key {', '.join(present)}, which cannot be "
+                "changed; leave the key out"
             )
         check_key_columns(dataset.schema, key)
         check_unique(_key_rows(dataset, key), key)
@@ -49,7 +49,9 @@ def declare_key(dataset: lance.LanceDataset, key: Sequence[str]) -> None:
             dataset.checkout_latest()
         if committed:
             return
-    raise StorageError(f"the table at {dataset.uri} changed {_COMMIT_ATTEMPTS} times while its key was checked")
+    raise StorageError(
+        f"the table at {dataset.uri} changed {_COMMIT_ATTEMPTS} times while its key was checked"
+    )
 
 
 def check_key_columns(columns: pa.Schema, key: Sequence[str]) -> None:
@@ -85,8 +87,8 @@ def check_unique(rows: Rows, key: Sequence[str]) -> None:
     example = _doubled(rows, key, twice) if len(twice) else None
     if example is not None:
         raise InvalidInputError(
-            f"{len(twice)} of {len(every)} rows have a key ({', '.join(key)}) that another row has too, such as "
-            f"{example!r}; delete all but one of them first, or choose another key"
+            f"{len(twice)} of {len(every)} rows have a key ({', '.join(key)}) that another row has too, "
+            f"such as {example!r}; delete all but one of them first, or choose another key"
         )
 
 

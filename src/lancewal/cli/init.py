@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """The key, sharding and settings that a user wants; what is left out is as in :func:`lancewal.initialize`."""
+    """The key, sharding and settings that a user wants.
+
+    What is left out is as in :func:`lancewal.initialize`.
+    """
 
     key: Sequence[str] | None = None
     vectors: Sequence[str] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lance
@@ -117,9 +117,7 @@ def create_table(
     _write(uri, columns.empty_table(), storage_options)
 
 
-def _write(
-    uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping[str, str] | None
-) -> None:
+def _write(uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping[str, str] | None) -> None:
     where = ObjectStore.from_uri(uri, storage_options).uri
     with lance_errors(f"create the table at {os.fspath(uri)}", commits=True):
         lance.write_dataset(rows, where, storage_options=dict(storage_options or {}) or None)

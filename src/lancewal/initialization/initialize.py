@@ -34,7 +34,6 @@ from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     MemWalDetails,
     MemWalIndexDetailsMessage,
-    TableSchema,
     check_key_types,
     check_new_columns,
 )
@@ -68,7 +67,8 @@ def initialize(
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
-    """Give an existing Lance table a streaming write path. Done once per table; :func:`create` makes a new one.
+    """Give an existing Lance table a streaming write path. Done once per table; :func:`create` makes a new
+    one.
 
     ``key`` names the primary key, one column or several in order, of a table that has none yet. All rows
     are checked first: a key has no nulls and no value twice. Nullable columns become non-null, in the commit
@@ -86,8 +86,8 @@ def initialize(
     compacted yet; by default all, also those created later; ``[]`` is none.
 
     A LanceDB application goes on as before if the table has a key: LanceDB reads the write path too, by the
-    indexes of vectors and texts that the table names as maintained, and by default it names all of them, and those
-    that are made later under the names that LanceDB gives them. It takes vector queries, texts with
+    indexes of vectors and texts that the table names as maintained, and by default it names all of them, and
+    those that are made later under the names that LanceDB gives them. It takes vector queries, texts with
     ``fts_columns``, and for hybrid queries ``use_lsm(False)``; see the page *Beside LanceDB*.
 
     ``writer_defaults`` is stored in the table and applied by every later writer, unless it is
@@ -153,6 +153,8 @@ def key_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
     """The columns of a key from what a caller passed; none for none."""
     if key is None:
         return ()
+    if not key:
+        raise InvalidInputError(f"the key is {key!r}; name its columns, or leave it out")
     return (key,) if isinstance(key, str) else tuple(key)
 
 

@@ -1,9 +1,12 @@
-"""Uninitialize: bring all rows into the base table and take the write path away, in an order that may be cut off.
+"""Uninitialize: bring all rows into the base table and take the write path away, in an order that may be cut
+off.
 
 1. Every shard is drained and sealed: nobody can write to it any more, of lancewal or Lance.
-2. Compaction brings all rows into the base table. A record says that the directory is not needed from here on.
+2. Compaction brings all rows into the base table. A record says that the directory is not needed from here
+on.
 3. One commit drops the MemWAL index. From here on the table is an ordinary one.
-4. The shards are listed again. A writer that made a new shard looks for the index afterwards, so either it finds
+4. The shards are listed again. A writer that made a new shard looks for the index afterwards, so either it
+finds
    that the index is gone, or the shard is found here: then the index is put back.
 5. The directory of the write path is deleted, the record last.
 """
@@ -45,9 +48,9 @@ def uninitialize(
     stays. What goes: the shards with their logs, so that the change feed ends, and rows that tagged
     versions of the base table have not compacted yet.
 
-    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Rows that are
-    in logs alone are flushed and compacted. Where it fails before the end, the table is as it was; where it
-    was killed, call it again.
+    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Rows that
+    are in logs alone are flushed and compacted. Where it fails before the end, the table is as it was; where
+    it was killed, call it again.
 
     >>> import tempfile, lance, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -83,7 +86,9 @@ def uninitialize(
     if late:
         commit_index(base.dataset, base.details)
         _unseal(table, sealed)
-        raise ConflictError(f"a writer made shard {late[0]} meanwhile, so the table is as it was; close it first")
+        raise ConflictError(
+            f"a writer made shard {late[0]} meanwhile, so the table is as it was; close it first"
+        )
     _remove(store)
 
 
@@ -102,7 +107,9 @@ def _seal(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
         for shard_id in unsealed:
             table.seal_shard(shard_id)
             sealed.append(shard_id)
-    raise ConflictError(f"new shards kept coming while those of {store.uri} were sealed; stop the writers first")
+    raise ConflictError(
+        f"new shards kept coming while those of {store.uri} were sealed; stop the writers first"
+    )
 
 
 def _unsealed(store: ObjectStore) -> list[UUID]:
@@ -128,8 +135,8 @@ def _remove(store: ObjectStore) -> None:
     unsealed = _unsealed(store)
     if unsealed:
         raise InvalidInputError(
-            f"shard {unsealed[0]} of {store.uri} takes writers and may have rows, but the table has no MemWAL "
-            "index any more; make it again with LanceDataset.initialize_mem_wal, and see lancewal.Table.repair"
+            f"shard {unsealed[0]} of {store.uri} takes writers and may have rows, but the table has no "
+            "MemWAL index any more; make it again with LanceDataset.initialize_mem_wal, and see Table.repair"
         )
     for name in store.list_directories(layout.MEM_WAL_DIR):
         path = f"{layout.MEM_WAL_DIR}/{name}"

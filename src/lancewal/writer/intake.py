@@ -48,8 +48,9 @@ _COMPARES = re.compile(r"[=<>]|\b(is|in|like|ilike|between)\b", re.IGNORECASE)
 
 _Convert = Callable[[pa.Array], pa.Array]
 
-#: How types that are not the table's are taken: numbers and times where no value changes; not at all; also text
-#: that says a number (``True`` is the same as ``"exact"``); or with floats rounded to the table's precision.
+#: How types that are not the table's are taken: numbers and times where no value changes; not at all; also
+#: text that says a number (``True`` is the same as ``"exact"``); or with floats rounded to the table's
+#: precision.
 Cast = bool | Literal["numbers", "exact", "round"]
 _CASTS = (False, True, "numbers", "exact", "round")
 
@@ -104,9 +105,9 @@ class Rows(NamedTuple):
 class Intake:
     """Checks rows against one table and shapes them as its MemTables hold them.
 
-    Columns are matched by name; a nullable column that is missing is filled with nulls.
-    Another physical form of the same values (large or view strings, large lists, dictionaries) is
-    accepted, and so are numbers and times of another type where no value changes. ``cast`` takes more, or less.
+    Columns are matched by name; a nullable column that is missing is filled with nulls. Another physical form
+    of the same values (large or view strings, large lists, dictionaries) is accepted, and so are numbers and
+    times of another type where no value changes. ``cast`` takes more, or less.
     """
 
     def __init__(
@@ -158,7 +159,9 @@ class Intake:
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
         """``data`` as Arrow has it, in whatever form it comes; nothing is checked that Arrow says itself."""
-        return [data] if isinstance(data, pa.RecordBatch) else as_batches(data, self.plain)
+        if isinstance(data, pa.RecordBatch):
+            return [data]
+        return list(data.to_batches()) if isinstance(data, pa.Table) else as_batches(data, self.plain)
 
     def shaped(self, batches: Sequence[pa.RecordBatch]) -> Rows:
         """``batches`` as rows to write, in ``schema.stored``."""
@@ -422,8 +425,9 @@ def _has_strict_child(type_: pa.DataType) -> bool:
     return any(not child.nullable or _has_strict_child(child.type) for child in children)
 
 
-def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
+def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int, path: str = "") -> None:
     """Nulls below a column where the table allows none; those under a null parent do not count."""
+    path = f"{path}.{field.name}" if path else field.name
     if pa.types.is_map(field.type):
         # Arrow takes a map apart only as the list of pairs that it is.
         field = field.with_type(pa.list_(field.type.field(0)))
@@ -434,10 +438,8 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
             column.flatten() if not pa.types.is_struct(field.type) else column.drop_null().field(position)
         )
         if not child.nullable and values.null_count:
-            raise InvalidInputError(
-                f"batch {index} has nulls in {field.name}.{child.name}, which cannot be null"
-            )
-        _refuse_nested_nulls(values, child, index)
+            raise InvalidInputError(f"batch {index} has nulls in {path}.{child.name}, which cannot be null")
+        _refuse_nested_nulls(values, child, index, path)
 
 
 @dataclass(frozen=True)

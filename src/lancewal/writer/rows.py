@@ -1,8 +1,8 @@
 """Rows as callers have them, as record batches: Arrow, frames, dicts, dataclasses, numpy.
 
-Arrow data says its types, and they are left as they are. Python, pandas, polars and numpy have fewer of them: a
-vector is a list of doubles there. So the table's columns decide what such rows become, and a value that a column
-cannot hold is refused with its row.
+Arrow data says its types, and they are left as they are. Python, pandas, polars and numpy have fewer of them:
+a vector is a list of doubles there. So the table's columns decide what such rows become, and a value that a
+column cannot hold is refused with its row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _SHOWN_VALUE = 60
 
 
 def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch]:
-    """Record batches from whatever holds rows; ``table`` are the columns that they are for, if that is known."""
+    """Record batches from whatever holds rows.
+
+    ``table`` are the columns that they are for, if that is known.
+    """
     if isinstance(data, pa.RecordBatch):
         return [data]
     if isinstance(data, pa.Table):
@@ -55,13 +58,16 @@ def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch
         return [batch for item in items for batch in as_batches(item, table)]
     raise InvalidInputError(
         f"cannot read rows from {type(data).__name__}; pass a dict, a dataclass, a RecordBatch, Table or "
-        "RecordBatchReader, a pandas or polars frame, a structured numpy array, a list of these, or any object "
-        "with __arrow_c_stream__"
+        "RecordBatchReader, a pandas or polars frame, a structured numpy array, a list of these, or any "
+        "object with __arrow_c_stream__"
     )
 
 
 def new_table_of(data: Any) -> pa.Table:
-    """Rows for a table that is yet to be made. Lists of floats that have one length become vectors of float32."""
+    """Rows for a table that is yet to be made.
+
+    Lists of floats that have one length become vectors of float32.
+    """
     batches = as_batches(data)
     if not batches:
         raise InvalidInputError("there are no rows to take columns from; pass an Arrow schema")
@@ -72,8 +78,8 @@ def new_table_of(data: Any) -> pa.Table:
     for place, field in enumerate(rows.schema):
         if pa.types.is_null(field.type):
             raise InvalidInputError(
-                f"column {field.name} holds nothing but nulls, so its type is unknown; pass an Arrow schema, or "
-                "Arrow data with types"
+                f"column {field.name} holds nothing but nulls, so its type is unknown; pass an Arrow "
+                "schema, or Arrow data with types"
             )
         if not _is_arrow(data) and is_float_list(field.type):
             size = _common_length(rows.column(place))
@@ -197,7 +203,9 @@ def _numpy_column(column: Any) -> pa.Array:
     native = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("="), copy=False)
     if native.ndim == 1:
         return pa.array(native)
-    return pa.FixedSizeListArray.from_arrays(_numpy_column(native.reshape(-1)), int(np.prod(native.shape[1:])))
+    return pa.FixedSizeListArray.from_arrays(
+        _numpy_column(native.reshape(-1)), int(np.prod(native.shape[1:]))
+    )
 
 
 def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -148,7 +148,7 @@ class TableWriter:
         room in memory; a shard that has none by then fails with :class:`BusyError`.
         """
         progress = _Progress()
-        if is_stream(data):
+        if not isinstance(data, pa.RecordBatch | pa.Table) and is_stream(data):
             if put_id is not None:
                 raise InvalidInputError("a stream is several puts, so it takes no put_id; put its batches")
             for batch in streamed_batches(data, self._intake.plain):
