@@ -24,6 +24,7 @@ from lancewal.service import (
     look_at_owners,
     open_owned,
     presence_at,
+    seal_through_owner,
 )
 from lancewal.shard import (
     Shard,
@@ -40,7 +41,6 @@ from lancewal.writer import (
     ShardWriter,
     TableWriter,
     open_shard_writer,
-    seal_shard,
     unseal_shard,
 )
 
@@ -151,11 +151,11 @@ class Table(MaintainedTable):
     def seal_shard(self, shard_id: UUID | str) -> None:
         """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
 
-        Its rows are flushed first, for a sealed shard cannot be claimed any more: **a writer that is open on
-        it is fenced**. It goes on being read and compacted. Raises :class:`FencedError` where another
-        writer claims the shard meanwhile; one that is sealed already is left as it is.
+        Its rows are flushed first, by its owner if one lives, for a sealed shard cannot be claimed any
+        more: **a writer that is open on it is fenced**. It goes on being read and compacted. Raises
+        :class:`FencedError` where another writer claims it meanwhile; a sealed shard is left as it is.
         """
-        seal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
+        seal_through_owner(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def unseal_shard(self, shard_id: UUID | str) -> None:
         """Let a sealed shard take writers again; one that is not sealed is left as it is.
