@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 
 class _Writer(Protocol):
+    @property
+    def schema(self) -> pa.Schema: ...
+
     def put(self, data: Any) -> Any: ...
 
     def delete(self, keys: Any) -> Any: ...
@@ -59,7 +62,7 @@ class AsyncTable:
 
     def writer(self, **settings: Any) -> AsyncWriter:
         """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
-        return AsyncWriter(lambda: self.table.writer(**settings), lambda: self.table.schema)
+        return AsyncWriter(lambda: self.table.writer(**settings))
 
     async def scan(self, *args: Any, **how: Any) -> pa.Table:
         """All rows that match, as a table; arguments as for ``Table.scan``."""
@@ -145,10 +148,10 @@ class AsyncWriter:
     cancelled while it waits leaves open whether its rows are written.
     """
 
-    def __init__(self, open_writer: Callable[[], _Writer], columns: Callable[[], pa.Schema]) -> None:
-        """``columns`` asks for the table's, which rows of Python are for."""
+    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         self._open_writer = open_writer
-        self._ask_columns = columns
+        self._opening = threading.Lock()
+        self._writer: _Writer | None = None
         self._columns: pa.Schema | None = None
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
@@ -164,7 +167,10 @@ class AsyncWriter:
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
         if self._columns is None and not isinstance(data, pa.RecordBatch | pa.Table):
-            self._columns = await asyncio.get_running_loop().run_in_executor(None, self._ask_columns)
+            # The table's columns decide what rows of Python become.
+            self._columns = await asyncio.get_running_loop().run_in_executor(
+                None, lambda: self._opened().schema
+            )
         batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
             return 0
@@ -181,8 +187,8 @@ class AsyncWriter:
             self._closed = True
             self._come.notify_all()
             thread = self._thread
-        if thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        end = thread.join if thread is not None else self._close_writer
+        await asyncio.get_running_loop().run_in_executor(None, end)
         if self._ended is not None:
             ended, self._ended = self._ended, None
             raise ended
@@ -210,20 +216,29 @@ class AsyncWriter:
 
     def _write_all(self) -> None:
         """The writing thread: goes on until the writer is closed and nothing waits."""
-        writer: _Writer | None = None
         while group := self._next_group():
             try:
-                writer = writer or self._open_writer()
+                writer = self._opened()
             except Exception as error:
                 for each in group:
                     each.settle(error)
                 continue
             self._write(writer, group)
+        self._close_writer()
+
+    def _close_writer(self) -> None:
         try:
-            if writer is not None:
-                writer.close()
+            if self._writer is not None:
+                self._writer.close()
         except Exception as error:
             self._ended = error
+
+    def _opened(self) -> _Writer:
+        """The writer; opened by whoever needs it first, in a thread that may wait."""
+        with self._opening:
+            if self._writer is None:
+                self._writer = self._open_writer()
+            return self._writer
 
     def _next_group(self) -> list[_Waiting]:
         """What goes together next; empty at the end. Only puts of the same columns go together."""

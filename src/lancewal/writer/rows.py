@@ -220,7 +220,7 @@ def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None) -> pa.Rec
 def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
     """``values`` as an array that the writer takes for the table's ``field``."""
     if field is not None and is_json(field.type) and not isinstance(values, pa.Array):
-        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+        values = [_json_text(name, row, value) for row, value in enumerate(values)]
     try:
         array = values if isinstance(values, pa.Array) else pa.array(_plain_values(values))
     except _FAILURES as error:
@@ -243,7 +243,7 @@ def _plain_values(values: Sequence[Any]) -> Sequence[Any]:
 
 def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exception | None) -> pa.Array:
     """Values that do not tell their type by themselves, such as maps, in that of ``field``; or a refusal."""
-    if field is not None and (field.type.num_fields or pa.types.is_fixed_size_binary(field.type)):
+    if field is not None and _cannot_be_told(field.type):
         try:
             return pa.array(values, field.type)
         except _FAILURES as typed_error:
@@ -256,6 +256,26 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
     raise InvalidInputError(
         f"{text}; convert the value, or open the writer with cast=True, which also takes numbers from text"
     )
+
+
+def _cannot_be_told(type_: pa.DataType) -> bool:
+    """Whether Python has no values of its own for a type.
+
+    (A struct has, and Arrow drops fields it has not.)
+    """
+    children = (type_.field(place).type for place in range(type_.num_fields))
+    return bool(pa.types.is_map(type_) or pa.types.is_fixed_size_binary(type_)) or any(
+        map(_cannot_be_told, children)
+    )
+
+
+def _json_text(name: str, row: int, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"column {name}, row {row}: {_shown(value)} is no JSON: {error}") from None
 
 
 def _first_misfit(values: Sequence[Any], field: pa.Field | None) -> int:
