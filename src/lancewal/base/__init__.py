@@ -10,6 +10,7 @@ from lancewal.base.lance import (
     next_fragment_id,
     projection,
     row_count,
+    tagged_versions,
     with_column_metadata,
 )
 from lancewal.base.markers import (
@@ -56,6 +57,7 @@ __all__ = [
     "stored_markers",
     "table_schema",
     "tag",
+    "tagged_versions",
     "tags",
     "with_column_metadata",
 ]
