@@ -42,13 +42,7 @@ class Plan:
         """Give the table at ``uri`` a write path."""
         import lancewal
 
-        return lancewal.initialize(
-            uri,
-            key=self.key,
-            maintained_indexes=self.indexes,
-            storage_options=options,
-            **self._arguments(),
-        )
+        return lancewal.initialize(uri, key=self.key, storage_options=options, **self._arguments())
 
     def open_or_create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> tuple[Table, bool]:
         """The table, created from the columns of ``file`` if it is missing, and whether it was created.
@@ -91,6 +85,7 @@ class Plan:
             "identity": self.identity,
             "unsharded": self.unsharded,
             "by_hand": self.by_hand,
+            "maintained_indexes": self.indexes,
             "writer_defaults": self.settings or None,
         }
 

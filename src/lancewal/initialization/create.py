@@ -109,11 +109,12 @@ def create_table(
     storage_options: Mapping[str, str] | None = None,
     *,
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    maintained_indexes: Sequence[str] | None = None,
     **sharding: Any,
 ) -> None:
     """Write an empty Lance table that :func:`initialize` accepts with the same settings."""
     persisted_defaults(writer_defaults)
-    check_new_table(columns, Sharding(**sharding))
+    check_new_table(columns, Sharding(**sharding), maintained_indexes)
     _write(uri, columns.empty_table(), storage_options)
 
 
