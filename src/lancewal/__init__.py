@@ -33,11 +33,13 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import create, initialize, restore, uninitialize
+    from lancewal.maintenance import UpkeepSettings
     from lancewal.reader import LookupResult, Scan
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
     from lancewal.table import open_table as open
+    from lancewal.upkeep import UpkeepPlan, UpkeepReport
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
 # Lance reports its own system index, which has no fields, as an error each time indexes are
@@ -68,6 +70,9 @@ _HOMES = {
     "Table": ("lancewal.table", "Table"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
+    "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
+    "UpkeepReport": ("lancewal.upkeep", "UpkeepReport"),
+    "UpkeepSettings": ("lancewal.maintenance", "UpkeepSettings"),
     "WalAppender": ("lancewal.shard", "WalAppender"),
     "WalEntry": ("lancewal.format", "WalEntry"),
     "WalTailer": ("lancewal.shard", "WalTailer"),
@@ -98,6 +103,9 @@ __all__ = [
     "Table",
     "TableWriteResult",
     "TableWriter",
+    "UpkeepPlan",
+    "UpkeepReport",
+    "UpkeepSettings",
     "WalAppender",
     "WalEntry",
     "WalTailer",

@@ -33,7 +33,7 @@ from lancewal.shard import (
     listed_shards,
     require_shard,
 )
-from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
+from lancewal.status import ShardInfo, shard_infos
 from lancewal.storage import ObjectStore, both, layout
 from lancewal.upkeep import MaintainedTable
 from lancewal.writer import (
@@ -119,10 +119,6 @@ class Table(MaintainedTable):
         """Every shard with its state, sorted by id."""
         return shard_infos(self._store, self._reader.base)
 
-    def status(self) -> TableStatus:
-        """What waits for a flush, for compaction and for an index, shard by shard."""
-        return table_status(self._store, self._reader.base)
-
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
         return ShardRouter.of_table(self._reader.base(), self._store)
@@ -182,6 +178,7 @@ class Table(MaintainedTable):
         *,
         cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
+        upkeep: bool = False,
         **overrides: Any,
     ) -> TableWriter:
         """A writer that sends every row to its shard.
@@ -197,6 +194,9 @@ class Table(MaintainedTable):
         claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
         is not known yet, and raises :class:`ShardOwnedError` when it lives. ``"now"`` claims the shard
         and fences the other one. ``"never"`` takes no shard that somebody has, gone or not.
+
+        With ``upkeep`` a thread keeps the whole table in shape until the writer is closed, as
+        :meth:`upkeeper` does: nobody has to flush, compact or collect.
         """
         take_over = checked_take_over(take_over)
         base, shards = both(
@@ -235,6 +235,7 @@ class Table(MaintainedTable):
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
+            companion=self.upkeeper() if upkeep else None,
         )
 
     def shard_writer(

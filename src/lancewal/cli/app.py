@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import console, cost, ingest, init, maintain, rows, serve, status
+from lancewal.cli import console, cost, ingest, init, maintain, rows, serve, status, upkeep
 from lancewal.cli.exits import CommandError, guarded
 
 
@@ -154,6 +154,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         serve.serve,
         status.status,
         cost.cost,
+        upkeep.upkeep,
         maintain.flush,
         maintain.compact,
         maintain.gc,

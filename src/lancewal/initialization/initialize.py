@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 import lance
@@ -39,6 +40,7 @@ from lancewal.format import (
 )
 from lancewal.index import is_text, is_vector, maintained_specs
 from lancewal.initialization.sharding import Sharding, num_shards
+from lancewal.maintenance import UpkeepSettings, store_upkeep_settings
 from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_shards
 from lancewal.sstable import check_storable
 from lancewal.storage import ObjectStore, layout, ordered_map
@@ -65,6 +67,7 @@ def initialize(
     by_hand: bool = False,
     maintained_indexes: Sequence[str] | None = None,
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    upkeep: UpkeepSettings | Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
     """Give an existing Lance table a streaming write path. Done once per table; :func:`create` makes a new
@@ -94,6 +97,9 @@ def initialize(
     given another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
     and may have further keys of your own; they are kept.
 
+    ``upkeep`` is what the table is kept within, whole or as a mapping of single settings;
+    ``Table.set_upkeep`` changes it.
+
     Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
 
     Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
@@ -109,6 +115,7 @@ def initialize(
     sharding = Sharding(bucket, identity, unsharded, by_hand)
     wanted = key_columns(key)
     defaults = persisted_defaults(writer_defaults)
+    kept_within = UpkeepSettings.of(upkeep)
     uri, options = locate(uri_or_dataset, storage_options)
     store = ObjectStore.from_uri(uri, options)
     for _ in range(_COMMIT_ATTEMPTS):
@@ -146,6 +153,8 @@ def initialize(
         )
     if spec is not None:
         _create_shards(store, ShardRouter.for_table(details, schema))
+    if upkeep is not None:
+        store_upkeep_settings(store, kept_within)
     return Table.open(uri, options)
 
 

@@ -45,9 +45,6 @@ from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStor
 
 logger = logging.getLogger(__name__)
 
-_VERSIONS_DIR = "_versions"
-
-
 #: Slots that a writer may still believe free (see ``lancewal.storage.clock``), and files that a live
 #: process may be writing.
 _NEVER_YOUNG = (
@@ -233,7 +230,7 @@ class Needs:
     @cached_property
     def _versions(self) -> list[_Version]:
         infos = {}
-        for info in self.store.list(_VERSIONS_DIR):
+        for info in self.store.list(layout.VERSIONS_DIR):
             number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
             if number is not None:
                 infos[number] = info

@@ -21,19 +21,30 @@ from lancewal.maintenance import (
     RepairReport,
     Resource,
     Retention,
+    UpkeepSettings,
     VerifyReport,
     back_up,
     collect_garbage,
     compact,
     plan_compaction,
     process_totals,
+    read_upkeep_settings,
     repair,
+    store_upkeep_settings,
     verify,
 )
 from lancewal.reader import MaxStaleness, TableReader
 from lancewal.service import flush_through_owners
 from lancewal.shard import discover_manifests
+from lancewal.status import TableStatus, table_status
 from lancewal.storage import ObjectStore, both
+from lancewal.upkeep.plan import UpkeepPlan, plan_upkeep
+from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
+from lancewal.upkeep.upkeeper import MOST_COMMITS, Upkeeper
+from lancewal.writer import written
+
+#: Not at once: whoever opens a writer wants to write.
+_FIRST_LOOK_SECONDS = 1.0
 
 
 class MaintainedTable:
@@ -51,6 +62,82 @@ class MaintainedTable:
     def uri(self) -> str:
         """Where the table lies."""
         return self._store.uri
+
+    def status(self) -> TableStatus:
+        """What waits for a flush, for compaction and for an index, shard by shard."""
+        return table_status(self._store, self._reader.base)
+
+    def set_upkeep(self, settings: UpkeepSettings | None = None, **changes: Any) -> UpkeepSettings:
+        """Store what the table is kept within: ``settings``, or those it has with some of them changed.
+
+        Whoever keeps the table in shape goes by them from its next look on. Returns what was stored.
+
+        .. code-block:: python
+
+            table.set_upkeep(max_sstables=8, garbage_age=timedelta(hours=6))
+        """
+        base = read_upkeep_settings(self._store) if settings is None else UpkeepSettings.of(settings)
+        wanted = base.changed(changes)
+        store_upkeep_settings(self._store, wanted)
+        return wanted
+
+    def plan_upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepPlan:
+        """What is due to keep the table in shape, why, and in which order. Changes nothing.
+
+        By its own settings, or by others. Empty where the table is in shape.
+        """
+        return plan_upkeep(self.status(), settings)
+
+    def upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepReport:
+        """Do what is due, as :meth:`plan_upkeep` tells it.
+
+        One round, each kind of work once. Safe beside writers, readers and upkeep elsewhere; may be killed
+        and repeated at any point. What another process is at is left to it. A shard that fails does not stop
+        the others: the report has its error.
+
+        >>> import tempfile, lance, lancewal, pyarrow as pa
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.schema([("id", pa.int64())]).empty_table(), uri)
+        >>> table = lancewal.initialize(uri, unsharded=True, upkeep=lancewal.UpkeepSettings(max_sstables=1))
+        >>> for number in range(3):
+        ...     with table.writer() as writer:
+        ...         _ = writer.put(pa.table({"id": [number]}))
+        >>> [str(task.work) for task in table.plan_upkeep()]
+        ['compact', 'collect']
+        >>> table.upkeep().ok, lance.dataset(uri).count_rows()
+        (True, 3)
+        """
+        return self._upkeep().round(settings)
+
+    def upkeeper(
+        self,
+        settings: UpkeepSettings | None = None,
+        *,
+        report: Callable[[TaskOutcome], object] = lambda outcome: None,
+    ) -> Upkeeper:
+        """Keep the table in shape from a thread of this process, until what this returns is closed.
+
+        By the table's settings, which are read with every look, or by others. ``report`` is told of every
+        task. ``Table.writer(upkeep=True)`` and ``lancewal serve`` do the same for tables that they write.
+
+        .. code-block:: python
+
+            with table.upkeeper():
+                serve_requests()
+        """
+
+        def flushes() -> int:
+            """How often writers of this process have flushed: each time there is an SSTable more."""
+            uri = self.uri.rstrip("/")
+            return sum(stats.memtable_flush_count for (at, _), stats in written().items() if at == uri)
+
+        keeper = Upkeeper(self._upkeep(MOST_COMMITS), changes=flushes, report=report, settings=settings)
+        return keeper.start(after=_FIRST_LOOK_SECONDS)
+
+    def _upkeep(self, most_commits: int | None = None) -> Upkeep:
+        return Upkeep(
+            self._store, self._reader.base, writer_store=self._writer_store, most_commits=most_commits
+        )
 
     def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
