@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import create, initialize, restore, uninitialize
-    from lancewal.maintenance import UpkeepSettings
-    from lancewal.reader import LookupResult, Scan
+    from lancewal.maintenance import Checkpoint, UpkeepSettings
+    from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
@@ -56,6 +56,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 _HOMES = {
     "AsyncTable": ("lancewal.gateway", "AsyncTable"),
     "AsyncWriter": ("lancewal.gateway", "AsyncWriter"),
+    "Checkpoint": ("lancewal.maintenance", "Checkpoint"),
     "Gateway": ("lancewal.gateway", "Gateway"),
     "LookupResult": ("lancewal.reader", "LookupResult"),
     "PutId": ("lancewal.format", "PutId"),
@@ -68,6 +69,7 @@ _HOMES = {
     "ShardWriter": ("lancewal.writer", "ShardWriter"),
     "ShardWriterConfig": ("lancewal.config", "ShardWriterConfig"),
     "Table": ("lancewal.table", "Table"),
+    "TableView": ("lancewal.reader", "TableView"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
     "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
@@ -89,6 +91,7 @@ _HOMES = {
 __all__ = [
     "AsyncTable",
     "AsyncWriter",
+    "Checkpoint",
     "Gateway",
     "LookupResult",
     "PutId",
@@ -101,6 +104,7 @@ __all__ = [
     "ShardWriterConfig",
     "SharedTable",
     "Table",
+    "TableView",
     "TableWriteResult",
     "TableWriter",
     "UpkeepPlan",
