@@ -17,13 +17,11 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     ConflictError,
     FencedError,
     ForkedError,
     InvalidInputError,
-    OutcomeUnknownError,
     PartialWriteError,
     StorageError,
     WalTruncatedError,
@@ -43,28 +41,26 @@ from lancewal.publish import staging as staging_room
 from lancewal.publish.sstable_pointers import Fate
 from lancewal.reader import TableReader
 from lancewal.reader.state import StateReader
+from lancewal.service import publish_through_owners
 from lancewal.shard import Shard, WalAppender
 from lancewal.storage import HostClock, ObjectStore
 from lancewal.storage.local import LocalBackend
 from lancewal.writer import ShardWriter, TableWriter, drain_shard, open_shard_writer
+from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, WAL_ONLY
 from tests.simulation.ledger import Ledger
 from tests.simulation.light import LightTable, rows_of
 from tests.simulation.oracle import OWN, REGISTERS, BrokenError, History, Put, Seen
+from tests.simulation.owning import Owning
 from tests.simulation.plan import Actor, Plan, plan_of
 from tests.simulation.store import Disk, Faults, Files
-from tests.simulation.world import Process, World
+from tests.simulation.world import Process, World, uncollected
 from tests.tables import KEY, new_table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("value", pa.int64())])
 WITHOUT_KEY = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64())])
-SHARD = UUID(int=7)
-_CONFIG = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None)
-_WAL_ONLY = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None, enable_memtable=False)
 AGE = timedelta(minutes=10)
 _RETENTION = Retention(timedelta(0), AGE, AGE, AGE, AGE, AGE)
 _NUMBER = re.compile(r" \d")
-#: What a call may raise where storage fails or others take over; anything else is a bug.
-_EXPECTED = (FencedError, ConflictError, StorageError, OutcomeUnknownError, PartialWriteError)
 
 
 @dataclass
@@ -85,14 +81,19 @@ class Simulation:
         self.faults = plan.rates()
         self.history.has_key = plan.has_key
         with ExitStack() as stack:
+            stack.enter_context(uncollected())
             self._furnish()
             if self.light is not None:
                 stack.enter_context(self.light.installed())
                 stack.enter_context(self._counting_fates())
+            self.owning = Owning(self, SHARD) if plan.lease else None
+            bodies = self.owning.bodies() if self.owning else {}
+            if self.owning:
+                stack.enter_context(self.owning.installed())
             with self.world.installed():
                 for number, actor in plan.present:
                     process = self._process(f"{actor.kind} {number}")
-                    body = getattr(self, "_" + actor.kind.replace(" ", "_"))
+                    body = bodies.get(actor.kind) or getattr(self, "_" + actor.kind.replace(" ", "_"))
                     self.world.spawn(process, self._as(process, partial(body, actor, process)))
                 self.world.run()
             self._check_the_end()
@@ -102,12 +103,13 @@ class Simulation:
     def _furnish(self) -> None:
         name = "keyed" if self.plan.has_key else "unkeyed"
         self.light: LightTable | None = None
+        self.ledger: Ledger | None = None
         if self.plan.is_light:
             root, files = f"/simulated/{name}", Files()
             self.disk = Disk(self.world, root, self.faults, files, is_near=self.plan.is_near)
             self.light = LightTable(self.disk, self.templates / name, self.met)
-            ledger = Ledger(files, self.light, self.history, SHARD)
-            self.world.watch = ledger.look
+            self.ledger = Ledger(files, self.light, self.history, SHARD)
+            self.world.watch = self.ledger.look
             return
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.copytree(self.templates / name, self.directory)
@@ -132,13 +134,16 @@ class Simulation:
 
     def _process(self, name: str) -> Process:
         chance = self.world.random
-        return Process(name, chance.uniform(-9e4, 9e4), chance.uniform(-0.05, 0.05))
+        process = Process(name, chance.uniform(-9e4, 9e4), chance.uniform(-0.05, 0.05))
+        if self.owning:
+            self.owning.hosts.settle(process)
+        return process
 
     def _as(self, process: Process, body: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             try:
                 body()
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
 
         return run
@@ -166,7 +171,7 @@ class Simulation:
     def _writer(self, actor: Actor, process: Process) -> None:
         chance, store = self.world.random, self.disk.store()
         self._pause(actor)
-        config = _WAL_ONLY if chance.random() < 0.15 else _CONFIG
+        config = WAL_ONLY if chance.random() < 0.15 else CONFIG
         writer = open_shard_writer(self._base(store), SHARD, config, store=store, indexes=())
         for _ in range(actor.size):
             self._pause(actor)
@@ -206,7 +211,7 @@ class Simulation:
         def other() -> None:
             try:
                 self._put(writer)
-            except _EXPECTED:
+            except EXPECTED:
                 self.met["a put beside another fails"] += 1
             finally:
                 over.append(True)
@@ -233,15 +238,18 @@ class Simulation:
 
         def open_shard(shard: Shard) -> ShardWriter:
             look = partial(shard.create, store)
-            return open_shard_writer(base, shard.shard_id, _CONFIG, store=store, look=look, indexes=())
+            return open_shard_writer(base, shard.shard_id, CONFIG, store=store, look=look, indexes=())
 
-        writer = TableWriter(base.schema, _OneShard(), open_shard, is_remote=not store.is_local)  # type: ignore[arg-type]
+        writer = TableWriter(base.schema, ONE_SHARD, open_shard, is_remote=not store.is_local)
         for _ in range(actor.size):
             self._pause(actor)
-            put = self.history.begin(self.world.steps)
-            with _Outcome(self, put):
-                writer.put(self._rows(put))
+            self._put_in_table(writer)
         writer.close()
+
+    def _put_in_table(self, writer: TableWriter) -> None:
+        put = self.history.begin(self.world.steps)
+        with _Outcome(self, put):
+            writer.put(self._rows(put))
 
     def _clone(self, actor: Actor, process: Process) -> None:
         """A machine that is cloned while it writes: two processes with one epoch and one idea of the log."""
@@ -278,7 +286,7 @@ class Simulation:
     def _fork(self, actor: Actor, process: Process) -> None:
         """A process that forks while it writes, and dies: the child has its writer, and must not use it."""
         store = self.disk.store()
-        writer = open_shard_writer(self._base(store), SHARD, _CONFIG, store=store, indexes=())
+        writer = open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=())
         self._put(writer)
         child = Process(f"{process.name} child", process.ahead, process.drift, is_forked=True)
 
@@ -303,9 +311,9 @@ class Simulation:
             self._pause(actor)
             store = self.disk.store()
             try:
-                if drain_shard(self._base(store), store, SHARD, _CONFIG).rows:
+                if drain_shard(self._base(store), store, SHARD, CONFIG).rows:
                     self.met["a log is drained"] += 1
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
 
     # ------------------------------------------------------------------- jobs
@@ -316,8 +324,9 @@ class Simulation:
         def run(put: Put, transaction: Transaction) -> None:
             store = self.disk.store()
             staged = [self._staged(store, put) for _ in range(self.world.random.choice([1, 1, 2]))]
+            through = publish if self.owning is None else publish_through_owners
             try:
-                written = publish(self._base(store), store, staged[-1:], transaction)
+                written = through(self._base(store), store, staged[-1:], transaction)
             except InvalidInputError as error:
                 if "hours ago" not in str(error):
                     raise
@@ -376,7 +385,7 @@ class Simulation:
                 try:
                     self._attempt(actor, put, transaction, run)
                     break
-                except _EXPECTED as error:
+                except EXPECTED as error:
                     self._note(process.name, error)
                     self.met["a job is run again"] += 1
             if put.acknowledged is None:
@@ -402,7 +411,7 @@ class Simulation:
             limit = self.world.random.choice([1, 60, 1 << 20])
             try:
                 report = compact(self.disk.store(), max_workers=1, max_commit_bytes=limit)
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 if isinstance(error, PartialWriteError):
                     self._check_causes(error)
@@ -419,7 +428,7 @@ class Simulation:
 
     def _check_causes(self, error: PartialWriteError) -> None:
         for cause in error.failed.values():
-            if not isinstance(cause, (*_EXPECTED, FileNotFoundError, OSError)):
+            if not isinstance(cause, (*EXPECTED, FileNotFoundError, OSError)):
                 raise BrokenError(f"a compaction failed: {cause!r}") from cause
 
     def _collector(self, actor: Actor, process: Process) -> None:
@@ -430,7 +439,7 @@ class Simulation:
                 report = collect_garbage(
                     self.disk.store(), retention=_RETENTION, clock=clock, now=self._now()
                 )
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 continue
             for resource, count in report.counts().items():
@@ -455,7 +464,7 @@ class Simulation:
                     raise BrokenError(f"something that a read needs was collected: {error}") from error
                 self.met["a read took longer than garbage is kept"] += 1
                 return
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 return
             seen = self.history.check_reader(rows.items(), seen, must)
@@ -491,7 +500,7 @@ class Simulation:
                     raise BrokenError(f"what a follower needs was collected: {error}") from error
                 self.met["a follower is too far behind"] += 1
                 return
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 return
             place, looked = goal, began
@@ -510,7 +519,7 @@ class Simulation:
     def _states(self) -> Iterator[None]:
         yield
         store = self.disk.store()
-        open_shard_writer(self._base(store), SHARD, _CONFIG, store=store, indexes=()).close()
+        open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=()).close()
         yield
         if self.plan.schedule % 3:
             return
@@ -542,13 +551,6 @@ class _Outcome:
             self._simulation.met["a put meets a fence"] += 1
         elif isinstance(causes[0], StorageError):
             self._put.refused = True
-
-
-class _OneShard:
-    """Routes all rows to one shard, as the router of a table does that is not sharded."""
-
-    def route(self, batch: pa.RecordBatch) -> list[tuple[Shard, pa.RecordBatch]]:
-        return [(Shard(SHARD, 0, ()), batch)]
 
 
 class _CountedReader(StateReader):

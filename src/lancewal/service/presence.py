@@ -349,7 +349,11 @@ def serve_with(serve: Callable[[Presence, ObjectStore], bool]) -> None:
 
 _heart = _Heart()
 in_forked_child(_heart.start_empty)
-presence_at = _heart.presence
+
+
+def presence_at(uri: str) -> Presence:
+    """This process at the table."""
+    return _heart.presence(uri)
 
 
 def open_owned(
