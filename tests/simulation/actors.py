@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections import Counter
@@ -60,6 +61,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa
 WITHOUT_KEY = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 AGE = timedelta(minutes=10)
 _RETENTION = Retention(timedelta(0), AGE, AGE, AGE, AGE, AGE)
+_WORLDS = itertools.count()
 _NUMBER = re.compile(r" \d")
 
 
@@ -112,8 +114,9 @@ class Simulation:
             self.world.watch = self.ledger.look
             return
         shutil.rmtree(self.directory, ignore_errors=True)
-        shutil.copytree(self.templates / name, self.directory)
-        root = str(self.directory)
+        # A path of its own: caches of this process know what an earlier world had under the same names.
+        root = str(self.directory / f"{next(_WORLDS):08d}")
+        shutil.copytree(self.templates / name, root)
         self.disk = Disk(self.world, root, self.faults, LocalBackend(root, fsync=False), is_near=False)
 
     @contextmanager
