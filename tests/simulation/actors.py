@@ -47,7 +47,7 @@ from lancewal.shard import Shard, WalAppender
 from lancewal.storage import HostClock, ObjectStore
 from lancewal.storage.local import LocalBackend
 from lancewal.writer import ShardWriter, TableWriter, drain_shard, open_shard_writer
-from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, WAL_ONLY
+from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, SMALL, WAL_ONLY
 from tests.simulation.ledger import Ledger
 from tests.simulation.light import LightTable, rows_of
 from tests.simulation.oracle import OWN, REGISTERS, BrokenError, History, Put, Seen
@@ -79,6 +79,7 @@ class Simulation:
     def run(self) -> Simulation:
         """Everybody until the end, and then, without faults, whether the table is whole."""
         plan = self.plan
+        self.config = SMALL if plan.is_small else CONFIG
         self.world = World(plan.schedule)
         self.faults = plan.rates()
         self.history.has_key = plan.has_key
@@ -174,7 +175,7 @@ class Simulation:
     def _writer(self, actor: Actor, process: Process) -> None:
         chance, store = self.world.random, self.disk.store()
         self._pause(actor)
-        config = WAL_ONLY if chance.random() < 0.15 else CONFIG
+        config = WAL_ONLY if chance.random() < 0.15 else self.config
         writer = open_shard_writer(self._base(store), SHARD, config, store=store, indexes=())
         for _ in range(actor.size):
             self._pause(actor)
@@ -209,21 +210,25 @@ class Simulation:
 
     def _put_at_once(self, writer: ShardWriter, process: Process) -> None:
         """Two threads of one process, which share an entry or not."""
+        others = [partial(self._put, writer)]
+        if self.config is SMALL and writer.config.enable_memtable:
+            others += [partial(self._put, writer), writer.force_seal_active]
         over: list[bool] = []
 
-        def other() -> None:
+        def other(call: Callable[[], None]) -> None:
             try:
-                self._put(writer)
+                call()
             except EXPECTED:
                 self.met["a put beside another fails"] += 1
             finally:
                 over.append(True)
 
-        self.world.spawn(process, other, "another thread")
+        for call in others:
+            self.world.spawn(process, partial(other, call), "another thread")
         try:
             self._put(writer)
         finally:
-            self.world.wait("the other thread", lambda: bool(over))
+            self.world.wait("the other thread", lambda: len(over) == len(others))
 
     def _delete(self, writer: ShardWriter) -> None:
         there = sorted(self.history.acknowledged())
@@ -519,11 +524,22 @@ class Simulation:
             read = self._light_reads() if self.light is not None else self._lance_reads()
             seen = self.history.check_reader(next(read).items(), seen, self.history.now())
 
+    def _check_that_the_feed_has(self, shown: frozenset[int]) -> None:
+        """Also what nobody knows of, because its writer died: whoever follows has to see what readers do."""
+        if self.light is None or any(actor.kind == "collector" for _, actor in self.plan.present):
+            return  # the feed begins where the log does
+        store = self.disk.store()
+        feed = ChangeFeed(store, self._base(store).schema)
+        changes = [change for batch in feed.changes({}, feed.advance({})) for change in _changes(batch)]
+        self.history.check_feed(changes, shown | self.history.acknowledged())
+        self.history.fed -= 1
+
     def _states(self) -> Iterator[None]:
         yield
         store = self.disk.store()
         open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=()).close()
         yield
+        self._check_that_the_feed_has(self.history.shown)
         if self.plan.schedule % 3:
             return
         compact(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,8 @@ from lancewal.shard import Shard
 
 SHARD = UUID(int=7)
 CONFIG = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None)
+#: Every put fills a MemTable.
+SMALL = replace(CONFIG, max_memtable_rows=3)
 WAL_ONLY = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None, enable_memtable=False)
 #: What a call may raise where storage fails or others take over; anything else is a bug.
 EXPECTED = (

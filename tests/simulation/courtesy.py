@@ -138,6 +138,7 @@ class Courtesy:
     claims: dict[int, tuple[Process, int | None]] = field(default_factory=dict)
     #: By epoch the step at which a record first named it.
     named: dict[int, int] = field(default_factory=dict)
+    #: Epochs whose writers are closed, or about to be.
     released: set[int] = field(default_factory=set)
 
     @property
@@ -231,7 +232,6 @@ class Courtesy:
 
     def closed(self, epoch: int, owner_id: str) -> None:
         """A writer was closed: its record must not keep others out."""
-        self.released.add(epoch)
         if self.is_orderly and (self._named_in(layout.owner_record(owner_id)) or 0) >= epoch:
             raise BrokenError(f"a writer of epoch {epoch} was closed, and its record names the shard")
 

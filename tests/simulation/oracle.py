@@ -55,6 +55,8 @@ class History:
     fed: int = 0
     #: Raised whenever more must be there, or must not.
     version: int = 0
+    #: The puts that the last read showed.
+    shown: frozenset[int] = frozenset()
 
     def begin(self, step: int) -> Put:
         put = Put(len(self.puts) + 1, step)
@@ -105,6 +107,7 @@ class History:
             self._check_origin(number, values[OWN + number])
         if self.has_key:
             self._check_registers(values, shown)
+        self.shown = shown
         return shown
 
     def check_reader(self, rows: Iterable[tuple[int, int]], seen: Seen, must: Seen) -> Seen:

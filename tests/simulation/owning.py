@@ -79,7 +79,7 @@ class Owning:
                 lambda look, claimed: open_shard_writer(
                     base,
                     self._shard_id,
-                    CONFIG,
+                    self._simulation.config,
                     store=store,
                     look=look,
                     claimed=claimed,
@@ -97,13 +97,23 @@ class Owning:
         return writer
 
     def _close(self, writer: ShardWriter, store: ObjectStore) -> None:
+        self.courtesy.released.add(writer.epoch)
         writer.close()
         self.courtesy.closed(writer.epoch, presence_at(store.uri).owner_id)
+
+    @contextmanager
+    def _life_of(self, process: Process) -> Iterator[None]:
+        """It ends with the block, and its heart with it; what is not expected ends the world."""
+        try:
+            yield
+        except EXPECTED as error:
+            self._simulation._note(process.name, error)
+        self.world.kill(process)
 
     def _owner(self, actor: Actor, process: Process) -> None:
         """A process that opens the shard, writes, perhaps loses it, and ends in order or not."""
         chance, store = self.world.random, self.disk.store()
-        try:
+        with self._life_of(process):
             for _ in range(chance.choice([1, 1, 2, 3])):
                 self._simulation._pause(actor)
                 try:
@@ -118,8 +128,6 @@ class Owning:
                         self.courtesy.fenced(error)
                 if chance.random() < 0.7:
                     self._close(writer, store)
-        finally:
-            self.world.kill(process)  # it ends, and its heart with it
 
     def _write(self, writer: ShardWriter, actor: Actor, process: Process) -> None:
         for _ in range(actor.size):
@@ -157,7 +165,7 @@ class Owning:
             come_back_after=self.lease.total_seconds() if take_over == "when_gone" else None,
         )
         self._kept.append(writer)
-        try:
+        with self._life_of(process):
             for _ in range(2 * actor.size):
                 self._simulation._pause(actor)
                 self._stall_on_purpose(process)
@@ -168,11 +176,10 @@ class Owning:
                     for cause in error.failed.values():
                         if isinstance(cause, FencedError):
                             self.courtesy.fenced(cause)
+            self.courtesy.released |= {each.epoch for each in opened}
             writer.close()
             if opened:
                 self.courtesy.closed(opened[-1].epoch, presence_at(store.uri).owner_id)
-        finally:
-            self.world.kill(process)
 
     # -------------------------------------------------------------- whoever asks
 
@@ -276,6 +283,8 @@ class Owning:
     def _forge(self, path: str, older: dict[str, bytes]) -> None:
         chance = self.world.random
         owner_id = chance.randbytes(8).hex()
+        # Whoever waits for an endless lease waits for ten minutes, which are many heartbeats of a short one.
+        endless = 1e9 if self.lease >= timedelta(seconds=60) else 4 * self.lease.total_seconds()
         content = {
             "owner": owner_id,
             "host": "nowhere",
@@ -283,7 +292,7 @@ class Owning:
             "machine": chance.choice(["one host", "another host", "no host"]),
             "started": chance.choice(["", "owner 0", "9"]),
             "shards": {str(self._shard_id): chance.choice([0, 1, 2, 1 << 40])},
-            "lease_seconds": chance.choice([0.0, self.lease.total_seconds(), 1e9]),
+            "lease_seconds": chance.choice([0.0, self.lease.total_seconds(), endless]),
             "address": chance.choice([None, "nowhere:1"]),
             "beat": 1,
         }

@@ -38,7 +38,7 @@ _OFTEN = {
 #: One world in so many has owners with records, and those who ask them.
 WITH_OWNERS = 8
 #: Nothing goes wrong but deaths: in such a world nobody may stop a writer that lives.
-_ORDERLY = {**dict.fromkeys(Faults.kinds(), 0.0), "dies": 1.0}
+_ORDERLY = {**dict.fromkeys(Faults.kinds(), 0.0), "dies": 6.0}
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class Plan:
     #: Seconds of an owner's lease; 0 where nobody has records.
     lease: float = 0.0
     is_orderly: bool = False
+    #: Whether MemTables are full after one put, and are sealed while others are under way.
+    is_small: bool = False
     #: Actors by number that were left out, and faults that were turned off, to find a smaller world.
     left_out: frozenset[int] = field(default_factory=frozenset)
     turned_off: frozenset[str] = field(default_factory=frozenset)
@@ -166,6 +168,7 @@ def _plan_with_owners(seed: int) -> Plan:
         schedule=seed,
         lease=lease,
         is_orderly=is_orderly,
+        is_small=seed % 5 == 1,
     )
 
 
@@ -217,4 +220,5 @@ def plan_of(seed: int) -> Plan:
         flushes=0.7 if theme == "compaction" else 0.3,
         is_light=is_light,
         has_key=has_key,
+        is_small=seed % 7 == 5,
     )
