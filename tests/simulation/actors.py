@@ -27,6 +27,7 @@ from lancewal.errors import (
     StorageError,
     WalTruncatedError,
 )
+from lancewal.format import PutId
 from lancewal.maintenance import Retention, collect_garbage, compact
 from lancewal.publish import (
     ChangeFeed,
@@ -41,7 +42,6 @@ from lancewal.publish import feed as feed_room
 from lancewal.publish import staging as staging_room
 from lancewal.publish.sstable_pointers import Fate
 from lancewal.reader import TableReader
-from lancewal.reader.state import StateReader
 from lancewal.service import publish_through_owners
 from lancewal.shard import Shard, WalAppender
 from lancewal.storage import HostClock, ObjectStore
@@ -53,6 +53,7 @@ from tests.simulation.light import LightTable, rows_of
 from tests.simulation.oracle import OWN, REGISTERS, BrokenError, History, Put, Seen
 from tests.simulation.owning import Owning
 from tests.simulation.plan import Actor, Plan, plan_of
+from tests.simulation.reading import CountedReader, changes_of, values_of
 from tests.simulation.store import Disk, Faults, Files
 from tests.simulation.world import Process, World, uncollected
 from tests.tables import KEY, new_table
@@ -254,10 +255,14 @@ class Simulation:
             self._put_in_table(writer)
         writer.close()
 
-    def _put_in_table(self, writer: TableWriter) -> None:
+    def _put_in_table(
+        self, writer: TableWriter, put_id: PutId | None = None, under_way: list[Put] | None = None
+    ) -> None:
         put = self.history.begin(self.world.steps)
+        if under_way is not None:
+            under_way.append(put)
         with _Outcome(self, put):
-            writer.put(self._rows(put))
+            writer.put(self._rows(put), put_id=put_id)
 
     def _clone(self, actor: Actor, process: Process) -> None:
         """A machine that is cloned while it writes: two processes with one epoch and one idea of the log."""
@@ -332,7 +337,10 @@ class Simulation:
         def run(put: Put, transaction: Transaction) -> None:
             store = self.disk.store()
             staged = [self._staged(store, put) for _ in range(self.world.random.choice([1, 1, 2]))]
-            through = publish if self.owning is None else publish_through_owners
+            through = publish
+            if self.owning is not None:
+                self.owning.wait_for_an_owner()
+                through = publish_through_owners
             try:
                 written = through(self._base(store), store, staged[-1:], transaction)
             except InvalidInputError as error:
@@ -478,7 +486,7 @@ class Simulation:
             seen = self.history.check_reader(rows.items(), seen, must)
 
     def _light_reads(self) -> Iterator[dict[int, int]]:
-        states = _CountedReader(self.disk.store(), live_writers=False)
+        states = CountedReader(self.disk.store(), live_writers=False)
         states.met = self.met
         assert self.light is not None
         while True:
@@ -488,7 +496,7 @@ class Simulation:
     def _lance_reads(self) -> Iterator[dict[int, int]]:
         reader = TableReader(self.disk.store(), live_writers=False)
         while True:
-            yield _values(reader.scan().to_table())
+            yield values_of(reader.scan().to_table())
 
     def _follower(self, actor: Actor, process: Process) -> None:
         store = self.disk.store()
@@ -502,7 +510,7 @@ class Simulation:
             try:
                 goal = feed.advance(place)
                 for batch in feed.changes(place, goal):
-                    changes += _changes(batch)
+                    changes += changes_of(batch)
             except WalTruncatedError as error:
                 if self.world.now - looked < AGE.total_seconds() / 2:
                     raise BrokenError(f"what a follower needs was collected: {error}") from error
@@ -530,7 +538,7 @@ class Simulation:
             return  # the feed begins where the log does
         store = self.disk.store()
         feed = ChangeFeed(store, self._base(store).schema)
-        changes = [change for batch in feed.changes({}, feed.advance({})) for change in _changes(batch)]
+        changes = [change for batch in feed.changes({}, feed.advance({})) for change in changes_of(batch)]
         self.history.check_feed(changes, shown | self.history.acknowledged())
         self.history.fed -= 1
 
@@ -570,34 +578,6 @@ class _Outcome:
             self._simulation.met["a put meets a fence"] += 1
         elif isinstance(causes[0], StorageError):
             self._put.refused = True
-
-
-class _CountedReader(StateReader):
-    """Counts how often a snapshot starts again."""
-
-    met: Counter[str]
-
-    def _retried(self, read):  # type: ignore[no-untyped-def]
-        def counted(attempt: int):  # type: ignore[no-untyped-def]
-            if attempt > 1:
-                self.met["a snapshot starts again"] += 1
-            return read(attempt)
-
-        return super()._retried(counted)
-
-
-def _changes(batch: pa.RecordBatch) -> list[tuple[int, int | None]]:
-    columns = (batch[name].to_pylist() for name in ("id", "value", "_change_type"))
-    return [(key, None if kind == "delete" else value) for key, value, kind in zip(*columns, strict=True)]
-
-
-def _values(rows: pa.Table) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for key, value in zip(rows["id"].to_pylist(), rows["value"].to_pylist(), strict=True):
-        if key in found:
-            raise BrokenError(f"a row is there twice: {key}")
-        found[key] = value
-    return found
 
 
 def simulate(plan: Plan | int, templates: Path, directory: Path) -> Simulation:

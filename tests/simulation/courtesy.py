@@ -140,6 +140,7 @@ class Courtesy:
     named: dict[int, int] = field(default_factory=dict)
     #: Epochs whose writers are closed, or about to be.
     released: set[int] = field(default_factory=set)
+    closed_at: dict[int, float] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
@@ -196,7 +197,7 @@ class Courtesy:
             was_dead = last.died is not None and last.died <= opening.began
             if was_dead and last.host == opening.process.host:
                 raise BrokenError(f"an owner was dead on this host, and was waited for: {took:.1f} s")
-            if opening.epoch in self.released:
+            if self.closed_at.get(opening.epoch, self.world.now) < opening.began:
                 raise BrokenError(f"an owner had closed, and was waited for: {took:.1f} s")
 
     def _count_take_over(self, opening: Opening, last: Process) -> None:
@@ -232,6 +233,7 @@ class Courtesy:
 
     def closed(self, epoch: int, owner_id: str) -> None:
         """A writer was closed: its record must not keep others out."""
+        self.closed_at[epoch] = self.world.now
         if self.is_orderly and (self._named_in(layout.owner_record(owner_id)) or 0) >= epoch:
             raise BrokenError(f"a writer of epoch {epoch} was closed, and its record names the shard")
 

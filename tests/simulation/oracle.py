@@ -25,6 +25,8 @@ class Put:
     acknowledged: int | None = None
     #: It was refused, and did not happen.
     refused: bool = False
+    #: It was written again, without an id, by a writer that came back: the log may have it twice.
+    is_repeated: bool = False
 
 
 @dataclass
@@ -163,14 +165,14 @@ class History:
             self._check_origin(number, number)
             order.append(number)
             place += width
-        if len(set(order)) < len(order):
+        if any(order.count(number) > 1 and not self.puts[number].is_repeated for number in set(order)):
             raise BrokenError(f"the feed has a put twice: {order}")
         if missing := sorted(must_show - set(order)):
             raise BrokenError(f"the feed lacks puts {missing}; it has {order}")
         latest = 0
         for number in reversed(order):
             put = self.puts[number]
-            if latest and put.began > latest:
+            if latest and put.began > latest and not put.is_repeated:
                 raise BrokenError(
                     f"the feed has put {number} before one that was acknowledged earlier: {order}"
                 )

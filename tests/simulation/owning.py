@@ -14,14 +14,14 @@ from lancewal.errors import (
     PartialWriteError,
     ShardOwnedError,
 )
-from lancewal.format import encode_record
+from lancewal.format import PutId, encode_record
 from lancewal.service import flush_one_through_owner, flush_through_owners, open_owned, presence_at
 from lancewal.shard import Shard, ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import ShardWriter, TableWriter, open_shard_writer
 from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD
 from tests.simulation.courtesy import Courtesy, Hosts
-from tests.simulation.oracle import BrokenError
+from tests.simulation.oracle import BrokenError, Put
 from tests.simulation.plan import Actor
 from tests.simulation.store import Files
 from tests.simulation.world import Process
@@ -146,6 +146,9 @@ class Owning:
         store = self.disk.store()
         take_over = self._policy()
         opened: list[ShardWriter] = []
+        under_way: list[Put] = []
+        has_ids = self.world.random.random() < 0.6
+        session = self.world.random.randbytes(8).hex()
 
         def open_shard(_: Shard) -> ShardWriter:
             if opened:
@@ -154,6 +157,8 @@ class Owning:
             opened.append(writer)
             if len(opened) > 1:
                 self.met["a service comes back"] += 1
+                if not has_ids and under_way:
+                    under_way[-1].is_repeated = True
             return writer
 
         self._simulation._pause(actor)
@@ -166,11 +171,12 @@ class Owning:
         )
         self._kept.append(writer)
         with self._life_of(process):
-            for _ in range(2 * actor.size):
+            for number in range(2 * actor.size):
                 self._simulation._pause(actor)
                 self._stall_on_purpose(process)
                 try:
-                    self._simulation._put_in_table(writer)
+                    put_id = PutId(session, number + 1) if has_ids else None
+                    self._simulation._put_in_table(writer, put_id, under_way)
                 except PartialWriteError as error:
                     self._simulation._note(process.name, error)
                     for cause in error.failed.values():
@@ -188,6 +194,7 @@ class Owning:
         store = self.disk.store()
         for _ in range(2 * actor.size):
             self._simulation._pause(actor)
+            self.wait_for_an_owner()
             must = self._simulation.history.acknowledged()
             try:
                 manifest = ShardManifestStore(store, self._shard_id).read_latest()
@@ -202,6 +209,11 @@ class Owning:
                 self._simulation._note(process.name, error)
                 continue
             self._check_flushed(must)
+
+    def wait_for_an_owner(self) -> None:
+        """Mostly, and not for ever: without one there is nobody to ask."""
+        if self.world.random.random() < 0.8:
+            self.world.wait("an owner", lambda: bool(self._records()), 2 * self.lease.total_seconds())
 
     def _check_flushed(self, must: frozenset[int]) -> None:
         assert self._simulation.ledger is not None
