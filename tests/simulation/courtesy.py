@@ -217,6 +217,8 @@ class Courtesy:
         owner = self.hosts.owners.get(error.owner_id)
         if owner is None or (owner.died is not None and owner.died < opening.began):
             raise BrokenError(f"refused for an owner that was dead: {error}")
+        if owner is opening.process:
+            return  # which has not noticed yet that it lost the shard
         its_epoch = max((epoch for epoch, (who, _) in self.claims.items() if who is owner), default=0)
         if its_epoch < opening.epoch:
             raise BrokenError(f"refused for an owner that was superseded: {error}")
