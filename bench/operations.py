@@ -41,6 +41,7 @@ ROWS_IN_SSTABLE = 50
 TAIL_ENTRIES = 3
 REPLAYED_ENTRIES = 40
 DUE_ENTRIES = 400
+_SMALL_FILES = 3
 MANY_THREADS, PUTS_OF_A_THREAD = 128, 8
 DIMENSION = 8
 SPARK_SHARDS = 8
@@ -166,8 +167,26 @@ class Lab:
     def much_flushed(self) -> Path:
         return self._with_sstables("much-flushed", MANY_SSTABLES)
 
-    def _with_sstables(self, name: str, sstables: int) -> Path:
-        where = self._build(name, 1)
+    @cached_property
+    def plain(self) -> Path:
+        """As :attr:`flushed`, without indexes."""
+        return self._with_sstables("plain", SSTABLES, indexes=False)
+
+    @cached_property
+    def scattered(self) -> Path:
+        """As :attr:`flushed`, after compactions that left small files: the next one joins them."""
+        where = self._build("scattered", 1)
+        table = lancewal.open(where)
+        for number in range(_SMALL_FILES):
+            with table.writer() as writer:
+                writer.put(rows(2_000_000 + number, 1))
+            table.compact()
+        return self._flush_often(where, SSTABLES)
+
+    def _with_sstables(self, name: str, sstables: int, *, indexes: bool = True) -> Path:
+        return self._flush_often(self._build(name, 1, indexes=indexes), sstables)
+
+    def _flush_often(self, where: Path, sstables: int) -> Path:
         table = lancewal.open(where)
         for number in range(sstables):
             with table.writer() as writer:
@@ -200,12 +219,13 @@ class Lab:
             self._many[shards] = self._with_entries(f"shards-{shards}", 1, shards)
         return self._many[shards]
 
-    def _build(self, name: str, shards: int) -> Path:
+    def _build(self, name: str, shards: int, *, indexes: bool = True) -> Path:
         where = self._root / name
         dataset = lance.write_dataset(pa.Table.from_batches([rows(0, BASE_ROWS)]), str(where))
-        dataset.create_scalar_index("id", "BTREE")
-        dataset.create_scalar_index("text", "INVERTED", with_position=False)
-        dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
+        if indexes:
+            dataset.create_scalar_index("id", "BTREE")
+            dataset.create_scalar_index("text", "INVERTED", with_position=False)
+            dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
         sharding: dict[str, Any] = {"unsharded": True} if shards == 1 else {"bucket": ("id", shards)}
         lancewal.initialize(where, **sharding, writer_defaults=_SETTINGS)
         return where
@@ -373,17 +393,36 @@ def _collect(directory: Callable[[Lab], Path], later: timedelta) -> Callable[[La
     return prepare
 
 
-def _merge_and_index(lab: Lab) -> Call:
-    """What plain Lance needs for the same: the rows, which it is given, and the indexes up to date."""
-    dataset = lab.far.place(lab.flushed).dataset()
-    again = (SSTABLES + 1) * ROWS_IN_SSTABLE // 2
-    newest = pa.Table.from_batches([rows(0, again), rows(BASE_ROWS, SSTABLES * ROWS_IN_SSTABLE)])
+def _compact(directory: Callable[[Lab], Path], **how: Any) -> Callable[[Lab], Call]:
+    return _cold(directory, lambda table: table.compact(**how))
 
-    def run() -> None:
-        dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(newest)
-        dataset.optimize.optimize_indices()
 
-    return run
+def _merge(
+    directory: Callable[[Lab], Path], *then: Callable[[lance.LanceDataset], object]
+) -> Callable[[Lab], Call]:
+    """What plain Lance needs for the same: it is given the rows, and has the table open."""
+
+    def prepare(lab: Lab) -> Call:
+        dataset = lab.far.place(directory(lab)).dataset()
+        again = (SSTABLES + 1) * ROWS_IN_SSTABLE // 2
+        newest = pa.Table.from_batches([rows(0, again), rows(BASE_ROWS, SSTABLES * ROWS_IN_SSTABLE)])
+
+        def run() -> None:
+            dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(newest)
+            for each in then:
+                each(dataset)
+
+        return run
+
+    return prepare
+
+
+def _index(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.optimize_indices()
+
+
+def _join(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.compact_files()
 
 
 # ---------------------------------------------------------------------- Spark
@@ -508,6 +547,9 @@ def _a_poll(shards: int) -> Goal:
 
 _OPEN = Goal(depth=7, text="depth ≤ 6 and the put")
 _READ = Goal(depth=3, text="depth ≤ 3 beyond plain Lance")
+_COMPACT = Goal(depth=15, text="depth ≤ 15")
+#: What pylance does in its calls is more than that already, see ``bench.chain``.
+_NO_DEEPER = Goal(depth=0, text="no deeper than plain Lance")
 _PER_SHARD = Goal(requests=12 * SPARK_SHARDS, text="≤ 12 requests per shard")
 
 OPERATIONS: Sequence[Operation] = (
@@ -574,11 +616,29 @@ OPERATIONS: Sequence[Operation] = (
         goal=Goal(depth=3, text="depth ≤ 3"),
     ),
     Operation(
+        "compact 8 SSTables, rows and markers",
+        _compact(lambda lab: lab.flushed, optimize_indexes=False, compact_files=False),
+        _merge(lambda lab: lab.flushed),
+        goal=_COMPACT,
+    ),
+    Operation(
+        "compact 8 SSTables, no indexes",
+        _compact(lambda lab: lab.plain),
+        _merge(lambda lab: lab.plain),
+        goal=_COMPACT,
+    ),
+    Operation(
         "compact 8 SSTables",
-        _cold(lambda lab: lab.flushed, lambda table: table.compact()),
-        _merge_and_index,
-        # 15 was hoped for, but Lance alone needs more than twice that.
-        goal=Goal(depth=0, text="no deeper than plain Lance's merge and indexes"),
+        _compact(lambda lab: lab.flushed),
+        _merge(lambda lab: lab.flushed, _index),
+        goal=_NO_DEEPER,
+        beyond_peer=True,
+    ),
+    Operation(
+        "compact 8 SSTables and join files",
+        _compact(lambda lab: lab.scattered),
+        _merge(lambda lab: lab.scattered, _index, _join, _index),
+        goal=_NO_DEEPER,
         beyond_peer=True,
     ),
     Operation("gc with nothing to do", _collect(lambda lab: lab.flushed, timedelta(0))),

@@ -113,6 +113,14 @@ class BaseTable:
         newest = known.refreshed(store)
         return newest if newest is not known else _with_history(known, store)
 
+    @classmethod
+    def known(cls, store: ObjectStore) -> BaseTable | None:
+        """The newest version that was opened through ``store`` so far, if it is kept; asks nothing.
+
+        It may be out of date: for guesses only.
+        """
+        return _newest.get(store.identity)
+
     def refreshed(self, store: ObjectStore) -> BaseTable:
         """The newest version: this very object, after one request, or another one, after three."""
         check_process()

@@ -11,14 +11,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from lancewal.base import BaseTable
+import lance
+
+from lancewal.base import BaseTable, tagged_versions
 from lancewal.errors import InvalidInputError, LanceWalError, StorageError
+from lancewal.format import ShardManifest
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
@@ -33,12 +36,14 @@ from lancewal.maintenance.garbage import (
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks, content, waits
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import listed_shards
+from lancewal.shard import listed_shards, shard_files
+from lancewal.sstable import copy_of
 from lancewal.storage import (
     MIN_DELETION_AGE,
     HostClock,
     ObjectInfo,
     ObjectStore,
+    both,
     host_clock,
     in_thread,
     layout,
@@ -135,19 +140,73 @@ def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[
     return listed_shards(store) if shards is None else [layout.parse_shard_id(shard) for shard in shards]
 
 
-def prune_compacted(
-    store: ObjectStore, shards: Sequence[UUID] | None = None, base: BaseTable | None = None
-) -> None:
-    """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
+class Pruning:
+    """After a compaction: takes what the base table holds, and nobody else needs, off the shards' manifests.
 
     Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
     dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
-    A failure is only logged, because garbage collection does the same later.
+
+    ``manifests`` are what the compaction read, since ``read_after``. Entries go by their names from the
+    newest ones. All but the tags of the base table may be read beside the merge. One thread at a time.
     """
-    try:
-        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards, base=base)
-    except LanceWalError as error:
-        logger.warning("compacted generations are still listed: %s", error)
+
+    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._read_after = read_after
+        self._workers = 1 if store.is_local else max(1, min(len(manifests), _AT_ONCE))
+        self._looks: Sequence[StoredLooks] = ()
+        self._unsettled = Once(partial(Unsettled.read, store))
+        self._tags: Mapping[str, int] | None = None
+
+    def read_ahead(self) -> None:
+        """What counts as well as it did when the manifests were read, and what is kept for the decisions."""
+        calls: list[Callable[[], object]] = []
+        if self._manifests:
+            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
+        for _ in ordered_map(lambda call: call(), calls, len(calls)):
+            pass
+
+    def read_tags(self, dataset: lance.LanceDataset) -> None:
+        """Once the rows are committed: a version that somebody tagged before then does not hold them."""
+        if self._manifests:
+            self._tags = tagged_versions(dataset)
+
+    def prune(self, base: BaseTable) -> None:
+        """A failure is only logged, because garbage collection does the same later."""
+        if not self._manifests:
+            return
+        try:
+            # What nothing lists any more must not be lost in a power cut.
+            sync_file_system(self._store)
+            if not self._looks:
+                self._read_looks()
+            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
+            each = partial(self._prune_shard, needs)
+            for _ in ordered_map(each, range(len(self._manifests)), self._workers):
+                pass
+        except LanceWalError as error:
+            logger.warning("compacted generations are still listed: %s", error)
+
+    def _read_looks(self) -> None:
+        read = partial(StoredLooks.read, self._store)
+        self._looks = list(ordered_map(read, [m.shard_id for m in self._manifests], self._workers))
+
+    def _prune_shard(self, needs: Needs, place: int) -> None:
+        manifest, store = self._manifests[place], self._store
+        # When an SSTable was written matters only to tags.
+        infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
+        state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
+        report = GcReport(needs.base.uri)
+        shard = ShardGarbage(
+            store, state, needs, self._unsettled, _USUAL_RETENTION, needs.now, host_clock(), report, 1
+        )
+        shard.manifests.assume(manifest, self._read_after)
+        both(
+            partial(prune_manifest_entries, shard),
+            partial(shard.looks.record, store, None),
+            at_once=not store.is_local,
+        )
 
 
 def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:

@@ -134,6 +134,10 @@ class ShardManifestStore:
             # Superseded and collected since.
             return self.read_latest()
 
+    def assume(self, manifest: ShardManifest, read_after: float) -> None:
+        """Begin with what another reader found at or after ``read_after``, a reading of :func:`boot_time`."""
+        self._seen = _Seen(manifest, read_after)
+
     def _read(self, newest: Callable[[float], ShardManifest | None]) -> ShardManifest | None:
         for _ in range(_READ_ATTEMPTS):
             started = self._clock()
