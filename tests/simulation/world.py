@@ -336,6 +336,8 @@ class World:
                     assert self._holder is None, "a lock of the world is held from outside"
                     self._holder = True
                     return True
+                if timeout > threading.TIMEOUT_MAX:
+                    raise OverflowError("timestamp too large to convert to C _PyTime_t")
                 if self._holder is not None:
                     if not blocking:
                         return False
