@@ -400,6 +400,7 @@ class World:
             current_thread=world._current_or_none,
             main_thread=lambda: SimpleNamespace(is_alive=lambda: True),
             get_ident=threading.get_ident,
+            TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
 
     def _current_or_none(self) -> object:
