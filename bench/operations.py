@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -437,7 +437,8 @@ def _micro_batch(lab: Lab) -> Call:
 
     def write(number: int) -> None:
         # Columns are made by the JVM, which is not needed: the rows are routed already.
-        with mock.patch.object(low_latency, "bucket_column"):
+        as_many = mock.patch.object(low_latency, "_number_of_tasks", return_value=SPARK_SHARDS)
+        with mock.patch.object(low_latency, "bucket_column"), as_many:
             transaction = Transaction("stream", number)
             low_latency.write_transaction(processes.rows, processes.options(), transaction, ())
 
@@ -474,7 +475,21 @@ class _Processes:
         place = self._place.as_process(f"{process}-{self._runs}")
         return {"path": place.uri, **{f"storage.{name}": value for name, value in place.options.items()}}
 
+    def append(self, appending: Any) -> list[Any]:
+        """The tasks of the low-latency sink; each gets what the driver sends it."""
+        from lancewal.spark.options import Options
+
+        self._runs += 1
+
+        def task(number: int) -> list[Any]:
+            alone = replace(appending, options=Options.parse(self._options(f"task-{number}")))
+            return list(alone.append(iter([self._parts[number]]), number))
+
+        with ThreadPoolExecutor(SPARK_SHARDS) as slots:
+            return [each for written in slots.map(task, range(SPARK_SHARDS)) for each in written]
+
     def write(self, options: dict[str, str]) -> None:
+        """A write by format."""
         from pyspark import TaskContext
 
         from lancewal.spark import spark_schema
@@ -512,30 +527,25 @@ class _Task:
 
 
 class _RoutedRows:
-    """A DataFrame as far as the low-latency sink uses one: routed already, and written by ``save``."""
+    """A DataFrame as far as the low-latency sink uses one: routed already."""
 
     columns = SCHEMA.names
 
     def __init__(self, processes: _Processes) -> None:
         self._processes = processes
-        self._transaction = ""
-
-    @property
-    def write(self) -> _RoutedRows:
-        return self
+        self._written: list[Any] = []
 
     def _same(self, *arguments: object) -> _RoutedRows:
         return self
 
-    repartitionById = drop = format = mode = _same  # noqa: N815
+    repartitionById = drop = _same  # noqa: N815
 
-    def option(self, name: str, value: str) -> _RoutedRows:
-        if name == "walTransaction":
-            self._transaction = value
+    def mapInArrow(self, appending: Any, schema: str) -> _RoutedRows:  # noqa: N802
+        self._written = self._processes.append(appending)
         return self
 
-    def save(self) -> None:
-        self._processes.write({"walTransaction": self._transaction})
+    def collect(self) -> list[Any]:
+        return self._written
 
 
 # ---------------------------------------------------------------------- all of them
@@ -653,6 +663,7 @@ OPERATIONS: Sequence[Operation] = (
         _collect(lambda lab: lab.due, _NINE_DAYS),
         goal=Goal(depth=20, text="depth ≤ 20"),
     ),
+    Operation("checkpoint", _cold(lambda lab: lab.flushed, lambda table: table.checkpoint("one"))),
     Operation(
         "verify",
         _cold(lambda lab: lab.flushed, lambda table: table.verify()),

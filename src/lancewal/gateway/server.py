@@ -60,11 +60,13 @@ class Gateway:
         listen: str = "127.0.0.1:0",
         access: Access | None = None,
         limits: Limits | None = None,
+        upkeep: bool = True,
         **writer_settings: Any,
     ) -> None:
         """``tables`` by the names that clients use; ``writer_settings`` as in :meth:`Table.writer`.
 
-        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket.
+        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket. With ``upkeep``
+        the tables are kept in shape from a thread each, as ``Table.upkeeper`` does it.
         """
         self._access = access or Access()
         self._limits = limits or Limits()
@@ -88,6 +90,7 @@ class Gateway:
         self.address = _address(listen, location, self._server.port)
         for served in self._tables.values():
             served.table.announce(self.address)
+        self._upkeepers = [served.table.upkeeper() for served in self._tables.values() if upkeep]
         logger.info("serving %s at %s", ", ".join(self._tables), self.address)
 
     @property
@@ -116,6 +119,8 @@ class Gateway:
             self._calls.close()
             for served in self._tables.values():
                 served.stop.set()
+            for upkeeper in self._upkeepers:
+                upkeeper.stop()
             try:
                 for served in self._tables.values():
                     served.table.announce(None)

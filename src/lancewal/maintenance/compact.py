@@ -48,12 +48,14 @@ def compact(
     optimize_indexes: bool = True,
     compact_files: bool | None = None,
     progress: ProgressCallback | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> CompactionReport:
     """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
 
     Then the table's indexes are brought up to date, unless ``optimize_indexes`` is false, and some of its
     small files are joined where that pays; with ``compact_files`` all of them, or none if it is false. Raises
-    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays.
+    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays. From when
+    ``stop()`` is true no more is begun, and what is left waits for the next compaction.
     """
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
@@ -76,6 +78,8 @@ def compact(
     done = PackReport()
 
     def execute(pack: Pack) -> PackReport:
+        if stop():
+            return PackReport()
         try:
             # The first commits move the table on: whoever comes later opens it again.
             return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
@@ -110,6 +114,8 @@ def compact(
             newest = base if base is not None and not report.commits else open_base(store)
         if not aside:
             store_column_history(store, newest.version)
+        if stop():
+            optimize_indexes = compact_files = False
         _finish(store, newest, report, pruning, optimize_indexes, compact_files)
     except LanceWalError as error:
         if not done.failed:

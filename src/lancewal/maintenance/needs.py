@@ -40,13 +40,11 @@ from lancewal.format import (
     parse_manifest_version,
     read_base_manifest,
 )
+from lancewal.maintenance.checkpoints import is_checkpoint_tag
 from lancewal.maintenance.reports import Resource
 from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStore, layout
 
 logger = logging.getLogger(__name__)
-
-_VERSIONS_DIR = "_versions"
-
 
 #: Slots that a writer may still believe free (see ``lancewal.storage.clock``), and files that a live
 #: process may be writing.
@@ -233,7 +231,7 @@ class Needs:
     @cached_property
     def _versions(self) -> list[_Version]:
         infos = {}
-        for info in self.store.list(_VERSIONS_DIR):
+        for info in self.store.list(layout.VERSIONS_DIR):
             number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
             if number is not None:
                 infos[number] = info
@@ -250,6 +248,8 @@ class Needs:
         by_number = {version.number: version for version in self._versions} if tags else {}
         found = []
         for name, number in sorted(tags.items()):
+            if is_checkpoint_tag(name):
+                continue  # a checkpoint says itself what it needs
             version = by_number.get(number)
             markers = None if version is None else self._markers(version)
             if version is not None and markers is not None:

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -218,6 +218,11 @@ class CompactionPlan:
                 units.append(unit)
             unit.append(part)
         return units
+
+    def first(self, commits: int) -> CompactionPlan:
+        """The first ``commits`` of each shard, the oldest generations. Shards that share keys stay whole."""
+        shards = (s if s.together else replace(s, commits=s.commits[:commits]) for s in self.shards)
+        return replace(self, shards=tuple(shards))
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -75,6 +75,15 @@ class _Found:
     version: int | None = None
     content: ShardManifest | bytes | None = None
     newest: int | None = None
+
+
+def refuse_other_shard(present: ShardManifest, spec_id: int, values: Mapping[str, bytes]) -> None:
+    """Refuse a shard that was made in another way: for other values, or by another sharding spec."""
+    if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
+        raise InvalidInputError(
+            f"shard {present.shard_id} exists with sharding spec {present.shard_spec_id} and field values "
+            f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
+        )
 
 
 class ShardManifestStore:
@@ -205,11 +214,7 @@ class ShardManifestStore:
             if self._create(first, started):
                 return first
         present = present or self.require_latest()
-        if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
-            raise InvalidInputError(
-                f"shard {self._shard_id} exists with sharding spec {present.shard_spec_id} and field values "
-                f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
-            )
+        refuse_other_shard(present, spec_id, values)
         return present
 
     def claim_epoch(

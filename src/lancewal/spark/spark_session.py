@@ -153,6 +153,14 @@ def session(
     return _configured(builder, settings)
 
 
+def slots_of(spark: SparkSession) -> int:
+    """How many tasks run at a time; 1 where nobody says, as over Spark Connect."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # its class over Spark Connect has changed from version to version
+        return 1
+
+
 def _prepare_process() -> None:
     home = find_java_home()
     if home is not None:
