@@ -36,9 +36,9 @@ that of the single passes. A target is what we set ourselves; a missed one is sh
 
 
 def stored_results() -> list[dict[str, Any]]:
-    """What workloads have stored; other measurements lie beside them."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    return [result for result in results if "workload" in result]
+    """Those of workloads; other figures that are stored beside them have pages of their own."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return [each for each in found if "workload" in each]
 
 
 def write_pages() -> None:
