@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
-    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
     from lancewal.spark.low_latency import route, stream, write
     from lancewal.spark.spark_session import session
 
@@ -33,6 +33,7 @@ _HOMES = {
     "session": "spark_session",
     "spark_schema": "columns",
     "stream": "low_latency",
+    "verify": "jobs",
     "write": "low_latency",
 }
 
@@ -49,6 +50,7 @@ __all__ = [
     "session",
     "spark_schema",
     "stream",
+    "verify",
     "write",
 ]
 
