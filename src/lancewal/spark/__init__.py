@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.debezium import from_debezium
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
@@ -28,6 +29,7 @@ _HOMES = {
     "compact": "jobs",
     "doctor": "diagnosis",
     "flush": "jobs",
+    "from_debezium": "debezium",
     "gc": "jobs",
     "route": "low_latency",
     "session": "spark_session",
@@ -45,6 +47,7 @@ __all__ = [
     "compact",
     "doctor",
     "flush",
+    "from_debezium",
     "gc",
     "route",
     "session",

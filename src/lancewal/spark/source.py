@@ -43,6 +43,11 @@ class DefaultSource(DataSource):
         # Checked here, because Spark replaces the errors of a stream's reader by its own.
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
+        if options.flag("readChangeFeed"):
+            from lancewal.spark.feed_source import wanted_changes, wanted_shards
+
+            wanted_shards(options)
+            wanted_changes(options)
         schema = OpenTable.open(options).base.schema
         shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
         names = options.names("columns")
