@@ -65,6 +65,6 @@ def test_what_is_no_event_is_refused(spark: SparkSession) -> None:
         from_debezium(frame(spark, [], "id long, op string"))
     with pytest.raises(InvalidInputError, match="the same columns"):
         from_debezium(frame(spark, [], f"op string, before {ROW}, after struct<id: bigint>"))
+    twice = "struct<id: bigint, _op: string>"
     with pytest.raises(InvalidInputError, match="rename it"):
-        twice = "struct<id: bigint, _op: string>"
         from_debezium(frame(spark, [], f"op string, before {twice}, after {twice}"))

@@ -22,8 +22,8 @@ def from_debezium(df: DataFrame, *, sequence_by: str | None = "source.ts_ms") ->
     """The rows of Debezium's events: the columns of ``after``, or of ``before`` for deletes.
 
     ``df`` has the envelope's fields as columns: ``op``, and the structs ``before`` and ``after``. A column
-    ``_op`` has the operation and, unless ``sequence_by`` is ``None``, ``_sequence`` has what orders the events of
-    a key. Tombstones, which follow deletes and have no operation, are left out.
+    ``_op`` has the operation and, unless ``sequence_by`` is ``None``, ``_sequence`` has what orders the
+    events of a key. Tombstones, which follow deletes and have no operation, are left out.
 
     .. code-block:: python
 
