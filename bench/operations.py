@@ -663,6 +663,7 @@ OPERATIONS: Sequence[Operation] = (
         _collect(lambda lab: lab.due, _NINE_DAYS),
         goal=Goal(depth=20, text="depth ≤ 20"),
     ),
+    Operation("checkpoint", _cold(lambda lab: lab.flushed, lambda table: table.checkpoint("one"))),
     Operation(
         "verify",
         _cold(lambda lab: lab.flushed, lambda table: table.verify()),

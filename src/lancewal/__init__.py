@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import initialize, restore
-    from lancewal.maintenance import UpkeepSettings
-    from lancewal.reader import LookupResult, Scan
+    from lancewal.maintenance import Checkpoint, UpkeepSettings
+    from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
@@ -59,6 +59,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 _HOMES = {
     "AsyncTable": ("lancewal.gateway", "AsyncTable"),
     "AsyncWriter": ("lancewal.gateway", "AsyncWriter"),
+    "Checkpoint": ("lancewal.maintenance", "Checkpoint"),
     "Gateway": ("lancewal.gateway", "Gateway"),
     "LookupResult": ("lancewal.reader", "LookupResult"),
     "PutId": ("lancewal.format", "PutId"),
@@ -71,6 +72,7 @@ _HOMES = {
     "ShardWriter": ("lancewal.writer", "ShardWriter"),
     "ShardWriterConfig": ("lancewal.config", "ShardWriterConfig"),
     "Table": ("lancewal.table", "Table"),
+    "TableView": ("lancewal.reader", "TableView"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
     "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
@@ -90,6 +92,7 @@ _HOMES = {
 __all__ = [
     "AsyncTable",
     "AsyncWriter",
+    "Checkpoint",
     "Gateway",
     "LookupResult",
     "PutId",
@@ -102,6 +105,7 @@ __all__ = [
     "ShardWriterConfig",
     "SharedTable",
     "Table",
+    "TableView",
     "TableWriteResult",
     "TableWriter",
     "UpkeepPlan",

@@ -13,6 +13,7 @@ from tests.architecture.graph import FLOORS, Graph, draw, figures, without
 PUBLIC_NAMES = {
     "AsyncTable",
     "AsyncWriter",
+    "Checkpoint",
     "Gateway",
     "LookupResult",
     "PutId",
@@ -25,6 +26,7 @@ PUBLIC_NAMES = {
     "ShardWriter",
     "ShardWriterConfig",
     "Table",
+    "TableView",
     "TableWriteResult",
     "TableWriter",
     "UpkeepPlan",

@@ -1,6 +1,13 @@
 """Keeping a table in shape: compaction, garbage collection, verification, repair, backups."""
 
 from lancewal.maintenance.backup import BackupReport, back_up, check_backup, restore_backup
+from lancewal.maintenance.checkpoints import (
+    Checkpoint,
+    checkpoint_state,
+    create_checkpoint,
+    drop_checkpoint,
+    list_checkpoints,
+)
 from lancewal.maintenance.commits import at_crash_points, open_base
 from lancewal.maintenance.compact import (
     compact,
@@ -37,6 +44,7 @@ __all__ = [
     "DEFAULT_COMMIT_BYTES",
     "SMALL_FILE_ROWS",
     "BackupReport",
+    "Checkpoint",
     "CompactionPlan",
     "CompactionReport",
     "Finding",
@@ -54,11 +62,15 @@ __all__ = [
     "at_crash_points",
     "back_up",
     "check_backup",
+    "checkpoint_state",
     "collect_garbage",
     "compact",
+    "create_checkpoint",
+    "drop_checkpoint",
     "execute_pack",
     "execute_shard",
     "finish_compaction",
+    "list_checkpoints",
     "open_base",
     "optimize_base",
     "plan_compaction",

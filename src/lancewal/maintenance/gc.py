@@ -6,10 +6,7 @@ collectors, and may be killed anywhere: every step leaves a state that is whole.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,8 +17,9 @@ from uuid import UUID
 import lance
 
 from lancewal.base import BaseTable, tagged_versions
-from lancewal.errors import InvalidInputError, LanceWalError, StorageError
+from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import ShardManifest
+from lancewal.maintenance.checkpoints import NeededFiles
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
@@ -48,6 +46,7 @@ from lancewal.storage import (
     in_thread,
     layout,
     ordered_map,
+    sync_file_system,
 )
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 _USUAL_RETENTION = Retention()
 _IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
+_WITH_ROWS = _IN_DIRECTORIES | {Resource.WAL_ENTRIES}
 
 
 def collect_garbage(
@@ -105,13 +105,28 @@ def collect_garbage(
     time_now, with_clock = _storage_time(store, now, dry_run=dry_run) if stamp is None else stamp.result()
     clock = clock or host_clock()
     needs = Needs(base, store, time_now, for_all_versions=retention.for_all_versions)
+    # After the states: of what a checkpoint needs that is younger than this listing, none is garbage by them.
+    checkpoints = Once(partial(NeededFiles.read, store, time_now, dry_run=dry_run))
+    if wanted & _WITH_ROWS:
+        beside(store, checkpoints.get)
     unsettled = Once(partial(Unsettled.read, store))
     crash_point("collect: nothing is deleted yet")
 
     def collect(state: ShardState) -> tuple[GcReport, Exception | None]:
         part = GcReport(base.uri, dry_run)
         try:
-            shard = ShardGarbage(store, state, needs, unsettled, retention, time_now, clock, part, each_has)
+            shard = ShardGarbage(
+                store,
+                state,
+                needs,
+                checkpoints,
+                unsettled,
+                retention,
+                time_now,
+                clock,
+                part,
+                each_has,
+            )
             _collect_shard(shard, wanted)
         except Exception as error:
             return part, error
@@ -198,8 +213,19 @@ class Pruning:
         infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
         state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
         report = GcReport(needs.base.uri)
+        # Manifests do not ask for it: a checkpoint has its own.
+        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
         shard = ShardGarbage(
-            store, state, needs, self._unsettled, _USUAL_RETENTION, needs.now, host_clock(), report, 1
+            store,
+            state,
+            needs,
+            checkpoints,
+            self._unsettled,
+            _USUAL_RETENTION,
+            needs.now,
+            host_clock(),
+            report,
+            1,
         )
         shard.manifests.assume(manifest, self._read_after)
         both(
@@ -217,30 +243,6 @@ def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
     except ValueError:
         known = ", ".join(Resource)
         raise InvalidInputError(f"unknown resource in {list(resources)!r}; there are: {known}") from None
-
-
-def sync_file_system(store: ObjectStore) -> None:
-    """Write all that the table's file system holds in memory to disk.
-
-    Lance never syncs. Before anything is deleted that the base table holds by now, the base
-    table's own files must survive a power cut. Does nothing on object storage, nor on a
-    store that was opened without fsync.
-    """
-    root = store.local_path("_versions")
-    if root is None or not store.fsync:
-        return
-    try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # os.sync tells of no failure, so it must not stand in for a sync that has failed.
-            if sys.platform != "linux":
-                os.sync()
-            elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        finally:
-            os.close(descriptor)
-    except (OSError, AttributeError) as error:
-        raise StorageError(f"cannot sync the file system of {store.uri}: {error}") from error
 
 
 class _Clock(NamedTuple):

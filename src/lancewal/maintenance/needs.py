@@ -40,6 +40,7 @@ from lancewal.format import (
     parse_manifest_version,
     read_base_manifest,
 )
+from lancewal.maintenance.checkpoints import is_checkpoint_tag
 from lancewal.maintenance.reports import Resource
 from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStore, layout
 
@@ -247,6 +248,8 @@ class Needs:
         by_number = {version.number: version for version in self._versions} if tags else {}
         found = []
         for name, number in sorted(tags.items()):
+            if is_checkpoint_tag(name):
+                continue  # a checkpoint says itself what it needs
             version = by_number.get(number)
             markers = None if version is None else self._markers(version)
             if version is not None and markers is not None:

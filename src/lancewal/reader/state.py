@@ -49,7 +49,7 @@ from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
-from lancewal.base import BaseTable, parts_id
+from lancewal.base import BaseTable, forget_columns, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
 from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView
@@ -181,6 +181,16 @@ class ShardReader:
         self._kept_at = float("-inf")
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
+        #: Whether what is not in the newest snapshot may be closed.
+        self._is_newest = True
+
+    @classmethod
+    def at(cls, store: ObjectStore, place: ShardPlace) -> ShardReader:
+        """A reader of one state of the shard; others may read newer ones beside it."""
+        reader = cls(store, place.shard_id, live_writers=False)
+        reader.identity = place.identity
+        reader._is_newest = False
+        return reader
 
     @property
     def shard_id(self) -> UUID:
@@ -313,7 +323,7 @@ class ShardReader:
                 opened[entry.path] = source.shown_as(base.schema)
         # What no reader needs any more is let go with the old dictionary.
         self._sstables = opened
-        if known is None or known.keys() != opened.keys():
+        if self._is_newest and (known is None or known.keys() != opened.keys()):
             keep_sstables(self._store, self._shard_id, opened.keys())
         return list(opened.values())
 
@@ -326,13 +336,6 @@ def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
 def _progress(place: ShardPlace) -> tuple[int, bool, int]:
     """Ascends with what a reader may have seen; views are taken anew by every read."""
     return place.manifest.version, bool(place.views), place.wal_end
-
-
-def _is_another(known: BaseTable, newest: BaseTable) -> bool:
-    """Whether ``newest`` is another table than ``known``, at the same place: versions never go back."""
-    return newest.version < known.version or (
-        newest.version == known.version and newest.committed_at != known.committed_at
-    )
 
 
 @dataclass(frozen=True)
@@ -559,13 +562,17 @@ class StateReader:
         check_process()
         now = time.monotonic()
         known = before = self._base
+        is_another = False
         if known is None:
-            options = self._store.storage_options
-            known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
+            known = BaseSource(self._opened_base())
         elif (newest := known.base.refreshed(self._store)) is not known.base:
-            known = BaseSource(newest, earlier=known)
+            is_another = not newest.continues(known.base, self._store)
+            if is_another:
+                forget_columns(self._store)
+                newest = self._opened_base()
+            known = BaseSource(newest, earlier=None if is_another else known)
         with self._keeping:
-            if before is not None and self._base is before and _is_another(before.base, known.base):
+            if is_another and self._base is before:
                 # All that is kept of shards is about the old one, whose shards may have had the same ids.
                 self._shards, self._names = ([], float("-inf")), []
                 self._replaced += 1
@@ -575,3 +582,6 @@ class StateReader:
             # In this order: whoever looks at the time first never takes an older base for a recent one.
             self._base_at = max(self._base_at, now)
         return known
+
+    def _opened_base(self) -> BaseTable:
+        return BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)

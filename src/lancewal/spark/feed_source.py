@@ -123,6 +123,7 @@ class _FeedRows:
                 f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
         options.refuse(["filter", "filterPushdown"], "does not apply to the change feed; filter in Spark")
+        options.refuse(["versionAsOf"], "does not apply to the change feed; read the checkpoint without it")
         self._options = options
         self._schema = schema
         self._shards = wanted_shards(options)

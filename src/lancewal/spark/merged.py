@@ -18,9 +18,9 @@ from lancewal.base import BaseTable, fragments_of
 from lancewal.errors import InvalidInputError
 from lancewal.format import KeySet
 from lancewal.predicate import Predicate, column_name
-from lancewal.reader import BaseSource, Newer, Request, ShardPlace, TableState, byte_width, read_state
+from lancewal.reader import BaseSource, Newer, Request, ShardPlace, TableState, byte_width
 from lancewal.spark.columns import arrow_schema, for_spark
-from lancewal.spark.options import Options
+from lancewal.spark.options import Options, state_to_read
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
@@ -279,8 +279,7 @@ class MergedReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
-        store = ObjectStore.from_uri(options.uri, options.storage)
-        self._merged = MergedState(options, read_state(store))
+        self._merged = MergedState(options, state_to_read(options))
         self._columns = schema.fieldNames()
         self._schema = schema
         self._conditions: list[str] = []

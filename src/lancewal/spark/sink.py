@@ -152,6 +152,7 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
             "nor dropped for sure. Append instead, delete rows with changeTypeColumn, or replace the Lance "
             "table itself"
         )
+    options.refuse(["versionAsOf"], "is for reads; a checkpoint never changes")
     options.number("stagingBytes")
     if (options.text("txnAppId") is None) and options.text("txnVersion") is not None:
         raise InvalidInputError("option txnVersion needs txnAppId")

@@ -33,7 +33,7 @@ class DefaultSource(DataSource):
         from lancewal.errors import InvalidInputError
         from lancewal.publish import feed_schema
         from lancewal.spark.columns import spark_schema
-        from lancewal.spark.options import OpenTable
+        from lancewal.spark.options import OpenTable, state_to_read
 
         options = self._parsed()
         if options.text("job") is not None:
@@ -48,7 +48,10 @@ class DefaultSource(DataSource):
 
             wanted_shards(options)
             wanted_changes(options)
-        schema = OpenTable.open(options).base.schema
+        if options.text("versionAsOf") is None:
+            schema = OpenTable.open(options).base.schema
+        else:
+            schema = state_to_read(options).base(options.storage).base.schema
         shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
         names = options.names("columns")
         if names is not None:

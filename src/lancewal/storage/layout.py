@@ -34,6 +34,10 @@ UPKEEP_SETTINGS = f"{OWN_DIR}/upkeep.json"
 #: In which version each column was added; a process that knows more overwrites it.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
+#: Named states of the table (``lancewal.maintenance.checkpoints``). They are about files that lie here, so
+#: backups leave them out.
+CHECKPOINTS_DIR = f"{OWN_DIR}/checkpoints"
+
 FIRST_WAL_POSITION = 1
 FIRST_MANIFEST_VERSION = 1
 FIRST_GENERATION = 1

@@ -1,4 +1,4 @@
-"""What looks after a table: flush, compaction, garbage collection, backup, verification, repair."""
+"""What looks after a table: flush, compaction, collection, checkpoints, backup, verification, repair."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import (
     BackupReport,
+    Checkpoint,
     CompactionPlan,
     CompactionReport,
     Finding,
@@ -24,8 +25,12 @@ from lancewal.maintenance import (
     UpkeepSettings,
     VerifyReport,
     back_up,
+    checkpoint_state,
     collect_garbage,
     compact,
+    create_checkpoint,
+    drop_checkpoint,
+    list_checkpoints,
     plan_compaction,
     process_totals,
     read_upkeep_settings,
@@ -33,7 +38,7 @@ from lancewal.maintenance import (
     store_upkeep_settings,
     verify,
 )
-from lancewal.reader import MaxStaleness, TableReader
+from lancewal.reader import FixedReader, MaxStaleness, TableReader, TableView
 from lancewal.service import flush_through_owners
 from lancewal.shard import discover_manifests
 from lancewal.status import TableStatus, table_status
@@ -47,21 +52,15 @@ from lancewal.writer import written
 _FIRST_LOOK_SECONDS = 1.0
 
 
-class MaintainedTable:
+class MaintainedTable(TableView):
     """The part of :class:`lancewal.Table` that keeps it in shape."""
 
     def __init__(
         self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
     ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
-        self._store = store
+        super().__init__(store, TableReader(store, max_staleness=max_staleness))
         self._share_store = share_store
-        self._reader = TableReader(store, max_staleness=max_staleness)
-
-    @property
-    def uri(self) -> str:
-        """Where the table lies."""
-        return self._store.uri
 
     def status(self) -> TableStatus:
         """What waits for a flush, for compaction and for an index, shard by shard."""
@@ -187,7 +186,7 @@ class MaintainedTable:
             compact_files=compact_files,
             progress=progress,
         )
-        return process_totals.counted(self.uri, "compaction", work)
+        return process_totals.counted(self._store.uri, "compaction", work)
 
     def gc(
         self,
@@ -215,7 +214,44 @@ class MaintainedTable:
             shards=shards,
             dry_run=dry_run,
         )
-        return process_totals.counted(self.uri, "collection", work)
+        return process_totals.counted(self._store.uri, "collection", work)
+
+    def checkpoint(self, name: str, *, keep: timedelta | None = None) -> Checkpoint:
+        """Keep the table as it is now under a name, for :meth:`at`; copies no row.
+
+        All rows that are durable now are in it, of every shard at one moment. What it needs stays through
+        flushes, compaction, :meth:`gc` and Lance's ``cleanup_old_versions`` (pass that one
+        ``error_if_tagged_old_versions=False``), until :meth:`drop_checkpoint`, or until a collection
+        after ``keep``. Safe beside all of them. Refuses a name that is taken.
+
+        >>> import tempfile, lance, lancewal, pyarrow as pa
+        >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+        >>> table = lancewal.initialize(uri, unsharded=True)
+        >>> with table.writer() as writer:
+        ...     _ = writer.put(pa.table({"id": [1, 2]}))
+        ...     _ = table.checkpoint("training")
+        ...     _ = writer.delete(1)
+        >>> table.count_rows(), table.at("training").count_rows()
+        (1, 2)
+        >>> [each.name for each in table.checkpoints()]
+        ['training']
+        >>> table.drop_checkpoint("training")
+        """
+        return create_checkpoint(self._store, name, keep=keep)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first."""
+        return list_checkpoints(self._store)
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Let go of a checkpoint; the next garbage collections delete what only it needed."""
+        drop_checkpoint(self._store, name)
+
+    def at(self, name: str) -> TableView:
+        """The rows and columns of a checkpoint, to scan, look up and search as those of the table."""
+        return TableView(self._store, FixedReader(self._store, checkpoint_state(self._store, name), name))
 
     def backup(
         self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
