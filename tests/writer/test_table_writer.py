@@ -23,8 +23,11 @@ from lancewal.errors import (
     ClosedError,
     FencedError,
     InvalidInputError,
+    LanceWalError,
+    OutcomeUnknownError,
     PartialWriteError,
     SealedShardError,
+    ShardOwnedError,
     StorageError,
 )
 from lancewal.shard import WalTailer
@@ -138,7 +141,7 @@ def test_unsharded_table_continues_the_shard_that_lance_began(tmp_path: Path) ->
 def test_manual_table_is_refused_with_a_hint(tmp_path: Path) -> None:
     dataset = lance.write_dataset(KEYED.empty_table(), str(tmp_path / "t"))
     with pytest.raises(InvalidInputError, match="shard_writer"):
-        lancewal.initialize(dataset).writer()
+        lancewal.initialize(dataset, by_hand=True).writer()
 
 
 # --- inputs -----------------------------------------------------------------------------
@@ -222,15 +225,19 @@ def test_missing_nullable_column_is_filled(table: Table) -> None:
     assert read_by_lance(table) == [{"id": 1, "name": None}]
 
 
-def test_casts_only_on_request(table: Table) -> None:
-    narrow = pa.table({"id": pa.array([1], pa.int32())})
-    with table.writer() as writer, pytest.raises(InvalidInputError, match="cast=True"):
+def test_numbers_are_converted_unless_a_value_changes_and_text_on_request_only(table: Table) -> None:
+    narrow, text = pa.table({"id": pa.array([1], pa.int32())}), pa.table({"id": ["2"]})
+    with table.writer(cast=False) as writer, pytest.raises(InvalidInputError, match='cast="numbers"'):
         writer.put(narrow)
+    with table.writer() as writer:
+        writer.put(narrow)
+        with pytest.raises(InvalidInputError, match=r"column id .* row 1 is 1\.5"):
+            writer.put(pa.table({"id": [1.0, 1.5]}))
+        with pytest.raises(InvalidInputError, match="cast=True"):
+            writer.put(text)
     with table.writer(cast=True) as writer:
-        writer.put(narrow)
-        with pytest.raises(InvalidInputError, match="id"):
-            writer.put(pa.table({"id": [1.5]}))
-    assert logged_ids(table) == [1]
+        writer.put(text)
+    assert logged_ids(table) == [1, 2]
 
 
 SEVERAL_KEYS: dict[str, Any] = {
@@ -267,7 +274,10 @@ def test_wrong_keys_in_a_column_are_refused(table: Table, keys: Any) -> None:
 
 @pytest.mark.parametrize("data", [pl.Series([1]), pd.Series([1]), pd.DataFrame({"id": [1, "a"]})])
 def test_rows_that_arrow_cannot_read_raised_a_bare_error(table: Table, data: Any) -> None:
-    with table.writer() as writer, pytest.raises(InvalidInputError, match="cannot read rows"):
+    with (
+        table.writer() as writer,
+        pytest.raises(InvalidInputError, match=r"cannot read rows|column id, row 1"),
+    ):
         writer.put(data)
 
 
@@ -736,3 +746,31 @@ def test_a_put_that_is_larger_than_the_room_goes_alone(table: Table) -> None:
     with table.writer(max_memtable_size=1000, max_unflushed_memtable_bytes=1000) as writer:
         writer.put(rows(0, 2000))
     assert table.count_rows() == 2000
+
+
+@pytest.mark.parametrize("second", [StorageError("no"), ShardOwnedError(UUID(int=1), "ab" * 8, "there", 7)])
+def test_the_error_of_a_second_try_denied_rows_that_the_first_had_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: LanceWalError
+) -> None:
+    """The shard was lost after the rows had got into its log, and could not be opened again."""
+    table = wal_table(tmp_path / "table", unsharded=True)
+    writer = table.writer()
+    writer.put(rows(0, 1))
+    (shard_id, shard_writer), *_ = writer.shard_writers.items()
+    write_rows = shard_writer.write_rows
+
+    def written_and_lost(*about: Any) -> None:
+        write_rows(*about)
+        error = FencedError(shard_id, 1, 2)
+        error.may_be_written = True
+        raise error
+
+    def not_opened(_: object) -> None:
+        raise second
+
+    monkeypatch.setattr(shard_writer, "write_rows", written_and_lost)
+    monkeypatch.setattr(writer, "_open_shard", not_opened)
+    with pytest.raises(PartialWriteError) as failed:
+        writer.put(rows(1, 1))
+    assert isinstance(failed.value.failed[shard_id], OutcomeUnknownError)
+    assert ids(table.scan().to_table()) == [0, 1]
