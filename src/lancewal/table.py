@@ -158,7 +158,7 @@ class Table(MaintainedTable):
         self,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         upkeep: bool = False,
         **overrides: Any,
@@ -218,6 +218,7 @@ class Table(MaintainedTable):
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
             companion=self.upkeeper() if upkeep else None,
+            find=lambda where, columns: self._reader.scan(columns, where).to_batches(),
         )
 
     def shard_writer(
@@ -225,7 +226,7 @@ class Table(MaintainedTable):
         shard_id: UUID | str,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         **overrides: Any,
     ) -> ShardWriter:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.debezium import from_debezium
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
-    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
     from lancewal.spark.low_latency import route, stream, write
     from lancewal.spark.spark_session import session
 
@@ -28,11 +29,13 @@ _HOMES = {
     "compact": "jobs",
     "doctor": "diagnosis",
     "flush": "jobs",
+    "from_debezium": "debezium",
     "gc": "jobs",
     "route": "low_latency",
     "session": "spark_session",
     "spark_schema": "columns",
     "stream": "low_latency",
+    "verify": "jobs",
     "write": "low_latency",
 }
 
@@ -44,11 +47,13 @@ __all__ = [
     "compact",
     "doctor",
     "flush",
+    "from_debezium",
     "gc",
     "route",
     "session",
     "spark_schema",
     "stream",
+    "verify",
     "write",
 ]
 
