@@ -4,7 +4,7 @@ from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.lookup import LookupResult
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
-from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
+from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, newest_first
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, TableState, read_state
 from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
@@ -21,6 +21,7 @@ __all__ = [
     "ShardIdentity",
     "ShardPlace",
     "ShardPruner",
+    "Source",
     "SsTableSource",
     "TableReader",
     "TableState",

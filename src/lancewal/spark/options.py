@@ -13,7 +13,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.storage import ObjectStore, layout
 
 #: Every option, as users write it.
-READ_OPTIONS = ("columns", "filter", "filterPushdown")
+READ_OPTIONS = ("columns", "filter", "limit", "filterPushdown")
 FEED_OPTIONS = (
     "readChangeFeed",
     "startingPosition",
