@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
+
+import pyspark
 
 ROOT = Path(__file__).parent
 JAR = ROOT.parent / "src" / "lancewal" / "spark" / "front.jar"
@@ -34,9 +35,7 @@ def digest() -> str:
 
 def compiled(into: Path) -> list[Path]:
     """The classes, in the order of their names."""
-    spec = find_spec("pyspark")
-    assert spec is not None and spec.origin is not None, "PySpark is not installed"
-    jars = Path(spec.origin).parent / "jars" / "*"
+    jars = Path(pyspark.__file__).parent / "jars" / "*"
     command = ["javac", "--release", RELEASE, "-proc:none", "-cp", str(jars), "-d", str(into)]
     subprocess.run([*command, *map(str, sources())], check=True)
     return sorted(into.rglob("*.class"))

@@ -21,14 +21,20 @@ final class LanceScan implements Scan {
   private final CaseInsensitiveStringMap options;
   private final StructType columns;
   private final String request;
+  private final boolean limited;
   private Scan planned;
 
   LanceScan(
-      PythonCalls.Description table, CaseInsensitiveStringMap options, StructType columns, String request) {
+      PythonCalls.Description table,
+      CaseInsensitiveStringMap options,
+      StructType columns,
+      String request,
+      boolean limited) {
     this.table = table;
     this.options = options;
     this.columns = columns;
     this.request = request;
+    this.limited = limited;
   }
 
   @Override
@@ -48,7 +54,8 @@ final class LanceScan implements Scan {
 
   @Override
   public Batch toBatch() {
-    return planned().toBatch();
+    Batch batch = planned().toBatch();
+    return limited ? new ReadToTheEnd(batch) : batch;
   }
 
   @Override

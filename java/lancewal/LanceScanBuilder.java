@@ -115,6 +115,6 @@ final class LanceScanBuilder
     if (counts) {
       request.put("count", true);
     }
-    return new LanceScan(table, options, wanted, request.toString());
+    return new LanceScan(table, options, wanted, request.toString(), limit != null);
   }
 }

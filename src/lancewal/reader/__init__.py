@@ -2,8 +2,10 @@
 
 from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.lookup import LookupResult
+from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
+from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, newest_first
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, TableState, read_state
@@ -13,6 +15,7 @@ __all__ = [
     "SHARD_ID",
     "SOURCE",
     "BaseSource",
+    "Level",
     "LookupResult",
     "MaxStaleness",
     "Newer",
@@ -21,13 +24,19 @@ __all__ = [
     "ShardIdentity",
     "ShardPlace",
     "ShardPruner",
+    "Snapshot",
     "Source",
     "SsTableSource",
     "TableReader",
     "TableState",
     "asked_keys",
     "byte_width",
+    "checked_nearest",
+    "checked_words",
+    "find_words",
     "is_one_key",
+    "nearest",
     "newest_first",
     "read_state",
+    "words_statistics",
 ]

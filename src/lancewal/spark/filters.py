@@ -208,7 +208,7 @@ def _planned_leaf(condition: Mapping[str, Any]) -> ds.Filter | None:
 
 
 def _planned_value(literal: Mapping[str, Any]) -> Any:
-    """A constant as Spark's data sources would give it; ``None`` for a null and for a type that is not known."""
+    """A constant as Spark's data sources would give it; ``None`` for a null and for an unknown type."""
     text, type_ = literal["value"], str(literal["type"])
     if text is None:
         return None

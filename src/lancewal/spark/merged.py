@@ -16,10 +16,11 @@ from lancewal.format import KeySet
 from lancewal.predicate import Predicate
 from lancewal.reader import (
     BaseSource,
+    Level,
     Newer,
     Request,
     ShardPlace,
-    Source,
+    Snapshot,
     TableState,
     byte_width,
     read_state,
@@ -41,9 +42,12 @@ T = TypeVar("T")
 
 @dataclass
 class BasePartition(InputPartition):
-    """Fragments of the base table; without fragments it reads nothing, for an empty table."""
+    """Fragments of the base table, or all of it at once, for a search by its index.
 
-    fragment_ids: tuple[int, ...]
+    With no fragment it reads nothing, for an empty table.
+    """
+
+    fragment_ids: tuple[int, ...] | None
 
 
 @dataclass
@@ -114,7 +118,7 @@ class MergedState:
         base = self._base()
         request = Request(list(wanted.columns), self._predicate(base, wanted.sql), wanted.limit)
         left = wanted.limit
-        for source, newer in self._levels(base, partition, request.predicate):
+        for source, newer in self.levels(partition, request.predicate):
             for batch in source.batches(request, newer):
                 if left is not None:
                     batch = batch.slice(0, left)
@@ -128,7 +132,7 @@ class MergedState:
         base = self._base()
         predicate = self._predicate(base, wanted.sql)
         total = 0
-        for source, newer in self._levels(base, partition, predicate):
+        for source, newer in self.levels(partition, predicate):
             if not isinstance(source, BaseSource):
                 total += source.count(predicate, newer)
             elif predicate is None and not len(newer):
@@ -140,15 +144,30 @@ class MergedState:
                 total += sum(batch.num_rows for batch in batches)
         return total
 
-    def _levels(
-        self, base: BaseSource, partition: InputPartition, predicate: Predicate | None
-    ) -> Iterator[tuple[Source, Newer]]:
+    def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
+        """Parts for a search: those of a read, but of an indexed base one."""
+        parts = self.partitions(Wanted((column,)))
+        if not indexed:
+            return parts
+        return [*(part for part in parts if isinstance(part, ShardPartition)), BasePartition(None)]
+
+    def snapshot(self) -> Snapshot:
+        """The base table alone, by which a search is checked; :meth:`levels` has what is searched."""
+        return self.state.open(self._options.storage, [])
+
+    def predicate(self, sql: str | None) -> Predicate | None:
+        return self._predicate(self._base(), sql)
+
+    def levels(self, partition: InputPartition, predicate: Predicate | None) -> Iterator[Level]:
+        """The levels of one partition, newest first, each with what is newer than it."""
+        base = self._base()
         if isinstance(partition, ShardPartition):
             for group in partition.groups:
                 places = [self.state.shards[number] for number in group]
                 yield from self.state.open(self._options.storage, places).levels_above_base()
-        elif isinstance(partition, BasePartition) and partition.fragment_ids:
-            part = base.of_fragments(frozenset(partition.fragment_ids))
+        elif isinstance(partition, BasePartition) and partition.fragment_ids != ():
+            chosen = partition.fragment_ids
+            part = base if chosen is None else base.of_fragments(frozenset(chosen))
             yield part, Newer([self._newer_than_base(base, predicate)])
 
     def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
@@ -296,7 +315,7 @@ def _fragment_groups(base: BaseTable, width: int) -> Iterator[tuple[int, ...]]:
 
 
 def _rows_of_fragments(base: BaseTable, partition: InputPartition) -> int:
-    wanted = partition.fragment_ids if isinstance(partition, BasePartition) else ()
+    wanted = (isinstance(partition, BasePartition) and partition.fragment_ids) or ()
     chosen = [each for each in base.dataset.get_fragments() if each.fragment_id in wanted]
     return sum(int(each.count_rows()) for each in chosen)
 
