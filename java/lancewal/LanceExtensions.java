@@ -73,8 +73,13 @@ public final class LanceExtensions extends AbstractFunction1<SparkSessionExtensi
   /** Jobs and the change feed are sources of their own kind, and who asked for filterPushdown has it. */
   private static boolean isPlainRead(CaseInsensitiveStringMap options) {
     return SQLConf.get().getConfString(SWITCH, "true").equals("true")
-        && !options.getBoolean("readChangeFeed", false)
-        && !options.getBoolean("filterPushdown", false)
+        && !isTrue(options, "readChangeFeed")
+        && !isTrue(options, "filterPushdown")
         && !options.containsKey("job");
+  }
+
+  /** Any other word is for lancewal to refuse. */
+  private static boolean isTrue(CaseInsensitiveStringMap options, String name) {
+    return "true".equalsIgnoreCase(options.get(name));
   }
 }

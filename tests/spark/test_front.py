@@ -126,16 +126,16 @@ UNKNOWN = condition("=", condition("LENGTH", field("name")), value(3))
 @pytest.mark.parametrize(
     ("planned", "sql"),
     [
-        (ABOVE, "id > 50"),
-        (condition("NOT", ABOVE), "NOT (id > 50)"),
-        (condition("AND", ABOVE, UNKNOWN), "(id > 50)"),
+        (ABOVE, "`id` > 50"),
+        (condition("NOT", ABOVE), "NOT (`id` > 50)"),
+        (condition("AND", ABOVE, UNKNOWN), "(`id` > 50)"),
         (condition("OR", ABOVE, UNKNOWN), None),
-        (condition("OR", ABOVE, condition("IS_NULL", field("name"))), "(id > 50) OR (name IS NULL)"),
-        (condition("IN", field("id"), value(1), value(2)), "(id IN (1, 2))"),
+        (condition("OR", ABOVE, condition("IS_NULL", field("name"))), "(`id` > 50) OR (`name` IS NULL)"),
+        (condition("IN", field("id"), value(1), value(2)), "(`id` IN (1, 2))"),
         (condition("IN", field("id"), value(1), value(None)), None),
-        (condition("=", field("name"), value("it's", "string")), "name = 'it''s'"),
+        (condition("=", field("name"), value("it's", "string")), "`name` = 'it''s'"),
         (condition("=", field("id"), value("x", "interval")), None),
-        (condition("STARTS_WITH", field("name"), value("a", "string")), "starts_with(name, 'a')"),
+        (condition("STARTS_WITH", field("name"), value("a", "string")), "starts_with(`name`, 'a')"),
         (UNKNOWN, None),
     ],
 )

@@ -93,12 +93,10 @@ def test_searches_are_table_functions_of_sql(spark: SparkSession, table: lancewa
     assert found.columns == ["id", "text", "_distance"]
     expected = table.vector_search("vector", [0.5] * 4, 3)["id"].to_pylist()
     assert [row.id for row in found.orderBy("_distance").collect()] == expected
-    spark.createDataFrame(
-        [(1, "fox"), (2, "spark"), (3, None)], "number int, question string"
-    ).createOrReplaceTempView("asked")
-    joined = spark.sql(
-        f"SELECT number, s.id FROM asked, LATERAL lance_full_text_search('{table.uri}', 'text', question, 2) s"
-    ).collect()
+    asked = spark.createDataFrame([(1, "fox"), (2, "spark"), (3, None)], "number int, question string")
+    asked.createOrReplaceTempView("asked")
+    search = f"lance_full_text_search('{table.uri}', 'text', question, 2)"
+    joined = spark.sql(f"SELECT number, s.id FROM asked, LATERAL {search} s").collect()
     assert sorted(row.number for row in joined) == [1, 1, 2, 2]
 
 

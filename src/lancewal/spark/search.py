@@ -129,9 +129,9 @@ def full_text_search(
 ) -> DataFrame:
     """The ``k`` best rows of the table at ``uri`` for every text of ``queries``.
 
-    The result has the columns of ``queries``, ``_score`` and ``_rank``. A first pass over ``queries``, at the call, counts their words
-    in all parts of the table: scores are those of the whole table. Arguments as for
-    :func:`vector_search` and :meth:`lancewal.Table.full_text_search`.
+    The result has the columns of ``queries``, ``_score`` and ``_rank``. A first pass over ``queries``, at
+    the call, counts their words in all parts of the table: scores are those of the whole table. Arguments
+    as for :func:`vector_search` and :meth:`lancewal.Table.full_text_search`.
 
     .. code-block:: python
 
