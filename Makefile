@@ -3,7 +3,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-CODE   := src tests bench demo
+CODE   := src tests bench demo examples
 
 # The first interpreter that is new enough; override with `make PYTHON=/path/to/python …`.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
@@ -39,7 +39,7 @@ lint: $(STAMP) ## Check style and formatting
 	@$(BIN)/ruff format --check $(CODE)
 
 typecheck: $(STAMP) ## Check types, strictly
-	@$(BIN)/mypy --strict src bench demo
+	@$(BIN)/mypy --strict src bench demo examples
 
 format: $(STAMP) ## Format the code and apply safe fixes
 	@$(BIN)/ruff check --fix $(CODE)

@@ -21,7 +21,7 @@ DEFAULT_DIRECTORY = "demo-output"
 #: What a run leaves; a directory with anything else in it holds somebody's work.
 _OURS = {"documents.lance", "incoming", "checkpoint", "spark.log", "report.html"}
 
-_QUICK = Scale(library=400, reference=60, rows_per_file=60, seconds_per_file=0.05, kills=1, puts_per_kill=10)
+_QUICK = Scale(library=400, remarks=60, rows_per_file=60, seconds_per_file=0.05, kills=1, puts_per_kill=10)
 _WITHOUT = "or leave Spark out with --no-spark"
 
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 DIMENSION = 64
 
-#: Paragraphs of the language reference.
-TOPIC = "topic"
-#: Docstrings, by what they describe.
+#: Docstrings, by what they describe: a shard for each kind.
 LIBRARY_KINDS = ("module", "class", "function", "method")
+#: How the names of remarks begin, which people write about the library; no name of the library does.
+REMARK = "remark/"
 #: What somebody wrote down meanwhile.
 NOTE = "note"
 
@@ -63,14 +63,15 @@ class Edition:
     text: str
 
 
-def reference(limit: int | None = None) -> list[Document]:
-    """The paragraphs of the language reference, in reading order."""
-    found = []
+def remarks(limit: int | None = None) -> list[Document]:
+    """The paragraphs of the language reference, in reading order, as remarks about all kinds in turn."""
+    found: list[Document] = []
     for topic, body in sorted(topics.items()):
         for number, paragraph in enumerate(body.split("\n\n")):
             text = " ".join(paragraph.split())
             if len(text) >= _SHORTEST_TEXT:
-                found.append(Document(TOPIC, f"{topic}/{number}", text))
+                kind = LIBRARY_KINDS[len(found) % len(LIBRARY_KINDS)]
+                found.append(Document(kind, f"{REMARK}{topic}/{number}", text))
     return found[:limit]
 
 

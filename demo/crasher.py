@@ -9,7 +9,7 @@ import itertools
 import sys
 
 import lancewal
-from demo.corpus import NOTE, Edition, reference, rows
+from demo.corpus import NOTE, Edition, remarks, rows
 
 
 def note(number: int, text: str) -> Edition:
@@ -17,7 +17,7 @@ def note(number: int, text: str) -> Edition:
 
 
 def main(uri: str, first: int) -> None:
-    texts = [document.text for document in reference()]
+    texts = [document.text for document in remarks()]
     with lancewal.open(uri).writer() as writer:
         for number in itertools.count(first):
             writer.put(rows([note(number, texts[number % len(texts)])]))

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 
-from demo.corpus import NOTE, Edition, reference, rows
+from demo.corpus import NOTE, Edition, remarks, rows
 from demo.crasher import note
 from demo.stage import Stage, note_texts
 
 
 def kill_writers(stage: Stage) -> None:
     """Kill writers of one shard, one after the other, and recover what they acknowledged."""
-    texts = [document.text for document in reference()]
+    texts = [document.text for document in remarks()]
     first = 0
     for number in range(1, stage.scale.kills + 1):
         acknowledged = _write_and_kill(stage, first)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from demo.incoming import CHANGE
 from demo.measurements import Arrival, Measurements
+from demo.service import Service
 from lancewal.errors import LanceWalError
 from lancewal.table import Table
 
@@ -157,15 +157,14 @@ class SparkFeed:
 
 
 class LocalFeed:
-    """The same stream through a writer of this process, for machines without Spark."""
+    """The same stream through the service's own writer, for machines without Spark."""
 
-    name = "a second writer"
+    name = "a second thread"
 
-    def __init__(self, table: Table, measured: Measurements, holds_shards: Callable[[str], object]) -> None:
+    def __init__(self, table: Table, service: Service, measured: Measurements) -> None:
         self._table = table
+        self._writer = service.writer
         self._measured = measured
-        self._holds_shards = holds_shards
-        self._writer = table.writer()
 
     def start(self) -> None:
         """Nothing to start: rows are written as they arrive."""
@@ -173,8 +172,6 @@ class LocalFeed:
     def arrived(self, file: Path) -> None:
         rows = pq.read_table(file)
         withdrawn = rows[CHANGE][0].as_py() == "delete"
-        for kind in rows["kind"].unique().to_pylist():
-            self._holds_shards(kind)
         rows = rows.drop_columns([CHANGE])
         if withdrawn:
             self._writer.delete(rows.select(["kind", "name"]))
@@ -186,9 +183,8 @@ class LocalFeed:
         """Every put has returned."""
 
     def compact(self) -> None:
-        self._writer.close()
         self._table.flush()
         self._table.compact()
 
     def close(self) -> None:
-        self._writer.close()
+        """The writer is the service's to close."""

@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from demo.background import Background
-from demo.corpus import LIBRARY_KINDS, TOPIC, embed
+from demo.corpus import LIBRARY_KINDS, REMARK, embed
 from demo.incoming import Incoming, Names
 from demo.measurements import Levels, Measurements
 from demo.service import Service, Written
@@ -26,8 +26,8 @@ _QUESTION = ("exceptions", "except")
 class Observer(Background):
     """Scans and searches until it is stopped; what it sees that must not be, it keeps in ``wrong``.
 
-    In the shards of the stream a scan must find whole files only, and never fewer than before.
-    In the service's shard it must find every acknowledged edition, or one that was begun since.
+    Of the stream's documents a scan must find whole files only in each shard, and never fewer than before.
+    Of the service's remarks, in the same shards, it must find every acknowledged edition, or a later one.
     """
 
     def __init__(self, table: Table, incoming: Incoming, service: Service, measured: Measurements) -> None:
@@ -37,7 +37,7 @@ class Observer(Background):
         self._service = service
         self._measured = measured
         #: Shards whose writer is in this process: their fresh rows are read from its MemTables.
-        self.in_process: set[UUID] = {table.shard_for(TOPIC)}
+        self.in_process: set[UUID] = {table.shard_for(kind) for kind in LIBRARY_KINDS}
         self.wrong: list[str] = []
         self.scans = 0
         self._files = dict.fromkeys(LIBRARY_KINDS, 0)
@@ -68,10 +68,10 @@ class Observer(Background):
         after = self._service.written()
         self.scans += 1
         self._measured.levels.append(self._levels(found))
-        names = _by_kind(found)
+        names, remarks = _by_kind(found)
         for kind in LIBRARY_KINDS:
             self._check_stream(kind, names.get(kind, {}))
-        self._check_service(names.get(TOPIC, {}), before, after)
+        self._check_service(remarks, before, after)
         self._search_vector(after)
         self._search_words()
 
@@ -121,11 +121,12 @@ class Observer(Background):
         self.wrong += [f"{text[:40]!r} was found by {words!r}" for text in hits if part not in text.lower()]
 
 
-def _by_kind(found: pa.Table) -> dict[str, Names]:
-    """Edition by name of each kind; a name that comes twice makes a kind that fits nothing."""
+def _by_kind(found: pa.Table) -> tuple[dict[str, Names], Names]:
+    """Edition by name, of each kind and of remarks; a name that comes twice makes one that fits nothing."""
     names: dict[str, Names] = {}
+    remarks: Names = {}
     columns = (found[name].to_pylist() for name in ("kind", "name", "edition"))
     for kind, name, edition in zip(*columns, strict=True):
-        of_kind = names.setdefault(kind, {})
-        of_kind[name] = -1 if name in of_kind else edition
-    return names
+        where = remarks if name.startswith(REMARK) else names.setdefault(kind, {})
+        where[name] = -1 if name in where else edition
+    return names, remarks

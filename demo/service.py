@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from demo.background import Background
-from demo.corpus import TOPIC, Document, Edition, rows
+from demo.corpus import LIBRARY_KINDS, Document, Edition, rows
 from demo.incoming import Names, Texts
 from demo.measurements import Measurements, Put
 from lancewal.table import Table
@@ -30,11 +30,12 @@ class Written:
 
 
 class Service(Background):
-    """Writes the language reference again and again, as one shard's only writer."""
+    """Writes remarks again and again, to the shards that the stream writes to as well; it is their owner."""
 
     def __init__(self, table: Table, documents: Sequence[Document], measured: Measurements) -> None:
         super().__init__("demo-service")
-        self._table = table
+        #: For whoever else of this process writes to the same shards.
+        self.writer = table.writer(max_memtable_rows=_MEMTABLE_ROWS)
         self._documents = documents
         self._measured = measured
         self._acknowledged: dict[str, Edition] = {}
@@ -52,11 +53,18 @@ class Service(Background):
     def texts(self) -> Texts:
         """What the table must hold of this service's documents."""
         with self._lock:
-            return {(TOPIC, name): each.text for name, each in self._acknowledged.items()}
+            return {(each.kind, name): each.text for name, each in self._acknowledged.items()}
+
+    @property
+    def has_all_shards(self) -> bool:
+        """Whether it has written to every shard, or has ended by itself."""
+        with self._lock:
+            kinds = {each.kind for each in self._acknowledged.values()}
+        return self.failure is not None or kinds == set(LIBRARY_KINDS)
 
     def run(self) -> None:
         try:
-            with self._table.writer(max_memtable_rows=_MEMTABLE_ROWS) as writer:
+            with self.writer as writer:
                 for edition in self._editions():
                     row = rows([edition])
                     with self._lock:

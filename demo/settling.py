@@ -54,14 +54,14 @@ def flush(stage: Stage) -> None:
 
 
 def compact(stage: Stage) -> None:
-    """One atomic commit per shard; afterwards the base table is all there is."""
+    """Atomic commits of a few shards each; afterwards the base table is all there is."""
     table = stage.open()
     waiting = table.status().uncompacted
     began = time.monotonic()
     stage.players.feed.compact()
     stage.measured.compactions.append(stage.measured.now())
     table.compact(optimize_indexes=True)
-    by = "Spark, one task per shard," if stage.spark else "this process"
+    by = "Spark, in tasks of some shards each," if stage.spark else "this process"
     stage.narration.say(
         f"{by} brought {plural(waiting.count, 'SSTable')} into the base table in "
         f"{duration(time.monotonic() - began)}, and its index is up to date"

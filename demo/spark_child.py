@@ -70,7 +70,7 @@ def start_stream(spark: SparkSession, uri: str, incoming: str, checkpoint: str) 
 
 
 def flush_and_compact(spark: SparkSession, uri: str) -> None:
-    """All rows into the base table, one task per shard."""
+    """All rows into the base table, in tasks of one or more shards."""
     from lancewal.spark import compact, flush
 
     flush(spark, uri)

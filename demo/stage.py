@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import lancewal
-from demo.corpus import NOTE, library, reference
+from demo.corpus import NOTE, library, remarks
 from demo.feeds import Feed, LocalFeed, SparkFeed
 from demo.incoming import Incoming, Texts
 from demo.measurements import Measurements
@@ -26,7 +26,7 @@ class Scale:
     """How much is shown; ``None`` is everything that there is."""
 
     library: int | None = None
-    reference: int | None = None
+    remarks: int | None = None
     rows_per_file: int = 500
     seconds_per_file: float = 0.5
     kills: int = 3
@@ -81,12 +81,10 @@ class Stage:
     def set(self) -> None:
         """Bring on who works on the table; it must exist."""
         table = self.open()
-        service = Service(table, reference(self.scale.reference), self.measured)
+        service = Service(table, remarks(self.scale.remarks), self.measured)
         observer = Observer(table, self.incoming, service, self.measured)
         self.files.mkdir()
-        feed = self.spark or LocalFeed(
-            table, self.measured, lambda kind: observer.in_process.add(table.shard_for(kind))
-        )
+        feed = self.spark or LocalFeed(table, service, self.measured)
         self._players = Players(service, observer, feed)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 import lance
 
 import lancewal
-from demo.corpus import LIBRARY_KINDS, SCHEMA, TOPIC, rows
+from demo.corpus import LIBRARY_KINDS, SCHEMA, rows
 from demo.crashes import kill_writers
 from demo.live import stream_in
 from demo.narration import Narration
@@ -22,10 +22,10 @@ from lancewal.errors import LanceWalError
 def tell(directory: Path, narration: Narration, scale: Scale, *, with_spark: bool) -> Stage:
     """Run every step in an empty directory; a step that fails is the last one."""
     stage = Stage.prepare(directory, narration, scale, with_spark=with_spark)
-    feed = "Spark" if with_spark else "one writer"
+    feed = "Spark" if with_spark else "one thread"
     steps: list[tuple[str, Callable[[Stage], None]]] = [
         ("Create a Lance table and give it a write path", _create),
-        (f"Stream documents in through {feed} while a service writes and searches", stream_in),
+        (f"Stream documents in through {feed} while a service writes to the same shards", stream_in),
         ("Kill a writer with SIGKILL and recover", kill_writers),
         ("Search a row that was written a moment ago", search),
         ("Flush to SSTables and let Lance itself read them", flush),
@@ -54,7 +54,7 @@ def _create(stage: Stage) -> None:
         "each with an embedding, and a full-text index"
     )
     stage.narration.say(
-        f"the key is (kind, name), and every kind is a shard with a writer of its own: "
-        f"{', '.join(LIBRARY_KINDS)} for the stream, {TOPIC} for the service"
+        f"the key is (kind, name), and every kind is a shard: {', '.join(LIBRARY_KINDS)}; a stream of "
+        "documents and a service that takes remarks about them write to the same ones"
     )
     stage.set()

@@ -33,6 +33,7 @@ FLOORS = (
     "maintenance",
     "service",
     "status",
+    "upkeep",
     "table",
     "initialization",
     "metrics",

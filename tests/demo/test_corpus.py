@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo.corpus import LIBRARY_KINDS, SCHEMA, embed, library, reference, rows
+from demo.corpus import LIBRARY_KINDS, SCHEMA, embed, library, remarks, rows
 from demo.incoming import Incoming
 
 
 def test_every_document_has_a_name_of_its_own() -> None:
-    documents = [*library(300), *reference()]
+    documents = [*library(300), *remarks()]
     assert len({(each.kind, each.name) for each in documents}) == len(documents) > 1_000
     assert {each.kind for each in library(300)} == set(LIBRARY_KINDS)
 
 
 def test_rows_fit_the_table() -> None:
-    found = rows([each.edition(1) for each in reference(3)])
+    found = rows([each.edition(1) for each in remarks(3)])
     assert found.schema.equals(SCHEMA)
     assert found.num_rows == 3
     assert rows([]).num_rows == 0

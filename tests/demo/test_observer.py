@@ -8,7 +8,7 @@ import lance
 import pytest
 
 import lancewal
-from demo.corpus import SCHEMA, TOPIC, Document, reference, rows
+from demo.corpus import SCHEMA, Document, remarks, rows
 from demo.incoming import Incoming
 from demo.measurements import Measurements
 from demo.observer import Observer
@@ -43,7 +43,7 @@ def table(tmp_path: Path, incoming: Incoming) -> lancewal.Table:
 
 @pytest.fixture
 def service(table: lancewal.Table) -> _Silent:
-    return _Silent(table, reference(5), Measurements())
+    return _Silent(table, remarks(5), Measurements())
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_an_older_state_than_before_is_noticed(
 
 
 def test_a_lost_put_is_noticed(observer: Observer, service: _Silent) -> None:
-    lost = reference(1)[0].edition(1)
+    lost = remarks(1)[0].edition(1)
     service.claims = Written({lost.name: 1}, {lost.name: 1}, lost)
     observer.look()
     assert any(f"{lost.name}: edition None, acknowledged was 1" in text for text in observer.wrong)
@@ -93,12 +93,11 @@ def test_a_lost_put_is_noticed(observer: Observer, service: _Silent) -> None:
 
 def test_levels_add_up(table: lancewal.Table, observer: Observer, incoming: Incoming) -> None:
     with table.writer() as writer:
-        writer.put(rows([reference(1)[0].edition(1)]))
+        writer.put(rows([remarks(1)[0].edition(1)]))
         observer.look()
         looked = observer._measured.levels[-1]
         assert (looked.memtable, looked.wal, looked.sstables) == (1, 0, 0)
         assert looked.base == len(incoming.first)
-        assert observer.in_process == {table.shard_for(TOPIC)}
     table.compact()
     observer.look()
     assert observer._measured.levels[-1].base == len(incoming.first) + 1

@@ -21,7 +21,7 @@ from demo.story import tell
 from lancewal.errors import InvalidInputError, StorageError
 from tests.patience import PATIENCE
 
-SMALL = Scale(library=150, reference=30, rows_per_file=40, seconds_per_file=0.0, kills=1, puts_per_kill=5)
+SMALL = Scale(library=150, remarks=30, rows_per_file=40, seconds_per_file=0.0, kills=1, puts_per_kill=5)
 
 
 class _Page(HTMLParser):

@@ -10,11 +10,9 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import lancewal
 from lancewal.base import BaseTable
-from lancewal.cli.app import app
 from lancewal.cli.exits import TAKEN_OVER
 from lancewal.errors import (
     InvalidInputError,
@@ -35,7 +33,7 @@ from lancewal.publish import (
     adopt_sstables,
 )
 from lancewal.publish.transactions import Run, TransactionLog
-from lancewal.service import publish_through_owners, refuse_owned
+from lancewal.service import Owner, publish_through_owners
 from lancewal.service import requests as requests_module
 from lancewal.service.presence import presence_at
 from lancewal.service.requests import flush_by_owners
@@ -43,10 +41,11 @@ from lancewal.shard import ShardRouter
 from lancewal.shard.discovery import discover_manifests
 from lancewal.storage import ObjectStore, layout
 from lancewal.writer import Intake
+from tests.cli.support import ok, run
 from tests.faults import FaultyStore
 from tests.service.child import WritingProcess
 from tests.service.test_owners import anywhere, forged, one, shard_of, until  # noqa: F401
-from tests.tables import FAST_DEFAULTS, ids, rows, wal_table, write_parquet
+from tests.tables import FAST_DEFAULTS, ids, rows, wal_table, writable_table, write_parquet
 
 
 def owned(table: lancewal.Table, process: WritingProcess) -> UUID:
@@ -380,16 +379,6 @@ def test_a_forged_request_is_refused_and_harms_nobody(one: lancewal.Table) -> No
     assert one.verify().ok
 
 
-def test_whoever_has_no_other_way_is_told_who_owns_the_shard(one: lancewal.Table) -> None:  # noqa: F811
-    with WritingProcess(one) as owner:
-        owner.ask("put", start=0, count=1)
-        shard = owned(one, owner)
-        with pytest.raises(ShardOwnedError, match=str(owner.pid)):
-            refuse_owned(one._store, shard)
-        owner.kill()
-        refuse_owned(one._store, shard)
-
-
 def test_a_request_to_somebody_who_never_was_ends_with_the_lease(one: lancewal.Table) -> None:  # noqa: F811
     writer = one.shard_writer(shard_of(one))
     writer.put(rows(0, 1))
@@ -414,16 +403,76 @@ def test_files_are_ingested_through_the_owner(one: lancewal.Table, tmp_path: Pat
     assert ids(one.scan().to_table()) == [*range(20), 100, 101]
 
 
-def test_a_delete_from_the_command_line_names_the_owner_and_leaves_it_alone(
+# ------------------------------------------------------------------ the command line beside an owner
+
+
+def test_commands_go_through_the_owner_and_leave_it_its_shards(tmp_path: Path) -> None:
+    """Each is newer than what the owner took before, older than what it takes afterwards, and there once."""
+    table = writable_table(tmp_path / "table")
+    file = write_parquet(tmp_path / "rows.parquet", 0, 8)
+    with WritingProcess(table) as owner:
+        owner.ask("put", start=0, count=12, prefix="first")
+        owned(table, owner)
+        epochs = {shard.shard_id: shard.epoch for shard in table.shards()}
+        assert ok("ingest", table.uri, file, "--json").document["rows"] == 8
+        assert ok("ingest", table.uri, file, "--json").document["skipped"] == 1
+        assert names(table)[3] == "name_3"
+        assert owner.ask("put", start=3, count=1, prefix="after") == {"done": 1}
+        assert ok("delete", table.uri, "0", "9", "77", "--json").document == {"deleted": 3}
+        assert ok("delete", table.uri, "--filter", "id >= 10", "--yes", "--json").document == {"deleted": 2}
+        assert owner.ask("put", start=9, count=1, prefix="again") == {"done": 1}
+        assert ok("flush", table.uri, "--json").document["left"] == 0
+        assert {shard.shard_id: shard.epoch for shard in table.shards()} == epochs
+        expected = {n: f"name_{n}" for n in range(1, 8)} | {3: "after_3", 8: "first_8", 9: "again_9"}
+        assert names(table) == expected
+        assert owner.ask("put", start=3, count=1, prefix="last") == {"done": 1}
+        assert owner.ask("close") == {"done": None}
+    table.compact()
+    assert names(table) == expected | {3: "last_3"}
+    assert table.verify().ok
+
+
+def test_a_delete_takes_the_shards_of_an_owner_that_is_gone(one: lancewal.Table) -> None:  # noqa: F811
+    with WritingProcess(one) as owner:
+        owner.ask("put", start=0, count=3)
+        owned(one, owner)
+        owner.kill()
+        assert ok("delete", one.uri, "1", "--json").document == {"deleted": 1}
+    assert ids(one.scan().to_table()) == [0, 2]
+
+
+def test_a_delete_is_told_when_the_owner_may_not_be_disturbed_or_is_to_be_stopped(
     one: lancewal.Table,  # noqa: F811
 ) -> None:
     with WritingProcess(one) as owner:
         owner.ask("put", start=0, count=3)
         owned(one, owner)
-        refused = CliRunner().invoke(app, ["delete", one.uri, "1", "--yes"])
-        assert refused.exit_code == TAKEN_OVER
-        assert str(owner.pid) in refused.stderr
+        refused = run("delete", one.uri, "1", "--take-over", "never")
+        assert refused.code == TAKEN_OVER
+        assert str(owner.pid) in refused.error
         assert owner.ask("put", start=3, count=1) == {"done": 1}
-        forced = CliRunner().invoke(app, ["delete", one.uri, "1", "--yes", "--take-over", "now"])
-        assert forced.exit_code == 0, forced.output
+        epoch = one.shards()[0].epoch
+        ok("delete", one.uri, "1", "--take-over", "now")
+        assert one.shards()[0].epoch > epoch
     assert ids(one.scan().to_table()) == [0, 2, 3]
+
+
+def test_sealing_stops_an_owner_after_it_flushed(
+    one: lancewal.Table,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    ask = requests_module._ask
+
+    def noted(store: ObjectStore, owner: Owner, request: dict[str, object]) -> object:
+        asked.append(request["do"])
+        return ask(store, owner, request)
+
+    monkeypatch.setattr(requests_module, "_ask", noted)
+    with WritingProcess(one) as owner:
+        owner.ask("put", start=0, count=3)
+        one.seal_shard(owned(one, owner))
+        assert asked == ["flush"]
+        assert [shard.generations for shard in one.shards()] == [(1,)]
+        assert "error" in owner.ask("put", start=3, count=1)
+    assert ids(one.scan().to_table()) == [0, 1, 2]

@@ -66,7 +66,7 @@ StorageOptions = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 JobEngine = Annotated[
     Engine,
-    typer.Option("--engine", help="local: this process; spark: a Spark session, one task per shard."),
+    typer.Option("--engine", help="local: this process; spark: a Spark session, in many tasks."),
 ]
 Columns = Annotated[
     str | None,

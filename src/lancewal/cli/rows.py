@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -204,18 +204,19 @@ def delete(
 ) -> None:
     """Delete rows, by key or by filter.
 
-    Deletes are durable and visible at once. The command needs the shards for a moment: while another
-    process writes to them it ends with code 5 and says which, unless it may take them with --take-over now.
+    Deletes are durable and visible at once. Where another process writes to the table, it carries them out,
+    and they are newer than what it took before; --take-over now takes the shards from it instead.
     """
     if bool(keys) == (filter is not None):
         raise typer.BadParameter("pass keys, or --filter")
     opened = options.open_table(table, option)
     if keys:
         _refuse_conditions(opened, keys)
-        with opened.writer(take_over=take_over.value) as writer:
-            count = writer.delete(parse_keys(opened, keys)).num_rows
+        count = _delete_keys(opened, [parse_keys(opened, keys)], take_over, option)
     else:
-        count = _delete_matching(opened, str(filter), take_over, ask=not yes)
+        matching = _keys_matching(opened, str(filter), ask=not yes)
+        with resumable("what was deleted stays deleted"):
+            count = _delete_keys(opened, matching, take_over, option)
     console.tell(f"{console.plural(count, 'key')} deleted", {"deleted": count}, json=json)
 
 
@@ -230,7 +231,23 @@ def _refuse_conditions(table: Table, keys: list[str]) -> None:
             )
 
 
-def _delete_matching(table: Table, filter: str, take_over: options.TakeOver, *, ask: bool) -> int:
+def _delete_keys(
+    table: Table, keys: Iterable[Any], take_over: options.TakeOver, option: list[str] | None
+) -> int:
+    """Delete through the owners of the shards while some live, else with a writer of our own."""
+    from lancewal.base import BaseTable
+    from lancewal.service import delete_through_owners, is_owned
+
+    base = BaseTable.open(table.uri, options.storage_options(option))
+    store = base.writer_store()
+    if take_over is options.TakeOver.WHEN_GONE and is_owned(store):
+        return delete_through_owners(base, store, keys)
+    with table.writer(take_over=take_over.value) as writer:
+        return sum(writer.delete(some).num_rows for some in keys)
+
+
+def _keys_matching(table: Table, filter: str, *, ask: bool) -> Iterator[pa.RecordBatch]:
+    """The keys of the rows that match, once the user has agreed."""
     if not table.primary_key:
         raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
     scan = table.scan(columns=list(table.primary_key), filter=filter)
@@ -239,14 +256,7 @@ def _delete_matching(table: Table, filter: str, take_over: options.TakeOver, *, 
         typer.confirm(
             f"Delete {console.plural(number, 'row')} of {console.visible(table.uri)}?", abort=True, err=True
         )
-    count = 0
-    with (
-        resumable("what was deleted stays deleted"),
-        table.writer(take_over=take_over.value) as writer,
-    ):
-        for batch in scan.to_batches():
-            count += writer.delete(batch).num_rows
-    return count
+    return iter(scan.to_batches())
 
 
 def parse_keys(table: Table, texts: list[str]) -> Any:

@@ -40,7 +40,7 @@ def serve(
     key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM of its key.")] = None,
     http: Annotated[
         str | None,
-        typer.Option("--http", metavar="HOST:PORT", help="Serve /live, /ready and /metrics there."),
+        typer.Option("--http", metavar="HOST:PORT", help="Serve a page, /live, /ready and /metrics there."),
     ] = None,
     option: options.StorageOptions = None,
     json: options.Json = False,

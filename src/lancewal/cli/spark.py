@@ -173,7 +173,7 @@ def spark_reason(text: str) -> str:
 def run_jobs(
     uri: str, jobs: Sequence[str], storage_options: Mapping[str, str], *, json: bool, **arguments: Any
 ) -> None:
-    """Run jobs (``flush``, ``compact``, ``gc``), one task per shard; reports every shard, failed or not."""
+    """Run jobs (``flush``, ``compact``, ``gc``) in tasks of some shards each; reports every shard."""
     spark = start_session()
     from lancewal import spark as spark_jobs
 

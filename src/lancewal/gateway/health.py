@@ -1,42 +1,58 @@
-"""What orchestrators and Prometheus ask a gateway over HTTP: is it alive, is it ready, what has it done."""
+"""What others ask a gateway over HTTP: orchestrators, Prometheus, and people with a browser."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from typing import Any
 
 from lancewal.errors import InvalidInputError
 from lancewal.gateway.access import is_loopback
 from lancewal.gateway.server import Gateway
+from lancewal.gateway.watch import EVERY, Watch
 
 _TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json"
+_PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+#: The page loads nothing from elsewhere, and nobody may frame it.
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; frame-ancestors 'none'"
+)
 #: Seconds that a client may take to send its request.
 _PATIENCE = 10.0
 
 
 class HealthEndpoint:
-    """Serves ``/live``, ``/ready`` and ``/metrics``; a context manager.
+    """Serves ``/live``, ``/ready``, ``/metrics``, and a page for operators at ``/``; a context manager.
 
     ``/ready`` is 503 from the moment that the gateway takes no more calls, so that no traffic is sent to one
-    that is stopping. Metrics need the extra ``metrics``; where the endpoint can be reached from other
-    machines they also need a ``token``.
+    that is stopping. The page shows the levels of each shard, what waits, and how long calls take, from
+    ``/status.json``. Metrics need the extra ``metrics``. Where the endpoint can be reached from other
+    machines, metrics and the page's figures need a ``token``.
     """
 
-    def __init__(self, gateway: Gateway, listen: str, *, token: str | None = None) -> None:
+    def __init__(
+        self, gateway: Gateway, listen: str, *, token: str | None = None, look_every: float = EVERY
+    ) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not port.isdecimal():
             raise InvalidInputError(f"the HTTP endpoint is {listen!r}; give host:port, as 127.0.0.1:9464")
-        metrics = _metrics_of(gateway)
-        if token is None and not is_loopback(listen):
-            metrics = None
+        may_tell = token is not None or is_loopback(listen)
+        self._watch = Watch(gateway.tables, gateway.call_times, look_every) if may_tell else None
+        metrics = _metrics_of(gateway) if may_tell else None
         try:
-            self._server = _Server((host.strip("[]"), int(port)), gateway, metrics, token)
+            answers = _Answers(gateway, metrics, self._watch, token)
+            self._server = _Server((host.strip("[]"), int(port)), answers)
         except (OSError, OverflowError) as error:
+            if self._watch is not None:
+                self._watch.close()
             raise InvalidInputError(f"cannot listen on {listen}: {error}") from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="lancewal-http", daemon=True)
         self._thread.start()
@@ -47,6 +63,8 @@ class HealthEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
 
     def __enter__(self) -> HealthEndpoint:
         return self
@@ -55,19 +73,29 @@ class HealthEndpoint:
         self.close()
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """What there is to tell; ``None`` where nobody may be told."""
+
+    gateway: Gateway
+    metrics: Callable[[], bytes] | None
+    watch: Watch | None
+    token: str | None
+
+    def status(self) -> dict[str, Any] | None:
+        if self.watch is None:
+            return None
+        gateway = self.gateway
+        said = {"address": gateway.address, "ready": gateway.ready, "calls": gateway.calls_under_way}
+        return {**said, **self.watch.document()}
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        gateway: Gateway,
-        metrics: Callable[[], bytes] | None,
-        token: str | None,
-    ) -> None:
-        self.gateway = gateway
-        self.metrics = metrics
-        self.token = token
+    def __init__(self, address: tuple[str, int], answers: _Answers) -> None:
+        self.answers = answers
+        self.page = page_files()
         super().__init__(address, _Handler)
 
 
@@ -77,41 +105,60 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        answers = self.server.answers
         if path == "/live":
             self._answer(HTTPStatus.OK, b"alive\n")
         elif path == "/ready":
-            ready = self.server.gateway.ready
+            ready = answers.gateway.ready
             self._answer(
                 HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE,
                 b"ready\n" if ready else b"stopping\n",
             )
-        elif path == "/metrics" and self.server.metrics is not None:
-            if self._may_see_metrics():
-                self._answer(HTTPStatus.OK, self.server.metrics())
-            else:
-                self._answer(HTTPStatus.UNAUTHORIZED, b"metrics need the token\n")
+        elif path in self.server.page:
+            self._answer(HTTPStatus.OK, *self.server.page[path])
+        elif path == "/metrics" and answers.metrics is not None:
+            self._tell(answers.metrics, _TEXT)
+        elif path == "/status.json" and answers.watch is not None:
+            self._tell(lambda: json.dumps(answers.status()).encode(), _JSON)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, b"there are /live, /ready and /metrics\n")
+            self._answer(HTTPStatus.NOT_FOUND, b"there are /, /live, /ready, /metrics and /status.json\n")
 
     do_HEAD = do_GET  # noqa: N815 - the base class calls it by this name
 
-    def _may_see_metrics(self) -> bool:
-        token = self.server.token
+    def _tell(self, answer: Callable[[], bytes], content_type: str) -> None:
+        """Answer whoever has the token."""
+        token = self.server.answers.token
         given = self.headers.get("Authorization", "")
-        return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        if token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            self._answer(HTTPStatus.OK, answer(), content_type)
+        else:
+            self._answer(HTTPStatus.UNAUTHORIZED, b"this needs the token, as Authorization: Bearer ...\n")
 
-    def _answer(self, status: HTTPStatus, body: bytes) -> None:
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str = _TEXT) -> None:
         # The client may be gone.
         with contextlib.suppress(OSError):
             self.send_response(status)
-            self.send_header("Content-Type", _TEXT)
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Security-Policy", _PAGE_POLICY)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Cache-Control", "no-store")
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: probes come every few seconds."""
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The operator's page: body and content type by path."""
+    found = {}
+    for each in files("lancewal.gateway").joinpath("page").iterdir():
+        kind = _PAGE_TYPES.get(each.name.rpartition(".")[2])
+        if kind is not None:
+            found[f"/{each.name}"] = (each.read_bytes(), f"{kind}; charset=utf-8")
+    return {**found, "/": found["/index.html"]}
 
 
 def _metrics_of(gateway: Gateway) -> Callable[[], bytes] | None:
@@ -123,5 +170,5 @@ def _metrics_of(gateway: Gateway) -> Callable[[], bytes] | None:
     from lancewal.metrics import register
 
     registry = CollectorRegistry()
-    register(registry, gateway.tables)
+    register(registry, list(gateway.tables.values()))
     return lambda: bytes(generate_latest(registry))

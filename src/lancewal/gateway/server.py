@@ -31,6 +31,7 @@ from lancewal.format import PutId
 from lancewal.gateway.access import CALLER, Access, Doorkeeper
 from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
+from lancewal.gateway.watch import CallTimes
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
@@ -84,8 +85,11 @@ class Gateway:
         self._limits = limits or Limits()
         location = _location(listen, self._access)
         self._access.check_listen(listen)
+        #: How long calls take, for whoever watches the gateway.
+        self.call_times = CallTimes()
         self._tables = {
-            name: _Served(name, table, writer_settings, self._limits) for name, table in tables.items()
+            name: _Served(name, table, writer_settings, self._limits, self.call_times)
+            for name, table in tables.items()
         }
         if not self._tables:
             raise InvalidInputError("a gateway needs at least one table to serve")
@@ -102,9 +106,9 @@ class Gateway:
         logger.info("serving %s at %s", ", ".join(self._tables), self.address)
 
     @property
-    def tables(self) -> list[Table]:
-        """The tables that are served."""
-        return [served.table for served in self._tables.values()]
+    def tables(self) -> dict[str, Table]:
+        """The tables that are served, by name."""
+        return {name: served.table for name, served in self._tables.items()}
 
     @property
     def ready(self) -> bool:
@@ -154,10 +158,18 @@ class Gateway:
 class _Served:
     """One table of a gateway, and its writer, which is opened when the first rows come."""
 
-    def __init__(self, name: str, table: Table, writer_settings: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: Table,
+        writer_settings: Mapping[str, Any],
+        limits: Limits,
+        times: CallTimes,
+    ) -> None:
         self.name = name
         self.table = table
         self.limits = limits
+        self.times = times
         self.stop = threading.Event()
         self._settings = dict(writer_settings)
         self._lock = threading.Lock()
@@ -174,7 +186,8 @@ class _Served:
         write = writer.delete if op == "delete" else writer.put
         data: Any = batch if op == "delete" or not cast else self._intake(writer, cast).upserts(batch)
         try:
-            return write(data, put_id=put_id, patience=self.limits.patience).num_rows
+            with self.times.timed(self.name, op):
+                return write(data, put_id=put_id, patience=self.limits.patience).num_rows
         except ClosedError:
             if self.stop.is_set():
                 raise UnavailableError(_STOPPING) from None
@@ -303,7 +316,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ended = False
             try:
                 try:
-                    schema, items = read(served, request, context)
+                    with served.times.timed(served.name, request.op):
+                        schema, items = read(served, request, context)
                 except (TypeError, AttributeError) as error:
                     raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
                 counted = self._counted_to_the_end(items)

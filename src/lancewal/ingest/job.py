@@ -266,7 +266,8 @@ class IngestReport:
 class Ingestion:
     """Takes files into one table.
 
-    Every shard that rows go to is taken over: **a writer that is open on one of them is fenced**.
+    Where another process writes to the table, it adopts the rows as SSTables, in its own order. Shards that
+    nobody has are taken over for a moment: **a writer that nobody knows of (Lance's own) is fenced**.
 
     >>> import tempfile, lance, lancewal, pathlib, pyarrow as pa
     >>> folder = pathlib.Path(tempfile.mkdtemp())

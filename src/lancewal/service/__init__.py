@@ -4,11 +4,12 @@ from lancewal.service.owners import Owner, TakeOver, checked_take_over, look_at_
 from lancewal.service.presence import Presence, open_owned, presence_at
 from lancewal.service.requests import (
     adopt_by_owners,
+    delete_through_owners,
     flush_one_through_owner,
     flush_through_owners,
     is_owned,
     publish_through_owners,
-    refuse_owned,
+    seal_through_owner,
 )
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "TakeOver",
     "adopt_by_owners",
     "checked_take_over",
+    "delete_through_owners",
     "flush_one_through_owner",
     "flush_through_owners",
     "is_owned",
@@ -24,5 +26,5 @@ __all__ = [
     "open_owned",
     "presence_at",
     "publish_through_owners",
-    "refuse_owned",
+    "seal_through_owner",
 ]

@@ -34,8 +34,10 @@ from lancewal.writer import ShardWriter, Worker
 logger = logging.getLogger(__name__)
 
 _USUAL_LEASE = timedelta(seconds=10)
-#: Looks for requests between two heartbeats where they are free, and for some leases after somebody asked.
+#: Looks for requests between two heartbeats: where they are free, or for some leases after somebody asked;
+#: where both is so, a stream of micro-batches need not wait for its answers.
 _LOOKS_IN_A_BEAT = 8
+_FREE_LOOKS_WHILE_ASKED = 64
 _BUSY_LEASES = 3
 _SHORTEST_PAUSE = 0.01
 
@@ -206,8 +208,10 @@ class Presence:
 
     def _look_interval(self, now: float) -> float:
         """A look is a request to the storage: with the heartbeat, unless it is free, or somebody asks."""
-        often = now < self._busy_until or (self._store is not None and self._store.is_local)
-        return self.interval / (_LOOKS_IN_A_BEAT if often else 1)
+        is_asked, is_free = now < self._busy_until, self._store is not None and self._store.is_local
+        if is_asked and is_free:
+            return self.interval / _FREE_LOOKS_WHILE_ASKED
+        return self.interval / (_LOOKS_IN_A_BEAT if is_asked or is_free else 1)
 
     def _look_for_requests(self) -> None:
         store = self._store

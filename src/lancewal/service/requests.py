@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -51,22 +51,24 @@ from lancewal.publish import (
     ShardWrite,
     Staged,
     StagedAge,
+    Stager,
     Transaction,
     adopt_sstables,
     publish,
 )
 from lancewal.service.owners import Owner, is_dead_here, look_at_owners, storage_time
 from lancewal.service.presence import Presence, presence_at, serve_with
-from lancewal.shard import ShardManifestStore, has_unflushed_rows
+from lancewal.shard import ShardManifestStore, ShardRouter, has_unflushed_rows
 from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
-from lancewal.writer import ShardWriter, flush_shard, flush_shards
+from lancewal.writer import Intake, ShardWriter, flush_shard, flush_shards, seal_shard
 
 logger = logging.getLogger(__name__)
 
 _ASKED = ".asked"
 _ANSWERED = ".answered"
-#: Looks for an answer in a lease.
+#: Looks for an answer in a lease; where they are free there are more of them at first.
 _LOOKS_IN_A_LEASE = 20
+_FIRST_PAUSE = 0.01
 #: How often a shard may change hands while something is asked of it.
 _ROUNDS = 8
 #: Shards of one request that an owner works on at a time.
@@ -132,6 +134,29 @@ def publish_through_owners(
     return publish(base, store, staged, transaction, adopt=adopt_by_owners(store))
 
 
+def delete_through_owners(base: BaseTable, store: ObjectStore, keys: Iterable[Any]) -> int:
+    """Delete rows by key, by the owners of their shards and in their order; how many keys there were.
+
+    Each of ``keys`` is what :meth:`TableWriter.delete` takes. A crash leaves some shards without their
+    deletes; deleting again is harmless.
+    """
+    intake = Intake(base.schema, storage_version=base.storage_version)
+    stager = Stager(base, store, ShardRouter.of_table(base, store))
+    count = 0
+    for some in keys:
+        for tombstones in intake.deletes(some).batches:
+            stager.add(tombstones)
+            count += tombstones.num_rows
+    publish_through_owners(base, store, stager.finish())
+    return count
+
+
+def seal_through_owner(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
+    """Seal a shard: an order to stop, which fences its owner, but lets it flush its memory first."""
+    flush_by_owners(store, [ShardManifestStore(store, shard_id).require_latest()])
+    seal_shard(base, store, shard_id)
+
+
 def adopt_by_owners(store: ObjectStore) -> Adopt:
     """Has the owners of shards adopt SSTables, in this process or elsewhere."""
 
@@ -183,19 +208,6 @@ def is_owned(store: ObjectStore) -> bool:
     except LanceWalError as error:
         logger.warning("the owners of %s are not known: %s", store.uri, error)
         return False
-
-
-def refuse_owned(store: ObjectStore, shard_id: UUID) -> None:
-    """Raise :class:`~lancewal.errors.ShardOwnedError` where the shard has an owner that is not gone.
-
-    For whoever would have to claim it, and has no other way.
-    """
-    presence = presence_at(store.uri)
-    if presence.holder(shard_id) is not None:
-        raise presence.refuse(shard_id)
-    owner = _owners_of(store, [shard_id]).get(shard_id)
-    if owner is not None:
-        raise owner.error(shard_id)
 
 
 def _settled(
@@ -264,6 +276,8 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
     asked, answered = f"{name}{_ASKED}", f"{name}{_ANSWERED}"
     record = layout.owner_record(owner.owner_id)
     lease = owner.lease.total_seconds() + (0.0 if store.is_local else 1.0)
+    longest = min(lease / _LOOKS_IN_A_LEASE, 0.5)
+    pause = _FIRST_PAUSE if store.is_local else longest
     store.put(asked, encode_record(request))
     try:
         heard, heard_at = owner.last_beat, time.monotonic()
@@ -277,7 +291,8 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
                 heard, heard_at = infos[record].modified, time.monotonic()
             elif time.monotonic() - heard_at > lease:
                 return None
-            time.sleep(min(lease / _LOOKS_IN_A_LEASE, 0.5))
+            time.sleep(min(pause, longest))
+            pause *= 1.3
         return None
     except (ValueError, FileNotFoundError) as error:
         raise OutcomeUnknownError(

@@ -220,8 +220,9 @@ def flush(
 ) -> list[ShardOutcome]:
     """Move the rows of all write-ahead logs to SSTables.
 
-    A shard that has such rows is claimed: **a writer that is open on it is fenced**. Raises a
-    :class:`JobFailedError` at the end when some shards failed; so do the other jobs.
+    The owner of a shard is asked to flush it. A shard with such rows that nobody has is claimed: **a writer
+    that nobody knows of (Lance's own) is fenced**. Raises a :class:`JobFailedError` at the end when some
+    shards failed; so do the other jobs.
 
     .. code-block:: python
 

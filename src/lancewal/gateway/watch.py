@@ -1,0 +1,153 @@
+"""What an operator sees of a gateway: how long calls take, and how its tables have been doing.
+
+A :class:`Watch` looks at every table from time to time and keeps the last looks, so that whoever opens the
+page sees where things came from. A look costs what ``Table.status`` costs, a few requests to the storage;
+how long calls take costs nothing but a clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from lancewal.errors import LanceWalError
+from lancewal.status import TableStatus
+from lancewal.table import Table
+from lancewal.writer import Worker
+
+#: Seconds between two looks, and how many are kept: an hour.
+EVERY = 15.0
+_KEPT = 240
+#: Calls of a kind that are remembered between two looks; the oldest are forgotten first.
+_REMEMBERED = 50_000
+
+
+class CallTimes:
+    """How long calls took, by table and kind, since the last look. Thread-safe.
+
+    >>> times = CallTimes()
+    >>> times.add("events", "put", 0.25)
+    >>> {key: seconds.tolist() for key, seconds in times.since_last_look().items()}
+    {('events', 'put'): [0.25]}
+    >>> times.since_last_look()
+    {}
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def add(self, table: str, kind: str, seconds: float) -> None:
+        with self._lock:
+            found = self._seconds[table, kind]
+            if len(found) >= _REMEMBERED:
+                del found[: _REMEMBERED // 2]
+            found.append(seconds)
+
+    @contextmanager
+    def timed(self, table: str, kind: str) -> Iterator[None]:
+        """Add how long the body took, also when it failed."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(table, kind, time.perf_counter() - began)
+
+    def since_last_look(self) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
+        """All durations, in seconds; from now on others are counted."""
+        with self._lock:
+            found, self._seconds = self._seconds, defaultdict(list)
+        return {key: np.array(seconds) for key, seconds in found.items()}
+
+
+class Watch:
+    """Looks at tables until it is closed. Thread-safe."""
+
+    def __init__(self, tables: Mapping[str, Table], times: CallTimes, every: float = EVERY) -> None:
+        self._times = times
+        self._every = every
+        self._tables = {name: _Watched(table) for name, table in tables.items()}
+        self._worker = Worker("lancewal-watch", self._look)
+        self._worker.kick()
+
+    def document(self) -> dict[str, Any]:
+        """What the page shows; ``status`` is ``None`` until the first look has ended."""
+        return {
+            "now": datetime.now(UTC).isoformat(),
+            "every_seconds": self._every,
+            "tables": {name: watched.document() for name, watched in self._tables.items()},
+        }
+
+    def close(self) -> None:
+        """Look no more; waits for the look that is under way."""
+        self._worker.stop()
+
+    def _look(self) -> float:
+        times = self._times.since_last_look()
+        for name, watched in self._tables.items():
+            if self._worker.stopping:
+                break
+            watched.look({kind: each for (table, kind), each in times.items() if table == name}, self._every)
+        return self._every
+
+
+class _Watched:
+    """One table: its last state, and what has become of it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._status: TableStatus | None = None
+        self._error: str | None = None
+        self._looks: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+
+    def look(self, times: Mapping[str, np.ndarray[Any, Any]], every: float) -> None:
+        error, status = None, None
+        try:
+            status = self._table.status()
+        except LanceWalError as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        with self._lock:
+            self._error = error
+            self._status = status or self._status
+            if status is not None:
+                calls = {kind: _latency(seconds, every) for kind, seconds in times.items()}
+                self._looks.append({**_levels(status), "calls": calls})
+
+    def document(self) -> dict[str, Any]:
+        with self._lock:
+            status = None if self._status is None else self._status.to_dict()
+            return {"uri": self._table.uri, "error": self._error, "status": status, "looks": [*self._looks]}
+
+
+def _levels(status: TableStatus) -> dict[str, Any]:
+    """The figures of one look that are drawn over time."""
+    return {
+        "at": status.taken_at.isoformat(),
+        "unflushed_entries": status.unflushed.count,
+        "unflushed_bytes": status.unflushed.num_bytes,
+        "uncompacted_sstables": status.uncompacted.count,
+        "sstables_of_a_shard": max((shard.uncompacted.count for shard in status.shards), default=0),
+        "base_rows": status.base_rows,
+        "index_rows_behind": max((index.rows_behind for index in status.indexes), default=0),
+    }
+
+
+def _latency(seconds: np.ndarray[Any, Any], every: float) -> dict[str, float]:
+    """
+    >>> _latency(np.array([0.001, 0.002, 0.003]), 15.0)
+    {'per_second': 0.2, 'p50_ms': 2.0, 'p99_ms': 2.98}
+    """
+    half, most = np.percentile(seconds, (50, 99)) * 1000
+    return {
+        "per_second": round(len(seconds) / every, 3),
+        "p50_ms": round(float(half), 3),
+        "p99_ms": round(float(most), 3),
+    }
