@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark soak lint typecheck format bench docs jar lock clean
+.PHONY: help demo test spark matrix soak lint typecheck format bench docs jar lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -30,6 +30,9 @@ test: lint typecheck ## Lint, type-check and run the tests
 
 spark: $(STAMP) ## Run the tests of the Spark pipeline alone
 	@$(BIN)/python -m pytest tests/spark $(ARGS)
+
+matrix: $(STAMP) ## Run the main tests of the Spark pipeline on other versions of PySpark
+	@$(BIN)/python -m tests.spark.matrix $(ARGS)
 
 soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,7 @@ ROWS_IN_SSTABLE = 50
 TAIL_ENTRIES = 3
 REPLAYED_ENTRIES = 40
 DUE_ENTRIES = 400
+_SMALL_FILES = 3
 MANY_THREADS, PUTS_OF_A_THREAD = 128, 8
 DIMENSION = 8
 SPARK_SHARDS = 8
@@ -166,8 +167,26 @@ class Lab:
     def much_flushed(self) -> Path:
         return self._with_sstables("much-flushed", MANY_SSTABLES)
 
-    def _with_sstables(self, name: str, sstables: int) -> Path:
-        where = self._build(name, 1)
+    @cached_property
+    def plain(self) -> Path:
+        """As :attr:`flushed`, without indexes."""
+        return self._with_sstables("plain", SSTABLES, indexes=False)
+
+    @cached_property
+    def scattered(self) -> Path:
+        """As :attr:`flushed`, after compactions that left small files: the next one joins them."""
+        where = self._build("scattered", 1)
+        table = lancewal.open(where)
+        for number in range(_SMALL_FILES):
+            with table.writer() as writer:
+                writer.put(rows(2_000_000 + number, 1))
+            table.compact()
+        return self._flush_often(where, SSTABLES)
+
+    def _with_sstables(self, name: str, sstables: int, *, indexes: bool = True) -> Path:
+        return self._flush_often(self._build(name, 1, indexes=indexes), sstables)
+
+    def _flush_often(self, where: Path, sstables: int) -> Path:
         table = lancewal.open(where)
         for number in range(sstables):
             with table.writer() as writer:
@@ -200,12 +219,13 @@ class Lab:
             self._many[shards] = self._with_entries(f"shards-{shards}", 1, shards)
         return self._many[shards]
 
-    def _build(self, name: str, shards: int) -> Path:
+    def _build(self, name: str, shards: int, *, indexes: bool = True) -> Path:
         where = self._root / name
         dataset = lance.write_dataset(pa.Table.from_batches([rows(0, BASE_ROWS)]), str(where))
-        dataset.create_scalar_index("id", "BTREE")
-        dataset.create_scalar_index("text", "INVERTED", with_position=False)
-        dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
+        if indexes:
+            dataset.create_scalar_index("id", "BTREE")
+            dataset.create_scalar_index("text", "INVERTED", with_position=False)
+            dataset.create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2)
         sharding: dict[str, Any] = {"unsharded": True} if shards == 1 else {"bucket": ("id", shards)}
         lancewal.initialize(where, **sharding, writer_defaults=_SETTINGS)
         return where
@@ -373,17 +393,36 @@ def _collect(directory: Callable[[Lab], Path], later: timedelta) -> Callable[[La
     return prepare
 
 
-def _merge_and_index(lab: Lab) -> Call:
-    """What plain Lance needs for the same: the rows, which it is given, and the indexes up to date."""
-    dataset = lab.far.place(lab.flushed).dataset()
-    again = (SSTABLES + 1) * ROWS_IN_SSTABLE // 2
-    newest = pa.Table.from_batches([rows(0, again), rows(BASE_ROWS, SSTABLES * ROWS_IN_SSTABLE)])
+def _compact(directory: Callable[[Lab], Path], **how: Any) -> Callable[[Lab], Call]:
+    return _cold(directory, lambda table: table.compact(**how))
 
-    def run() -> None:
-        dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(newest)
-        dataset.optimize.optimize_indices()
 
-    return run
+def _merge(
+    directory: Callable[[Lab], Path], *then: Callable[[lance.LanceDataset], object]
+) -> Callable[[Lab], Call]:
+    """What plain Lance needs for the same: it is given the rows, and has the table open."""
+
+    def prepare(lab: Lab) -> Call:
+        dataset = lab.far.place(directory(lab)).dataset()
+        again = (SSTABLES + 1) * ROWS_IN_SSTABLE // 2
+        newest = pa.Table.from_batches([rows(0, again), rows(BASE_ROWS, SSTABLES * ROWS_IN_SSTABLE)])
+
+        def run() -> None:
+            dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(newest)
+            for each in then:
+                each(dataset)
+
+        return run
+
+    return prepare
+
+
+def _index(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.optimize_indices()
+
+
+def _join(dataset: lance.LanceDataset) -> None:
+    dataset.optimize.compact_files()
 
 
 # ---------------------------------------------------------------------- Spark
@@ -398,7 +437,8 @@ def _micro_batch(lab: Lab) -> Call:
 
     def write(number: int) -> None:
         # Columns are made by the JVM, which is not needed: the rows are routed already.
-        with mock.patch.object(low_latency, "bucket_column"):
+        as_many = mock.patch.object(low_latency, "_number_of_tasks", return_value=SPARK_SHARDS)
+        with mock.patch.object(low_latency, "bucket_column"), as_many:
             transaction = Transaction("stream", number)
             low_latency.write_transaction(processes.rows, processes.options(), transaction, ())
 
@@ -435,7 +475,21 @@ class _Processes:
         place = self._place.as_process(f"{process}-{self._runs}")
         return {"path": place.uri, **{f"storage.{name}": value for name, value in place.options.items()}}
 
+    def append(self, appending: Any) -> list[Any]:
+        """The tasks of the low-latency sink; each gets what the driver sends it."""
+        from lancewal.spark.options import Options
+
+        self._runs += 1
+
+        def task(number: int) -> list[Any]:
+            alone = replace(appending, options=Options.parse(self._options(f"task-{number}")))
+            return list(alone.append(iter([self._parts[number]]), number))
+
+        with ThreadPoolExecutor(SPARK_SHARDS) as slots:
+            return [each for written in slots.map(task, range(SPARK_SHARDS)) for each in written]
+
     def write(self, options: dict[str, str]) -> None:
+        """A write by format."""
         from pyspark import TaskContext
 
         from lancewal.spark import spark_schema
@@ -473,30 +527,25 @@ class _Task:
 
 
 class _RoutedRows:
-    """A DataFrame as far as the low-latency sink uses one: routed already, and written by ``save``."""
+    """A DataFrame as far as the low-latency sink uses one: routed already."""
 
     columns = SCHEMA.names
 
     def __init__(self, processes: _Processes) -> None:
         self._processes = processes
-        self._transaction = ""
-
-    @property
-    def write(self) -> _RoutedRows:
-        return self
+        self._written: list[Any] = []
 
     def _same(self, *arguments: object) -> _RoutedRows:
         return self
 
-    repartitionById = drop = format = mode = _same  # noqa: N815
+    repartitionById = drop = _same  # noqa: N815
 
-    def option(self, name: str, value: str) -> _RoutedRows:
-        if name == "walTransaction":
-            self._transaction = value
+    def mapInArrow(self, appending: Any, schema: str) -> _RoutedRows:  # noqa: N802
+        self._written = self._processes.append(appending)
         return self
 
-    def save(self) -> None:
-        self._processes.write({"walTransaction": self._transaction})
+    def collect(self) -> list[Any]:
+        return self._written
 
 
 # ---------------------------------------------------------------------- all of them
@@ -508,6 +557,9 @@ def _a_poll(shards: int) -> Goal:
 
 _OPEN = Goal(depth=7, text="depth ≤ 6 and the put")
 _READ = Goal(depth=3, text="depth ≤ 3 beyond plain Lance")
+_COMPACT = Goal(depth=15, text="depth ≤ 15")
+#: What pylance does in its calls is more than that already, see ``bench.chain``.
+_NO_DEEPER = Goal(depth=0, text="no deeper than plain Lance")
 _PER_SHARD = Goal(requests=12 * SPARK_SHARDS, text="≤ 12 requests per shard")
 
 OPERATIONS: Sequence[Operation] = (
@@ -574,11 +626,29 @@ OPERATIONS: Sequence[Operation] = (
         goal=Goal(depth=3, text="depth ≤ 3"),
     ),
     Operation(
+        "compact 8 SSTables, rows and markers",
+        _compact(lambda lab: lab.flushed, optimize_indexes=False, compact_files=False),
+        _merge(lambda lab: lab.flushed),
+        goal=_COMPACT,
+    ),
+    Operation(
+        "compact 8 SSTables, no indexes",
+        _compact(lambda lab: lab.plain),
+        _merge(lambda lab: lab.plain),
+        goal=_COMPACT,
+    ),
+    Operation(
         "compact 8 SSTables",
-        _cold(lambda lab: lab.flushed, lambda table: table.compact()),
-        _merge_and_index,
-        # 15 was hoped for, but Lance alone needs more than twice that.
-        goal=Goal(depth=0, text="no deeper than plain Lance's merge and indexes"),
+        _compact(lambda lab: lab.flushed),
+        _merge(lambda lab: lab.flushed, _index),
+        goal=_NO_DEEPER,
+        beyond_peer=True,
+    ),
+    Operation(
+        "compact 8 SSTables and join files",
+        _compact(lambda lab: lab.scattered),
+        _merge(lambda lab: lab.scattered, _index, _join, _index),
+        goal=_NO_DEEPER,
         beyond_peer=True,
     ),
     Operation("gc with nothing to do", _collect(lambda lab: lab.flushed, timedelta(0))),
@@ -593,6 +663,7 @@ OPERATIONS: Sequence[Operation] = (
         _collect(lambda lab: lab.due, _NINE_DAYS),
         goal=Goal(depth=20, text="depth ≤ 20"),
     ),
+    Operation("checkpoint", _cold(lambda lab: lab.flushed, lambda table: table.checkpoint("one"))),
     Operation(
         "verify",
         _cold(lambda lab: lab.flushed, lambda table: table.verify()),

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lancewal.cost
+from bench import chain
 from bench.far import Cost, FarStorage
 from bench.operations import OPERATIONS, Lab, Operation
 from lancewal.cost import Line, Load, Measured, Prices, limits, measured, per_day, per_idle_day, per_million
@@ -103,6 +104,7 @@ def with_tables(page: str) -> str:
     """``page`` with the tables between its marks made anew from the stored figures."""
     for name, table in (
         ("requests", request_table()),
+        ("chain", chain.table(chain.stored())),
         ("per million", money_table(per_million(Load()))),
         ("per idle day", money_table(per_idle_day(Load(shards=64)))),
         ("example", money_table(per_day(EXAMPLE))),

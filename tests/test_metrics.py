@@ -15,10 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lancewal import metrics
-from lancewal import table as table_maintenance
 from lancewal.errors import StorageError
 from lancewal.storage import ObjectStore, observe_all
 from lancewal.table import Table
+from lancewal.upkeep import maintained as table_maintenance
 from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
 from tests.tables import rows, wal_table

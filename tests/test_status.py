@@ -210,7 +210,7 @@ def test_what_has_not_changed_is_not_read_again(table: lancewal.Table) -> None:
         with measured_depth() as depth:
             again = status()
             assert depth() <= 3  # with the look at the owners
-        assert backend.requests == {"list_directories": 1, "list": 2}
+        assert backend.requests == {"list_directories": 1, "list": 3}
         assert replace(again, taken_at=found.taken_at) == found
 
 

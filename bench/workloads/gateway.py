@@ -1,8 +1,9 @@
-"""Puts through a gateway in a process of its own, beside puts in this process and Lance's merge_insert.
+"""Puts through a gateway in a process of its own, beside puts in this process and beside peers.
 
 The clients are threads of this process, each with a stream of its own: on two cores they and the gateway take
-each other's time, which puts in one process do not. Lance's merge_insert is the way for several processes to
-write one table without a gateway: each call commits a version, and calls at the same time conflict.
+each other's time, which puts in one process do not. Peers are the ways for several processes to write one
+table without a gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each
+call, and conflict; SlateDB has one process with a log of its own. Those that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -31,16 +32,100 @@ with lancewal.Gateway({"table": lancewal.open(sys.argv[1])}, fsync=False) as gat
     print(gateway.address, flush=True)
     sys.stdin.read()
 """
-_MERGE = """
-import sys, lance
-from bench.tables import vector_batches
-batches = vector_batches(int(sys.argv[2]), rows=20, dimension=8)
+#: Prepares a peer's table where it is asked to, else makes calls when it is told to begin.
+_PEER = """
+import sys
+from bench.tables import vector_batches, vector_schema
+where, calls, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+batches = vector_batches(calls, rows=20, dimension=8)
+{prepare}
+if what == "prepare":
+    make()
+    sys.exit()
+begin = opened()
 print("ready", flush=True)
 sys.stdin.readline()
-for batch in batches:
-    merge = lance.dataset(sys.argv[1]).merge_insert("id").when_matched_update_all()
-    merge.when_not_matched_insert_all().conflict_retries(50).execute(batch)
+begin()
 """
+_LANCE = """
+import lance
+def make():
+    lance.write_dataset(vector_schema(8).empty_table(), where)
+def opened():
+    def begin():
+        for batch in batches:
+            merge = lance.dataset(where).merge_insert("id").when_matched_update_all()
+            merge.when_not_matched_insert_all().conflict_retries(50).execute(batch)
+    return begin
+"""
+_LANCEDB = """
+import time, lancedb
+def make():
+    lancedb.connect(where).create_table("t", schema=vector_schema(8))
+def opened():
+    table = lancedb.connect(where).open_table("t")
+    def begin():
+        for batch in batches:
+            while True:
+                try:
+                    table.checkout_latest()
+                    merge = table.merge_insert("id").when_matched_update_all()
+                    merge.when_not_matched_insert_all().execute(batch)
+                    break
+                except RuntimeError as error:
+                    if "conflict" not in str(error).lower():
+                        raise
+    return begin
+"""
+_DELTA = """
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+columns = pa.schema([("id", pa.int64()), (vector_schema(8).names[1], pa.list_(pa.float32()))])
+def make():
+    write_deltalake(where, columns.empty_table())
+def opened():
+    def begin():
+        for batch in batches:
+            rows = pa.Table.from_batches([batch]).cast(columns)
+            while True:
+                try:
+                    merge = DeltaTable(where).merge(rows, "s.id = t.id", source_alias="s", target_alias="t")
+                    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+                    break
+                except CommitFailedError:
+                    pass
+    return begin
+"""
+_SLATEDB = """
+import asyncio, os
+from slatedb.uniffi import DbBuilder, ObjectStore, Settings, WriteBatch
+def make():
+    os.makedirs(where)
+def opened():
+    async def run():
+        settings = Settings.default()
+        settings.set("flush_interval", '"1ms"')
+        builder = DbBuilder(f"{where}/db".lstrip("/"), ObjectStore.resolve("file:///"))
+        builder.with_settings(settings)
+        db = await builder.build()
+        async def client():
+            for batch in batches:
+                writes = WriteBatch()
+                for row in batch.to_pylist():
+                    writes.put(b"%d" % row.pop("id"), repr(row).encode())
+                await db.write(writes)
+        await asyncio.gather(*(client() for _ in range(16)))
+        await db.shutdown()
+    return lambda: asyncio.run(run())
+"""
+#: Each with the processes that write, and how many puts at a time each of them has under way.
+_PEERS = {
+    "Lance merge_insert, 4 processes": (_LANCE, 4, 1),
+    "LanceDB merge_insert, 4 processes": (_LANCEDB, 4, 1),
+    "Delta merge, 4 processes": (_DELTA, 4, 1),
+    "SlateDB, 16 tasks of a process": (_SLATEDB, 1, 16),
+}
 
 
 def _table(where: Path) -> lancewal.Table:
@@ -102,18 +187,7 @@ def gateway(context: Context) -> list[Comparison]:
                 Comparison(name, rates["gateway"], rates["local"], "puts/s", True, "in this process", 0.5)
             )
             if clients == CLIENTS[0]:
-                merges = _merge_rate(context)
-                found.append(
-                    Comparison(
-                        f"{name}, beside merge_insert of 4 processes",
-                        rates["gateway"],
-                        merges,
-                        "puts/s",
-                        True,
-                        "Lance merge_insert",
-                        20.0,
-                    )
-                )
+                found += _beside_peers(context, rates["gateway"])
         expect(remote.count_rows(), ours.count_rows())
     return found
 
@@ -123,15 +197,29 @@ def _latency(name: str, laps: dict[str, Laps], percent: float) -> Comparison:
     return Comparison(name, through, local, "ms", False, "in this process")
 
 
-def _merge_rate(context: Context) -> float:
-    """merge_insert calls per second of four processes on one table."""
-    where = str(context.directory("merged") / "table")
-    lance.write_dataset(vector_schema(8).empty_table(), where)
-    calls = context.size(full=40, quick=2)
+def _beside_peers(context: Context, ours: float) -> list[Comparison]:
+    """The gateway's 16 clients beside each peer that is installed."""
+    found = []
+    for name, (program, processes, tasks) in _PEERS.items():
+        theirs = _peer_rate(context, program, processes, tasks)
+        if theirs is not None:
+            what = f"16 clients, beside {name}"
+            found.append(Comparison(what, ours, theirs, "puts/s", True, name.partition(",")[0], 20.0))
+    return found
 
-    command = [sys.executable, "-c", _MERGE, where, str(calls)]
+
+def _peer_rate(context: Context, program: str, processes: int, tasks: int) -> float | None:
+    """Puts per second of a peer; ``None`` if it is not installed."""
+    where = context.directory(f"peer-{abs(hash(program))}") / "table"
+    calls = context.size(full=25, quick=2)
+    command = [sys.executable, "-c", _PEER.format(prepare=program), str(where), str(calls)]
+    prepared = subprocess.run([*command, "prepare"], capture_output=True, text=True, check=False)
+    if "ModuleNotFoundError" in prepared.stderr:
+        return None
+    expect(prepared.returncode, 0)
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+        subprocess.Popen([*command, "write"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
     ]
     for child in children:
         assert child.stdout is not None
@@ -143,4 +231,4 @@ def _merge_rate(context: Context) -> float:
         child.stdin.flush()
     for child in children:
         expect(child.wait(), 0)
-    return 4 * calls / (time.perf_counter() - started)
+    return processes * tasks * calls / (time.perf_counter() - started)

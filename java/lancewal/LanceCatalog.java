@@ -84,7 +84,7 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
   @Override
   public Table loadTable(Identifier table, String checkpoint) throws NoSuchTableException {
     Map<String, String> options = options(table);
-    options.put("checkpoint", checkpoint);
+    options.put("versionAsOf", checkpoint);
     return load(table, options);
   }
 

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
         share,
     )
     from lancewal.initialization import initialize, restore
-    from lancewal.reader import LookupResult, Scan
+    from lancewal.maintenance import Checkpoint, UpkeepSettings
+    from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
     from lancewal.status import ShardInfo
     from lancewal.table import Table
     from lancewal.table import open_table as open
+    from lancewal.upkeep import UpkeepPlan, UpkeepReport
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
 # Lance reports its own system index, which has no fields, as an error each time indexes are
@@ -57,6 +59,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 _HOMES = {
     "AsyncTable": ("lancewal.gateway", "AsyncTable"),
     "AsyncWriter": ("lancewal.gateway", "AsyncWriter"),
+    "Checkpoint": ("lancewal.maintenance", "Checkpoint"),
     "Gateway": ("lancewal.gateway", "Gateway"),
     "LookupResult": ("lancewal.reader", "LookupResult"),
     "PutId": ("lancewal.format", "PutId"),
@@ -69,8 +72,12 @@ _HOMES = {
     "ShardWriter": ("lancewal.writer", "ShardWriter"),
     "ShardWriterConfig": ("lancewal.config", "ShardWriterConfig"),
     "Table": ("lancewal.table", "Table"),
+    "TableView": ("lancewal.reader", "TableView"),
     "TableWriteResult": ("lancewal.writer", "TableWriteResult"),
     "TableWriter": ("lancewal.writer", "TableWriter"),
+    "UpkeepPlan": ("lancewal.upkeep", "UpkeepPlan"),
+    "UpkeepReport": ("lancewal.upkeep", "UpkeepReport"),
+    "UpkeepSettings": ("lancewal.maintenance", "UpkeepSettings"),
     "WalAppender": ("lancewal.shard", "WalAppender"),
     "WalEntry": ("lancewal.format", "WalEntry"),
     "WalTailer": ("lancewal.shard", "WalTailer"),
@@ -85,6 +92,7 @@ _HOMES = {
 __all__ = [
     "AsyncTable",
     "AsyncWriter",
+    "Checkpoint",
     "Gateway",
     "LookupResult",
     "PutId",
@@ -97,8 +105,12 @@ __all__ = [
     "ShardWriterConfig",
     "SharedTable",
     "Table",
+    "TableView",
     "TableWriteResult",
     "TableWriter",
+    "UpkeepPlan",
+    "UpkeepReport",
+    "UpkeepSettings",
     "WalAppender",
     "WalEntry",
     "WalTailer",

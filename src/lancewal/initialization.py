@@ -35,7 +35,7 @@ from lancewal.format import (
     check_new_columns,
 )
 from lancewal.index import maintained_specs
-from lancewal.maintenance import restore_backup
+from lancewal.maintenance import UpkeepSettings, restore_backup, store_upkeep_settings
 from lancewal.shard import (
     BUCKET,
     IDENTITY,
@@ -75,6 +75,7 @@ def initialize(
     unsharded: bool = False,
     maintained_indexes: Sequence[str] | None = None,
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    upkeep: UpkeepSettings | Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
     """Give an existing Lance table a streaming write path. Done once per table.
@@ -92,6 +93,9 @@ def initialize(
     given another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
     and may have further keys of your own; they are kept.
 
+    ``upkeep`` is what the table is kept within, whole or as a mapping of single settings;
+    ``Table.set_upkeep`` changes it.
+
     Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
 
     Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
@@ -105,6 +109,7 @@ def initialize(
     (4, {'durable_write': 'false'})
     """
     defaults = _persisted(writer_defaults)
+    kept_within = UpkeepSettings.of(upkeep)
     uri, options = locate(uri_or_dataset, storage_options)
     store = ObjectStore.from_uri(uri, options)
     for _ in range(_COMMIT_ATTEMPTS):
@@ -137,6 +142,8 @@ def initialize(
         )
     if spec is not None:
         _create_shards(store, ShardRouter.for_table(details, schema))
+    if upkeep is not None:
+        store_upkeep_settings(store, kept_within)
     return Table.open(uri, options)
 
 

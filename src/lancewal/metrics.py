@@ -87,6 +87,12 @@ MAINTENANCE_COUNTERS = (
     ("lancewal_collection_seconds", "collection_seconds", "Time spent collecting garbage"),
     ("lancewal_collection_bytes", "collection_bytes", "Bytes deleted"),
 )
+#: Name, and what it means; of each kind of work, and of looks at the table.
+UPKEEP_COUNTERS = (
+    ("tasks", "Tasks of upkeep that this process did"),
+    ("failures", "Shards, or the table as a whole, that failed in them"),
+    ("seconds", "Time spent in them"),
+)
 #: Name, and what it means; of the tables that are watched.
 TABLE_GAUGES = (
     ("lancewal_unflushed_entries", "WAL entries that no SSTable covers"),
@@ -172,6 +178,14 @@ def _maintenance() -> Iterator[Metric]:
             if name.startswith("collected."):
                 collected.add_metric((table, name.removeprefix("collected.")), amount)
     yield collected
+    for name, text in UPKEEP_COUNTERS:
+        family = CounterMetricFamily(f"lancewal_upkeep_{name}", text, labels=("table", "work"))
+        for table, amounts in totals.items():
+            for total, amount in amounts.items():
+                upkeep, _, rest = total.partition(".")
+                if upkeep == "upkeep" and rest.endswith(f".{name}"):
+                    family.add_metric((table, rest.removesuffix(f".{name}")), amount)
+        yield family
 
 
 class _Watched:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,8 @@ from uuid import UUID
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
-from lancewal.service import Owner, look_at_owners
+from lancewal.maintenance import SMALL_FILE_ROWS, UpkeepSettings, read_upkeep_settings
+from lancewal.service import Duty, Owner, duties_in, look_at_clock, owners_in
 from lancewal.shard import (
     ShardManifestStore,
     decoded_values,
@@ -24,7 +25,7 @@ from lancewal.shard import (
     shard_files,
 )
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -90,11 +91,13 @@ class ShardState(ShardInfo):
 
     ``unflushed`` is in its WAL only, ``uncompacted`` in SSTables that the base table lacks.
     ``last_write`` is the time of the newest WAL entry, sentinels included (opening a writer leaves one).
+    ``garbage`` are files that no reader of the newest state needs; garbage collection keeps them for a while.
     """
 
     last_write: datetime | None
     unflushed: Lag
     uncompacted: Lag
+    garbage: Lag = Lag()
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
         return {
@@ -109,6 +112,7 @@ class ShardState(ShardInfo):
             "last_write": None if self.last_write is None else self.last_write.isoformat(),
             "unflushed": self.unflushed.to_dict(now),
             "uncompacted": self.uncompacted.to_dict(now),
+            "garbage": self.garbage.to_dict(now),
         }
 
 
@@ -128,6 +132,8 @@ class TableStatus:
     """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot.
 
     ``owners`` are the processes that write to it, those included that are gone and were not replaced.
+    ``upkeep`` is what the table is kept within, and ``duties`` tell who does it, or did it last. ``versions``
+    are those of the base table, with the time of the oldest; ``small_files`` are its files with few rows.
     """
 
     uri: str
@@ -142,6 +148,10 @@ class TableStatus:
     indexes: tuple[IndexState, ...]
     shards: tuple[ShardState, ...]
     owners: tuple[Owner, ...] = ()
+    upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
+    duties: tuple[Duty, ...] = ()
+    versions: Lag = Lag()
+    small_files: int = 0
 
     @property
     def unflushed(self) -> Lag:
@@ -152,6 +162,10 @@ class TableStatus:
     def uncompacted(self) -> Lag:
         return _together([shard.uncompacted for shard in self.shards])
 
+    @property
+    def garbage(self) -> Lag:
+        return _together([shard.garbage for shard in self.shards])
+
     def to_dict(self) -> dict[str, Any]:
         now = self.taken_at
         return {
@@ -161,6 +175,8 @@ class TableStatus:
                 "version": self.base_version,
                 "rows": self.base_rows,
                 "fragments": self.base_fragments,
+                "small_files": self.small_files,
+                "versions": self.versions.count,
             },
             "primary_key": list(self.primary_key),
             "sharding": self.sharding,
@@ -169,6 +185,11 @@ class TableStatus:
             "indexes": [{**asdict(index), "columns": list(index.columns)} for index in self.indexes],
             "unflushed": self.unflushed.to_dict(now),
             "uncompacted": self.uncompacted.to_dict(now),
+            "garbage": self.garbage.to_dict(now),
+            "upkeep": {
+                "settings": self.upkeep.to_dict(),
+                "duties": [duty.to_dict() for duty in self.duties],
+            },
             "shards": [shard.to_dict(now) for shard in self.shards],
             "owners": [owner.to_dict() for owner in self.owners],
         }
@@ -229,33 +250,55 @@ def table_status(
     present = [(manifest, files) for manifest, files in looked if manifest is not None]
     # After the manifests, as readers do: what was pruned from one by then is marked as compacted.
     reading = None if store.is_local else in_thread(read_base, "lancewal-io")
-    owners = None if store.is_local else in_thread(partial(look_at_owners, store), "lancewal-io")
+    beside = None if store.is_local else in_thread(partial(_look_beside, store), "lancewal-io")
     tails = list(_for_each(store, partial(_tail, store), present))
     base = read_base() if reading is None else reading.result()
     infos = _infos(store, base, [manifest for manifest, _ in present], [tail.tip for tail in tails])
-    waiting = [
-        _uncompacted(manifest, files, info.compacted_generation)
-        for (manifest, files), info in zip(present, infos, strict=True)
-    ]
     shards = [
-        ShardState(**vars(info), last_write=tail.last_write, unflushed=tail.lag, uncompacted=lag)
-        for info, tail, lag in zip(infos, tails, waiting, strict=True)
+        ShardState(
+            **vars(info),
+            last_write=tail.last_write,
+            unflushed=tail.lag,
+            uncompacted=_uncompacted(manifest, files, info.compacted_generation),
+            garbage=_garbage(manifest, files, info.compacted_generation, tail),
+        )
+        for (manifest, files), info, tail in zip(present, infos, tails, strict=True)
     ]
     details = base.details
+    fragments = fragments_of(base.dataset)
+    with_clock, versions, settings = _look_beside(store) if beside is None else beside.result()
     return TableStatus(
         uri=base.uri,
         taken_at=now or datetime.now(UTC),
         base_version=base.version,
         base_rows=row_count(base.dataset),
-        base_fragments=len(fragments_of(base.dataset)),
+        base_fragments=len(fragments),
         primary_key=base.schema.primary_key,
         sharding=sharding_text(base),
         writer_defaults=dict(details.writer_config_defaults),
         maintained_indexes=None if details.maintain_all_indexes else details.maintained_indexes,
         indexes=tuple(_indexes(base)),
         shards=tuple(sorted(shards, key=_by_value)),
-        owners=tuple(look_at_owners(store) if owners is None else owners.result()),
+        owners=tuple(owners_in(store, with_clock)),
+        upkeep=settings,
+        duties=tuple(duties_in(store, with_clock)),
+        versions=Lag(len(versions), None, sum(info.size for info in versions), _oldest(versions)),
+        small_files=sum(each.physical_rows < SMALL_FILE_ROWS for each in fragments),
     )
+
+
+def _look_beside(store: ObjectStore) -> tuple[list[ObjectInfo], list[ObjectInfo], UpkeepSettings]:
+    """What lies with the storage's clock, the base table's versions, and what the table is kept within."""
+    with_clock, (versions, settings) = both(
+        lambda: look_at_clock(store),
+        lambda: both(
+            lambda: store.list(layout.VERSIONS_DIR),
+            lambda: read_upkeep_settings(store),
+            at_once=not store.is_local,
+        ),
+        at_once=not store.is_local,
+    )
+    return with_clock, versions, settings
 
 
 def sharding_text(base: BaseTable) -> str:
@@ -276,6 +319,7 @@ def sharding_text(base: BaseTable) -> str:
 @dataclass(frozen=True)
 class _Tail:
     tip: int
+    first_unflushed: int
     last_write: datetime | None
     lag: Lag
 
@@ -302,7 +346,7 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
     start = first_unflushed(store, manifest, tip, entries)
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
-    return _Tail(tip, last.modified if last else None, lag)
+    return _Tail(tip, tip if start is None else start, last.modified if last else None, lag)
 
 
 def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) -> Lag:
@@ -320,6 +364,29 @@ def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) ->
         since=_oldest([info for info in files if info.path.startswith(oldest)]),
         estimated=any(entry.in_memory_bytes is None for entry in waiting),
     )
+
+
+def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: _Tail) -> Lag:
+    """What lies in the shard beside its newest manifest, SSTables that wait, and the end of its log."""
+    shard_id = manifest.shard_id
+    waiting = [entry for entry in manifest.sstables if entry.generation > held]
+    needed = (
+        layout.manifest_file(shard_id, manifest.version),
+        layout.version_hint(shard_id),
+        *(f"{layout.sstable_dir(shard_id, entry.path)}/" for entry in waiting),
+    )
+    log = f"{layout.wal_dir(shard_id)}/"
+    # The last entry stays whatever it holds: it marks the end of the log.
+    first_needed = min(tail.first_unflushed, tail.tip - 1)
+
+    def is_needed(path: str) -> bool:
+        if path.startswith(log):
+            position = layout.parse_wal_name(path.removeprefix(log))
+            return position is not None and position >= first_needed
+        return path.startswith(needed)
+
+    garbage = [info for info in files if not is_needed(info.path)]
+    return Lag(len(garbage), None, sum(info.size for info in garbage), _oldest(garbage))
 
 
 def _indexes(base: BaseTable) -> list[IndexState]:

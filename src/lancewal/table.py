@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, overload
+from typing import Any
 from uuid import UUID, uuid4
 
 import lance
@@ -14,9 +14,9 @@ import pyarrow as pa
 from lancewal.base import locate
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import MemWalDetails, TableSchema, check_columns
+from lancewal.format import MemWalDetails, check_columns
 from lancewal.publish import ChangeFeed
-from lancewal.reader import LookupResult, MaxStaleness, Scan, is_one_key
+from lancewal.reader import MaxStaleness
 from lancewal.service import (
     Owner,
     TakeOver,
@@ -33,7 +33,7 @@ from lancewal.shard import (
     listed_shards,
     require_shard,
 )
-from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
+from lancewal.status import ShardInfo, shard_infos
 from lancewal.storage import ObjectStore, both, layout
 from lancewal.upkeep import MaintainedTable
 from lancewal.writer import (
@@ -88,24 +88,6 @@ class Table(MaintainedTable):
         table._reader.base()
         return table
 
-    def __repr__(self) -> str:
-        return f"Table({self.uri!r})"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The table's columns, read anew."""
-        return self._reader.base().schema.plain
-
-    @property
-    def table_schema(self) -> TableSchema:
-        """The columns with Lance's field ids, and the key. Read anew."""
-        return self._reader.base().schema
-
-    @property
-    def primary_key(self) -> tuple[str, ...]:
-        """The key columns in key order; empty for an append-only table. Read anew."""
-        return self._reader.base().schema.primary_key
-
     @property
     def details(self) -> MemWalDetails:
         """What the table says about its write path, read anew.
@@ -118,10 +100,6 @@ class Table(MaintainedTable):
     def shards(self) -> list[ShardInfo]:
         """Every shard with its state, sorted by id."""
         return shard_infos(self._store, self._reader.base)
-
-    def status(self) -> TableStatus:
-        """What waits for a flush, for compaction and for an index, shard by shard."""
-        return table_status(self._store, self._reader.base)
 
     def router(self) -> ShardRouter:
         """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
@@ -182,6 +160,7 @@ class Table(MaintainedTable):
         *,
         cast: Cast = False,
         take_over: TakeOver = "when_gone",
+        upkeep: bool = False,
         **overrides: Any,
     ) -> TableWriter:
         """A writer that sends every row to its shard.
@@ -197,6 +176,9 @@ class Table(MaintainedTable):
         claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
         is not known yet, and raises :class:`ShardOwnedError` when it lives. ``"now"`` claims the shard
         and fences the other one. ``"never"`` takes no shard that somebody has, gone or not.
+
+        With ``upkeep`` a thread keeps the whole table in shape until the writer is closed, as
+        :meth:`upkeeper` does: nobody has to flush, compact or collect.
         """
         take_over = checked_take_over(take_over)
         base, shards = both(
@@ -235,6 +217,7 @@ class Table(MaintainedTable):
             max_bytes_in_hand=config.max_unflushed_memtable_bytes,
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
+            companion=self.upkeeper() if upkeep else None,
         )
 
     def shard_writer(
@@ -267,131 +250,6 @@ class Table(MaintainedTable):
             look=ShardManifestStore.read_to_claim,
             take_over=checked_take_over(take_over),
             lease=config.owner_lease,
-        )
-
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: str | None = None,
-        limit: int | None = None,
-        offset: int | None = None,
-        with_row_source: bool = False,
-    ) -> Scan:
-        """All rows, each key once, in its newest version; a fixed state, read when it is asked for.
-
-        ``filter`` is SQL as Lance takes it. It, ``limit`` and ``offset`` apply to the newest
-        versions only. ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
-        """
-        return self._reader.scan(columns, filter, limit, offset, with_row_source)
-
-    def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are, without reading more than keys and the filter's columns."""
-        return self._reader.scan(filter=filter).count_rows()
-
-    @overload
-    def lookup(
-        self, keys: bool | int | str | bytes | dict[str, Any], columns: Sequence[str] | None = None
-    ) -> dict[str, Any] | None: ...
-
-    @overload
-    def lookup(self, keys: list[Any], columns: Sequence[str] | None = None) -> LookupResult: ...
-
-    @overload
-    def lookup(
-        self, keys: Any, columns: Sequence[str] | None = None
-    ) -> LookupResult | dict[str, Any] | None: ...
-
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
-        """The newest rows of some keys.
-
-        One key (a value; a dict, or a tuple in key order, where the key has several columns)
-        gives its row as a dict, or ``None``. A list of keys, an Arrow array, or a table or
-        frame with the key columns gives a :class:`LookupResult`: the rows that were found in
-        the order asked, and for every key whether it was.
-        """
-        result = self._reader.lookup(keys, columns)
-        if not is_one_key(keys, self._reader.known_base().base.schema):
-            return result
-        row: list[dict[str, Any]] = result.table.to_pylist()
-        return row[0] if row else None
-
-    def vector_search(
-        self,
-        column: str,
-        query: Any,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        metric: str | None = None,
-        nprobes: int | None = None,
-        refine_factor: int | None = None,
-    ) -> pa.Table:
-        """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with ``_distance``.
-
-        Fresh and old rows together, each key in its newest version; ``filter`` is applied
-        before the search. ``metric`` is "l2" (squared), "cosine" or "dot", by default that of
-        the column's index. A column without an index is compared row by row. ``nprobes`` and
-        ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
-        under cosine neither are zero vectors, and a zero query finds nothing.
-        """
-        return self._reader.vector_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            metric=metric,
-            nprobes=nprobes,
-            refine_factor=refine_factor,
-        )
-
-    def full_text_search(
-        self,
-        column: str,
-        query: str,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        operator: str = "or",
-        phrase: bool = False,
-    ) -> pa.Table:
-        """The ``k`` rows that match the words of ``query`` best, best first, with ``_score``.
-
-        ``operator`` "or" asks for any of the words, "and" for all of them; ``phrase`` for all
-        next to each other, which needs a base index with positions. Words are taken as the
-        column's index takes them (stemming, stop words); a query of stop words alone finds
-        nothing. A column without an index is read row by row.
-        """
-        return self._reader.full_text_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            operator=operator,
-            phrase=phrase,
-        )
-
-    def hybrid_search(
-        self,
-        vector_column: str,
-        vector: Any,
-        text_column: str,
-        text: str,
-        k: int = 10,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pa.Table:
-        """The ``k`` rows that a vector and a text search rank best together, best first, with ``_relevance``.
-
-        Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
-        finds it. Needs a primary key, by which rows of both are recognised.
-        """
-        return self._reader.hybrid_search(
-            vector_column, vector, text_column, text, k, filter=filter, columns=columns
         )
 
     def feed(self) -> ChangeFeed:

@@ -46,7 +46,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -338,17 +338,16 @@ def walk_micro_batch(directory: Path, tracer: Tracer) -> None:
 
 
 class _Frame:
-    """A data frame without Spark: one partition, and a sink that is called as Spark calls it.
+    """A data frame without Spark: one partition, and functions that are called as Spark calls them.
 
-    Spark runs a sink in three Python processes: one makes it, one gives it a partition's
-    rows, one commits. Here they are three calls.
+    Spark runs a task in a Python process of its own. Here it is a call.
     """
 
     def __init__(self, data: pa.Table) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._data = data
-        self._options: dict[str, str] = {}
+        self._found: list[pa.RecordBatch] = []
         self.schema = from_arrow_schema(data.schema)
         self.columns = data.column_names
         self.batch_function: Callable[[_Frame, int], None] | None = None
@@ -359,20 +358,16 @@ class _Frame:
         self.batch_function = function
         return self
 
-    def option(self, name: str, value: str) -> _Frame:
-        self._options[name] = value
-        return self
-
-    def save(self) -> None:
+    def mapInArrow(self, function: Callable[..., Iterator[pa.RecordBatch]], schema: str) -> _Frame:  # noqa: N802
         from pyspark import TaskContext
 
-        from pyspark_lancewal import DefaultSource
-
-        writer = DefaultSource(self._options).writer(self.schema, False)
         task = mock.Mock(partitionId=mock.Mock(return_value=0))
         with mock.patch.object(TaskContext, "get", return_value=task):
-            message = writer.write(iter(self._data.to_batches()))
-        writer.commit([message])
+            self._found = list(function(iter(self._data.to_batches())))
+        return self
+
+    def collect(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(**row) for batch in self._found for row in batch.to_pylist()]
 
     def __getattr__(self, name: str) -> Callable[..., _Frame]:
         """Whatever else is asked of it (repartition, drop, format, mode, start) changes nothing here."""

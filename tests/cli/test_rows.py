@@ -291,3 +291,37 @@ def test_tail_follows_until_it_is_stopped(table: lancewal.Table) -> None:
         _, err = process.communicate(timeout=PATIENCE)
     assert len(seen) == 2
     assert (process.returncode, err) == (0, "")
+
+
+# --- checkpoints --------------------------------------------------------------------------
+
+
+def test_checkpoints_are_made_listed_read_and_dropped(table: lancewal.Table) -> None:
+    made = ok("checkpoint", "create", table.uri, "v1", "--keep", "30d", "--json").document
+    assert (made["name"], made["problem"]) == ("v1", None)
+    ok("delete", table.uri, "3")
+    assert ok("query", table.uri, "--at", "v1", "--count").out == "30\n"
+    assert ok("query", table.uri, "--count").out == "29\n"
+    assert ok("get", table.uri, "3", "--at", "v1", "--json").documents == [{"id": 3, "name": "name_3"}]
+    assert run("get", table.uri, "3").code == exits.NOT_FOUND
+    assert ok("checkpoint", "list", table.uri, "--json").documents == [made]
+    assert "v1  base version" in ok("checkpoint", "list", table.uri).out
+    assert "v1 dropped" in ok("checkpoint", "drop", table.uri, "v1").out
+    assert ok("checkpoint", "list", table.uri, "--json").out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["checkpoint", "create", "TABLE", "a/b"], "name of a checkpoint"),
+        (["checkpoint", "create", "TABLE", "a", "--keep", "soon"], "no duration"),
+        (["checkpoint", "drop", "TABLE", "a"], "no checkpoint 'a'"),
+        (["query", "TABLE", "--at", "a"], "no checkpoint 'a'"),
+    ],
+)
+def test_checkpoints_that_cannot_be_are_refused(
+    table: lancewal.Table, arguments: list[str], words: str
+) -> None:
+    outcome = run(*[table.uri if each == "TABLE" else each for each in arguments])
+    assert outcome.code == exits.REFUSED
+    assert words in outcome.err

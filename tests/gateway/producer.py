@@ -12,7 +12,7 @@ import lancewal
 
 
 def main(uri: str, directory: str, notes: str, first: int) -> None:
-    """Puts ids from ``first`` on and notes how long each took, until there is a file ``stop``."""
+    """Puts ids from ``first`` on until there is a file ``stop``; notes when each put began, and its time."""
     stop = Path(directory) / "stop"
     with (
         lancewal.share(uri, directory=directory, timeout=60, fsync=False) as shared,
@@ -27,7 +27,7 @@ def main(uri: str, directory: str, notes: str, first: int) -> None:
             acknowledged.write(f"try {number}\n")
             acknowledged.flush()
             writer.put(pa.table({"id": [number], "name": [str(number)]}))
-            acknowledged.write(f"done {number} {time.monotonic() - began:.3f}\n")
+            acknowledged.write(f"done {number} {began:.3f} {time.monotonic() - began:.3f}\n")
             acknowledged.flush()
 
 

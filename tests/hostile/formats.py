@@ -161,7 +161,7 @@ def _records() -> Iterator[Format]:
     yield _stored(started, "start of a transaction", lambda: (log.read(), len(Unsettled.read(started))))
     done = TransactionLog(ended, Transaction("app", 3))
     done.finish({SHARD: 9})
-    yield _stored(ended, "end of a transaction", lambda: (done.read(), done.floors()))
+    yield _stored(ended, "end of a transaction", lambda: (done.read(), done.floors(done.read())))
     journal = Journal(begun, "/files")
     journal.begin(0, Part("a.parquet", 10, 20, 0, 5, False))
     yield _stored(begun, "journal of an ingest", journal.read)

@@ -515,7 +515,7 @@ def _as_owner(pid: int, started: str, machine: str) -> Owner:
 
 
 def test_a_process_id_that_was_given_again_is_another_process() -> None:
-    machine, started = module.machine(), module._started(os.getpid())
+    machine, started = module.machine(), module.started_at(os.getpid())
     assert started
     assert runs_here(_as_owner(os.getpid(), started, machine))
     assert is_dead_here(_as_owner(os.getpid(), "1", machine))

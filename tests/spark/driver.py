@@ -35,7 +35,7 @@ def main(config: dict[str, Any]) -> None:
     spark = session(config["master"], app_name="lancewal driver", conf=conf)
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(faulty.FaultySource)
-    low_latency.FORMAT = faulty.FORMAT
+    low_latency.APPENDING = faulty.FaultyAppending
     finish = Path(config["finish"])
     running = [Restarted(spark, each, finish) for each in config["streams"]]
     while running:

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from lancewal.spark.low_latency import AppendedMessage, WalSink
+from lancewal.publish import ShardWrite
+from lancewal.spark.low_latency import Appending
 from lancewal.spark.sink import BatchSink, StagedMessage, StreamSink
 from lancewal.spark.source import DefaultSource
+from lancewal.storage import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -87,8 +89,6 @@ def suffer(moment: str) -> None:
 @contextmanager
 def dying_commit() -> Iterator[None]:
     """Takes a "commit" ticket, if there is one: from some write to the storage on all writes fail."""
-    from lancewal.storage import ObjectStore
-
     ticket = take("commit")
     if ticket in (None, _PASS):
         yield
@@ -141,16 +141,16 @@ class FaultyStreamSink(StreamSink):
             super().commit(messages, batchId)
 
 
-class FaultyWalSink(WalSink):
-    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
+class FaultyAppending(Appending):
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> list[ShardWrite]:
         suffer("before")
-        message = super().append(batches, partition)
+        written = super().append(batches, partition)
         suffer("after")
-        return message
+        return written
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, store: ObjectStore, written: Sequence[ShardWrite]) -> None:
         with dying_commit():
-            super().commit(messages)
+            super().commit(store, written)
 
 
 class SourceWithSinks(DefaultSource):
@@ -158,22 +158,18 @@ class SourceWithSinks(DefaultSource):
 
     format: str
     batch_sink: type[BatchSink]
-    wal_sink: type[WalSink]
 
     @classmethod
     def name(cls) -> str:
         return cls.format
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        options = self._parsed()
-        sink = self.batch_sink if options.text("walTransaction") is None else self.wal_sink
-        return sink(options)
+        return self.batch_sink(self._parsed())
 
 
 class FaultySource(SourceWithSinks):
     format = FORMAT
     batch_sink = FaultyBatchSink
-    wal_sink = FaultyWalSink
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         return FaultyStreamSink(self._parsed())

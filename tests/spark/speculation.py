@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from lancewal.publish import ShardWrite
 from lancewal.spark import low_latency, session
-from lancewal.spark.low_latency import AppendedMessage, WalSink
+from lancewal.spark.low_latency import Appending
 from lancewal.spark.sink import BatchSink, StagedMessage
 from tests.patience import wait_until
 from tests.spark.conftest import TEST_CONF
@@ -72,15 +73,15 @@ class SlowBatchSink(BatchSink):
         return message
 
 
-class SlowWalSink(WalSink):
-    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
+class SlowAppending(Appending):
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> list[ShardWrite]:
         held = list(batches)
-        late = is_loser(self._options.uri)
+        late = is_loser(self.uri)
         outcome: list[Any] = []
         try:
-            message = super().append(iter(held), partition)
-            outcome = [write.skipped for write in message.written]
-            return message
+            written = super().append(iter(held), partition)
+            outcome = [write.skipped for write in written]
+            return written
         except Exception as error:
             outcome = [type(error).__name__]
             raise
@@ -88,13 +89,12 @@ class SlowWalSink(WalSink):
             if late:
                 done = note("writing")
                 done.write_text(json.dumps(outcome))
-                done.rename(note(f"{Path(self._options.uri).name} loser"))
+                done.rename(note(f"{Path(self.uri).name} loser"))
 
 
 class SlowSource(SourceWithSinks):
     format = FORMAT
     batch_sink = SlowBatchSink
-    wal_sink = SlowWalSink
 
 
 def main(config: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def main(config: dict[str, Any]) -> None:
     spark = session(config["master"], app_name="lancewal speculation", conf=conf)
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(SlowSource)
-    low_latency.FORMAT = FORMAT
+    low_latency.APPENDING = SlowAppending
     for way, uri in config["tables"].items():
         write(spark, way, uri)
         assert note(f"{way} waits").exists(), "the loser had begun before the commit"

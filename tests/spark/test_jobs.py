@@ -9,7 +9,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import lance
@@ -207,3 +207,22 @@ def test_spark_submit_runs_a_job(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-4000:]
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert sum(line["details"]["rows"] for line in lines) == 33
+
+
+def test_a_large_compaction_is_shared_out_among_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shards of one commit went to one task, however many slots there were."""
+
+    class Part:
+        def __init__(self, num_bytes: int) -> None:
+            self.num_bytes = num_bytes
+
+    def sizes(bytes_of_parts: list[int], slots: int) -> list[list[int]]:
+        parts: list[Any] = [Part(each) for each in bytes_of_parts]
+        return [[part.num_bytes for part in share] for share in jobs._shared_out(parts, slots)]
+
+    mega = 1 << 20
+    assert sizes([20 * mega] * 8, slots=2) == [[20 * mega] * 4] * 2
+    assert sizes([90 * mega, 30 * mega, 30 * mega, 30 * mega], slots=2) == [[90 * mega], [30 * mega] * 3]
+    assert len(sizes([mega] * 8, slots=2)) == 1, "little work makes one commit"
+    assert len(sizes([100 * mega], slots=4)) == 1, "a shard is one task's"
+    assert sorted(map(len, sizes([0] * 40, slots=2))) == [13, 13, 14]

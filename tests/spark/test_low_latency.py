@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-from dataclasses import asdict
+import pickle
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812
 import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.format.bucket import bucket_of
-from lancewal.publish.publishing import begin_append
-from lancewal.publish.transactions import Transaction
-from lancewal.shard import WalTailer
+from lancewal.publish import Run, Transaction, TransactionLog
+from lancewal.shard import ShardRouter, WalTailer
 from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import route, stream, write
 from lancewal.spark.columns import bucket_column, spark_schema
-from lancewal.spark.low_latency import WalSink
+from lancewal.spark.low_latency import Appending
+from lancewal.spark.options import OpenTable
 from lancewal.storage import ObjectStore, layout
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
 from tests.spark.test_columns import COLUMNS
@@ -163,8 +162,16 @@ def test_half_an_identity_is_refused(spark: SparkSession, tmp_path: Path) -> Non
         write(frame(spark, named(0, 1)), table.uri, options={"txnAppId": "app", "txnVersion": "1"})
 
 
-def task(table: lancewal.Table, transaction: Transaction) -> WalSink:
-    return WalSink(options_of(table, walTransaction=json.dumps(asdict(transaction))))
+def task(table: lancewal.Table, transaction: Transaction, tasks: int = 3) -> Appending:
+    """As a task gets it."""
+    options = options_of(table)
+    opened = OpenTable.open(options)
+    router = ShardRouter.of_table(opened.base, opened.store)
+    run = Run(transaction.version, "0123456789abcdef", floors={})
+    if not TransactionLog(opened.store, transaction).read().runs:
+        TransactionLog(opened.store, transaction).start(run)
+    sent = pickle.dumps(Appending.of(opened, router, options, transaction, run, tasks))
+    return pickle.loads(sent)  # type: ignore[no-any-return]
 
 
 def part_of(table: lancewal.Table, shard: int, count: int = 60) -> pa.RecordBatch:
@@ -175,20 +182,29 @@ def part_of(table: lancewal.Table, shard: int, count: int = 60) -> pa.RecordBatc
 def test_a_retried_and_a_speculative_task_write_nothing_twice(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table", APPEND_ONLY)
     transaction = Transaction("app", 0)
-    begin_append(ObjectStore.from_uri(table.uri), transaction)
     first = task(table, transaction).append(iter([part_of(table, 1)]), 1)
     again = task(table, transaction).append(iter([part_of(table, 1)]), 1)
-    assert [w.skipped for w in first.written + again.written] == [False, True]
-    task(table, transaction).commit([first])
+    assert [w.skipped for w in first + again] == [False, True]
+    task(table, transaction).commit(ObjectStore.from_uri(table.uri), first)
     loser = task(table, transaction).append(iter([part_of(table, 1)]), 1)
-    assert [w.skipped for w in loser.written] == [True]
+    assert [w.skipped for w in loser] == [True]
     assert len(content(table)) == part_of(table, 1).num_rows
+
+
+def test_a_task_writes_all_its_shards_and_after_a_failure_those_that_lack_it(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY)
+    transaction = Transaction("app", 0)
+    both = [part_of(table, 0), part_of(table, 2)]
+    first = task(table, transaction).append(iter(both[:1]), 0)
+    again = task(table, transaction, tasks=2).append(iter(both), 0)
+    assert [w.skipped for w in first] == [False]
+    assert sorted(w.skipped for w in again) == [False, True]
+    assert len(content(table)) == sum(part.num_rows for part in both)
 
 
 def test_rows_that_came_to_the_wrong_task_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     transaction = Transaction("app", 0)
-    begin_append(ObjectStore.from_uri(table.uri), transaction)
     with pytest.raises(InvalidInputError, match="does not own"):
         task(table, transaction).append(iter([part_of(table, 1)]), 0)
     with pytest.raises(InvalidInputError, match="does not own"):
@@ -199,7 +215,6 @@ def test_rows_that_came_to_the_wrong_task_are_refused_before_anything_is_written
 def test_a_refused_row_keeps_its_tasks_shards_as_they_were(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     transaction = Transaction("app", 0)
-    begin_append(ObjectStore.from_uri(table.uri), transaction)
     bad = pa.record_batch({"id": pa.array([None], pa.int64()), "name": ["x"]})
     with pytest.raises(InvalidInputError, match="nulls in key column"):
         task(table, transaction).append(iter([part_of(table, 0), bad]), 0)
@@ -215,7 +230,6 @@ def test_columns_that_the_table_has_no_more_are_refused_by_a_streams_tasks(
     """The driver checks them only when a stream starts."""
     table = new_table(tmp_path / "table")
     transaction = Transaction("app", 0)
-    begin_append(ObjectStore.from_uri(table.uri), transaction)
     with pytest.raises(InvalidInputError, match="column"):
         task(table, transaction).append(iter([pa.record_batch(columns)]), 0)
     assert content(table) == []
@@ -224,7 +238,7 @@ def test_columns_that_the_table_has_no_more_are_refused_by_a_streams_tasks(
 def test_more_than_an_entry_can_hold_is_sent_the_other_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lancewal.spark.low_latency.MAX_ENTRY_BYTES", 100)
+    monkeypatch.setattr("lancewal.spark.low_latency.MAX_TASK_BYTES", 100)
     table = new_table(tmp_path / "table", KEYED)
     with pytest.raises(InvalidInputError, match="too much"):
         task(table, Transaction("app", 0)).append(iter([part_of(table, 0)]), 0)

@@ -12,7 +12,7 @@ from tests.spark.conftest import WORKER_PATH
 
 @pytest.mark.parametrize("name", [name for name in lancewal.spark.__all__ if name != "ShardOutcome"])
 def test_a_public_name_is_the_function_also_after_all_modules_were_imported(name: str) -> None:
-    for module in ("jobs", "feed_source", "low_latency", "spark_session", "source"):
+    for module in ("jobs", "feed_source", "low_latency", "spark_session", "source", "diagnosis"):
         importlib.import_module(f"lancewal.spark.{module}")
     assert callable(getattr(lancewal.spark, name))
 

@@ -21,7 +21,7 @@ def base(tmp_path: Path) -> BaseTable:
 
 def spark_rows(base: BaseTable, change_column: str | None = None) -> SparkRows:
     given = {} if change_column is None else {"changeTypeColumn": change_column}
-    return SparkRows(base, options_of(base.uri, **given))
+    return SparkRows(base.schema, base.storage_version, options_of(base.uri, **given))
 
 
 def stored(rows: SparkRows, batch: pa.RecordBatch) -> list[tuple[int, str | None, bool]]:

@@ -51,9 +51,12 @@ def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSes
     assert ("embedding", "array<float>", None) in described
     assert any("primaryKey=id" in str(line) for line in described)
     ask(spark, "INSERT INTO here.docs VALUES (1, 'one', array(1, 2)), (2, 'two', NULL), (3, 'three', NULL)")
+    table.checkpoint("before")
     ask(spark, "UPDATE here.docs SET text = upper(text) WHERE id >= 2")
     ask(spark, "DELETE FROM here.docs WHERE id = 1")
     assert content(uri) == [(2, "TWO", None), (3, "THREE", None)]
+    then = ask(spark, "SELECT id, text FROM here.docs VERSION AS OF 'before' ORDER BY id")
+    assert then == [(1, "one"), (2, "two"), (3, "three")]
     ask(
         spark,
         "MERGE INTO here.docs t USING "

@@ -63,7 +63,7 @@ def check_stream(
     faults: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(low_latency, "FORMAT", faulty.FORMAT)
+    monkeypatch.setattr(low_latency, "APPENDING", faulty.FaultyAppending)
     spark.dataSource.register(faulty.FaultySource)
     files = ChangeFiles(tmp_path / "changes", keyed, seed=batches)
     files.add(batches)

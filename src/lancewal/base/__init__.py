@@ -8,6 +8,7 @@ from lancewal.base.lance import (
     next_fragment_id,
     projection,
     row_count,
+    tagged_versions,
     with_column_metadata,
 )
 from lancewal.base.markers import (
@@ -50,6 +51,7 @@ __all__ = [
     "stored_markers",
     "table_schema",
     "tag",
+    "tagged_versions",
     "tags",
     "with_column_metadata",
 ]

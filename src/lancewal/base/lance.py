@@ -90,6 +90,12 @@ def fragments_of(dataset: lance.LanceDataset) -> list[lance.LanceFragment]:
         return list(dataset.get_fragments())
 
 
+def tagged_versions(dataset: lance.LanceDataset) -> dict[str, int]:
+    """The versions that somebody tagged, by the names of the tags."""
+    with lance_errors(f"read the tags of {dataset.uri}"):
+        return {name: int(tag["version"]) for name, tag in dataset.tags.list().items()}
+
+
 #: The ``parent_id`` of a column.
 _ROOT = -1
 

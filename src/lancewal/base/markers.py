@@ -35,7 +35,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.format import BaseManifest, newest_manifest_name, read_base_manifest
-from lancewal.storage import ObjectStore
+from lancewal.storage import ObjectStore, layout
 
 #: Metadata keys are this, the shard's id and the generation, joined by colons.
 TAG_PREFIX = "lancewal:appended"
@@ -43,7 +43,6 @@ TAG_PREFIX = "lancewal:appended"
 TAGGED_COLUMNS = 4
 _FENCE_PREFIX = b"lancewal"
 _PARTS_PREFIX = _FENCE_PREFIX + b"\xff"
-_VERSIONS_DIR = "_versions"
 
 
 def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping[UUID, int]:
@@ -80,11 +79,11 @@ def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
 
 def newest_manifest(store: ObjectStore) -> BaseManifest | None:
     """The manifest of the newest version at ``store``; ``None`` where there is no table."""
-    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
     newest = newest_manifest_name(names)
     if newest is None:
         return None
-    path = f"{_VERSIONS_DIR}/{newest[0]}"
+    path = f"{layout.VERSIONS_DIR}/{newest[0]}"
     return read_base_manifest(store.get(path), name=path)
 
 

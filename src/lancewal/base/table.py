@@ -49,7 +49,6 @@ from lancewal.storage import ObjectInfo, ObjectStore, Shelf, check_process, in_t
 
 logger = logging.getLogger(__name__)
 
-_VERSIONS_DIR = "_versions"
 
 #: Parts of pylance's ``ValueError`` texts for missing credentials.
 _NO_CREDENTIALS = re.compile(r"Failed to get AWS credentials|CredentialsNotLoaded|//169\.254\.169\.254/")
@@ -112,6 +111,14 @@ class BaseTable:
             return _open_newest(uri, options, store)
         newest = known.refreshed(store)
         return newest if newest is not known else _with_history(known, store)
+
+    @classmethod
+    def known(cls, store: ObjectStore) -> BaseTable | None:
+        """The newest version that was opened through ``store`` so far, if it is kept; asks nothing.
+
+        It may be out of date: for guesses only.
+        """
+        return _newest.get(store.identity)
 
     def refreshed(self, store: ObjectStore) -> BaseTable:
         """The newest version: this very object, after one request, or another one, after three."""
@@ -331,9 +338,9 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     found = find_manifest(store, version)
     if found is not None:
         return found
-    names = [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
     raise StorageError(
-        f"the manifest of version {version} is not in {layout.child_uri(store.uri, _VERSIONS_DIR)} "
+        f"the manifest of version {version} is not in {layout.child_uri(store.uri, layout.VERSIONS_DIR)} "
         f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
     )
 
@@ -346,8 +353,8 @@ def manifest_info(store: ObjectStore, version: int) -> ObjectInfo | None:
 
 def _manifest_paths(version: int) -> tuple[str, str]:
     """The path in the current naming scheme, and in the old one."""
-    inverted = f"{_VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
-    return inverted, f"{_VERSIONS_DIR}/{version}.manifest"
+    inverted = f"{layout.VERSIONS_DIR}/{(1 << 64) - 1 - version:020d}.manifest"
+    return inverted, f"{layout.VERSIONS_DIR}/{version}.manifest"
 
 
 def column_log(store: ObjectStore) -> ColumnLog:
@@ -429,5 +436,7 @@ def _columns_of(
 
 def _existing(reference: ReferenceType[ObjectStore], versions: range) -> list[int]:
     store = reference()
-    names = [] if store is None else [info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR)]
+    names = (
+        [] if store is None else [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
+    )
     return sorted({v for v in map(parse_manifest_version, names) if v is not None and v in versions})

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from lancewal.cli import console, cost, ingest, init, maintain, rows, serve, status
+from lancewal.cli import checkpoint, console, cost, ingest, init, maintain, rows, serve, status, upkeep
 from lancewal.cli.exits import CommandError, guarded
 
 
@@ -154,6 +154,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         serve.serve,
         status.status,
         cost.cost,
+        upkeep.upkeep,
         maintain.flush,
         maintain.compact,
         maintain.gc,
@@ -166,6 +167,16 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(cls=Command, rich_help_panel=_panel)(_command)
+_checkpoints = typer.Typer(
+    cls=Group, help="Make, list and drop named states of a table.", no_args_is_help=True
+)
+for _name, _command in (
+    ("create", checkpoint.create),
+    ("list", checkpoint.list_),
+    ("drop", checkpoint.drop),
+):
+    _checkpoints.command(_name, cls=Command)(_command)
+app.add_typer(_checkpoints, name="checkpoint", rich_help_panel="Operate")
 app.command(cls=Command, rich_help_panel="Try", context_settings={"ignore_unknown_options": True})(bench)
 
 

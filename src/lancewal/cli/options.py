@@ -13,6 +13,7 @@ from lancewal.cli.exits import NOT_FOUND, CommandError
 from lancewal.errors import NotInitializedError, TableNotFoundError
 
 if TYPE_CHECKING:
+    from lancewal.reader import TableView
     from lancewal.table import Table
 
 
@@ -71,6 +72,10 @@ JobEngine = Annotated[
 Columns = Annotated[
     str | None,
     typer.Option("--columns", "-c", metavar="A,B", help="Columns to show, all by default."),
+]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="CHECKPOINT", help="Read a checkpoint instead of the newest rows."),
 ]
 Bucket = Annotated[
     str | None,
@@ -158,6 +163,12 @@ def open_table(uri: str, options: list[str] | None) -> Table:
             f"there is no Lance table at {uri}; check the path, or create one with lancewal ingest --create",
             NOT_FOUND,
         ) from error
+
+
+def open_view(uri: str, options: list[str] | None, at: str | None) -> TableView:
+    """The table as it is now, or as it was at a checkpoint."""
+    table = open_table(uri, options)
+    return table if at is None else table.at(at)
 
 
 def is_missing(uri: str, storage: dict[str, str]) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lancewal.publish import ChangeFeed, Positions
+    from lancewal.reader import TableView
     from lancewal.table import Table
 
 _TERMINAL_ROWS = 20
@@ -75,6 +76,7 @@ def query(
     source: Annotated[
         bool, typer.Option("--source", help="Add the level and the shard of each row.")
     ] = False,
+    at: options.At = None,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -86,7 +88,7 @@ def query(
         raise typer.BadParameter("choose --vector or --words")
     if (vector or words) and (count or explain or source or offset):
         raise typer.BadParameter("--count, --explain, --source and --offset are not for searches")
-    opened = options.open_table(table, option)
+    opened = options.open_view(table, option, at)
     names = options.names(columns)
     if vector or words:
         k = _DEFAULT_K if limit is None else limit
@@ -121,7 +123,7 @@ def _show(found: pa.Table, *, json: bool = False, limited: bool = False) -> None
 
 
 def _search(
-    table: Table,
+    table: TableView,
     vector: str | None,
     words: str | None,
     k: int,
@@ -145,7 +147,7 @@ def _column_and_rest(text: str, option: str, form: str) -> tuple[str, str]:
     return column, rest
 
 
-def _vector(table: Table, column: str, text: str) -> Any:
+def _vector(table: TableView, column: str, text: str) -> Any:
     if text.startswith("key:"):
         key = text.removeprefix("key:")
         found = table.lookup(parse_keys(table, [key]), columns=[column]).table
@@ -168,6 +170,7 @@ def get(
     table: options.TableArgument,
     keys: Keys,
     columns: options.Columns = None,
+    at: options.At = None,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -175,7 +178,7 @@ def get(
 
     Ends with code 4 when one of the keys has no row.
     """
-    opened = options.open_table(table, option)
+    opened = options.open_view(table, option, at)
     found = opened.lookup(parse_keys(opened, keys), columns=options.names(columns))
     if json:
         console.print_rows(found.table)
@@ -259,7 +262,7 @@ def _keys_matching(table: Table, filter: str, *, ask: bool) -> Iterator[pa.Recor
     return iter(scan.to_batches())
 
 
-def parse_keys(table: Table, texts: list[str]) -> Any:
+def parse_keys(table: TableView, texts: list[str]) -> Any:
     """Keys in the table's types: a list, or a table where the key has several columns."""
     import pyarrow as pa
 

@@ -42,6 +42,9 @@ def serve(
         str | None,
         typer.Option("--http", metavar="HOST:PORT", help="Serve a page, /live, /ready and /metrics there."),
     ] = None,
+    upkeep: Annotated[
+        bool, typer.Option("--upkeep/--no-upkeep", help="Keep the tables in shape meanwhile.")
+    ] = True,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -62,7 +65,7 @@ def serve(
     )
     opened = {name: options.open_table(uri, option) for name, uri in _named(tables).items()}
     with contextlib.ExitStack() as stack:
-        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access))
+        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access, upkeep=upkeep))
         # Not one that may write: HTTP carries it in the clear.
         token = (access.read_only or (None,))[0]
         health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None

@@ -66,6 +66,7 @@ def status_view(
     if history is not None:
         parts += [_writes(history, width)]
     parts += _owners(status)
+    parts += _upkeep(status)
     room = None if height is None else max(3, height - _OTHER_LINES)
     parts += [Text(), _shards(status, width, room, history)]
     if every is not None:
@@ -138,6 +139,23 @@ def _owners(status: TableStatus) -> list[RenderableType]:
         lines.append(Text.assemble(("writes           ", "dim"), visible(text), gone))
     hidden = len(status.owners) - len(lines)
     return [*lines, *([Text(f"… and {console.plural(hidden, 'owner')} more", style="dim")] if hidden else [])]
+
+
+def _upkeep(status: TableStatus) -> list[RenderableType]:
+    """What is due, and a line for each kind of work that was done or is under way."""
+    from lancewal.upkeep import plan_upkeep
+
+    due = ", ".join(task.work for task in plan_upkeep(status)) or "nothing is due"
+    lines: list[RenderableType] = [Text.assemble(("upkeep           ", "dim"), due)]
+    for duty in status.duties:
+        ago = console.duration(max(0.0, (status.taken_at - duty.at).total_seconds()))
+        where = f"process {duty.pid} on {duty.host}"
+        text = f"{duty.work} {ago} ago by {where}: {duty.done or 'nothing was done'}"
+        if duty.under_way:
+            text = f"{duty.work} under way for {ago}, by {where}"
+        failed = (f", failed {console.plural(duty.failures, 'time')}", "yellow") if duty.failures else ""
+        lines.append(Text.assemble(("                 ", "dim"), visible(text), failed))
+    return lines
 
 
 def _writes(history: History, width: int) -> Text:

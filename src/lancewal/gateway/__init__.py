@@ -2,10 +2,11 @@
 
 from lancewal.gateway.access import Access
 from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from lancewal.gateway.calls import Limits
 from lancewal.gateway.client import RemoteScan, RemoteTable, connect
 from lancewal.gateway.health import HealthEndpoint
 from lancewal.gateway.remote_writer import RemoteWriter
-from lancewal.gateway.server import Gateway, Limits
+from lancewal.gateway.server import Gateway
 from lancewal.gateway.shared import SharedTable, share
 
 __all__ = [

@@ -29,6 +29,7 @@ from lancewal.errors import (
 )
 from lancewal.format import PutId
 from lancewal.gateway.access import CALLER, Access, Doorkeeper
+from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
@@ -36,22 +37,6 @@ from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
 logger = logging.getLogger(__name__)
-
-_STOPPING = "this gateway is stopping; call the one that takes its place"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one gateway takes on; who comes beyond it is told to try again."""
-
-    #: Calls at a time. An open ``DoPut`` of a client is one, and holds a thread.
-    calls: int = 512
-    #: Bytes of one put.
-    put_bytes: int = 64 << 20
-    #: Seconds that a put waits for room in memory before it is told to try again.
-    patience: float = 5.0
-    #: Seconds that :meth:`Gateway.close` waits for reads that are under way.
-    drain: float = 30.0
 
 
 class Gateway:
@@ -75,11 +60,13 @@ class Gateway:
         listen: str = "127.0.0.1:0",
         access: Access | None = None,
         limits: Limits | None = None,
+        upkeep: bool = True,
         **writer_settings: Any,
     ) -> None:
         """``tables`` by the names that clients use; ``writer_settings`` as in :meth:`Table.writer`.
 
-        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket.
+        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket. With ``upkeep``
+        the tables are kept in shape from a thread each, as ``Table.upkeeper`` does it.
         """
         self._access = access or Access()
         self._limits = limits or Limits()
@@ -93,7 +80,7 @@ class Gateway:
         }
         if not self._tables:
             raise InvalidInputError("a gateway needs at least one table to serve")
-        self._calls = _Calls(self._limits.calls)
+        self._calls = Calls(self._limits, self._cut)
         try:
             self._server = _FlightServer(location, self._access, self._tables, self._calls)
         except (pa.ArrowException, OSError) as error:
@@ -103,6 +90,7 @@ class Gateway:
         self.address = _address(listen, location, self._server.port)
         for served in self._tables.values():
             served.table.announce(self.address)
+        self._upkeepers = [served.table.upkeeper() for served in self._tables.values() if upkeep]
         logger.info("serving %s at %s", ", ".join(self._tables), self.address)
 
     @property
@@ -131,6 +119,8 @@ class Gateway:
             self._calls.close()
             for served in self._tables.values():
                 served.stop.set()
+            for upkeeper in self._upkeepers:
+                upkeeper.stop()
             try:
                 for served in self._tables.values():
                     served.table.announce(None)
@@ -147,6 +137,9 @@ class Gateway:
             if errors:
                 raise errors[0]
         logger.info("stopped serving %s", ", ".join(self._tables))
+
+    def _cut(self, peers: set[str]) -> None:
+        cut_connections(self.address, peers)
 
     def __enter__(self) -> Gateway:
         return self
@@ -190,7 +183,7 @@ class _Served:
                 return write(data, put_id=put_id, patience=self.limits.patience).num_rows
         except ClosedError:
             if self.stop.is_set():
-                raise UnavailableError(_STOPPING) from None
+                raise UnavailableError(STOPPING) from None
             raise
 
     def close(self) -> Exception | None:
@@ -222,65 +215,11 @@ class _Served:
             return self._intakes[cast]
 
 
-class _Calls:
-    """Counts the calls under way, and refuses those beyond the limit or after the end."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._changed = threading.Condition()
-        self.under_way = 0
-        #: Those of them that wait for their client.
-        self.idle = 0
-        self.closed = False
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        with self._changed:
-            if self.closed:
-                raise UnavailableError(_STOPPING)
-            if self.under_way >= self._most:
-                raise BusyError(f"{self._most} calls are under way, as many as are allowed; call again")
-            self.under_way += 1
-
-    def leave(self) -> None:
-        with self._changed:
-            self.under_way -= 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self.closed = True
-
-    def wait_until_idle(self, timeout: float) -> None:
-        """Until no call is under way but those that only wait for the next put of their client."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.under_way <= self.idle, timeout)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """While a call waits for its client to send something."""
-        with self._changed:
-            self.idle += 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.idle -= 1
-
-
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """The calls of Flight, each in a thread of its own."""
 
     def __init__(
-        self, location: flight.Location, access: Access, tables: Mapping[str, _Served], calls: _Calls
+        self, location: flight.Location, access: Access, tables: Mapping[str, _Served], calls: Calls
     ) -> None:
         # First: calls may come before the constructor of the base has returned.
         self._tables = tables
@@ -291,19 +230,19 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(
         self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any
     ) -> None:
-        with _told(), self._calls.counted():
+        with _told(), self._calls.counted(context.peer()) as call:
             request = _put_request(descriptor)
             served = self._served(request.table)
             _check_writes(context)
             session, cast = request.args.get("session"), request.args.get("cast", False)
-            for chunk in _chunks(reader, self._calls):
+            for chunk in _chunks(reader, call):
                 said = chunk.app_metadata
                 answer = _answered(served, request.op, session, cast, chunk.data, said)
                 if answer.error is not None and said is None:
                     raise answer.error  # a client that numbers nothing expects a failed call
                 writer.write(answer.encode())
                 if served.stop.is_set():
-                    raise UnavailableError(_STOPPING)
+                    raise UnavailableError(STOPPING)
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         with _told():
@@ -312,7 +251,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             read = _READS.get(request.op)
             if read is None:
                 raise InvalidInputError(f"there is no read {request.op!r}; there are {', '.join(_READS)}")
-            self._calls.enter()
+            call = self._calls.enter(context.peer())
             ended = False
             try:
                 try:
@@ -320,25 +259,27 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                         schema, items = read(served, request, context)
                 except (TypeError, AttributeError) as error:
                     raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
-                counted = self._counted_to_the_end(items)
+                counted = self._counted_to_the_end(items, call)
                 # Begun here: a generator that was never begun would not run its end when it is dropped.
                 next(counted)
                 ended = True
                 return flight.GeneratorStream(schema, counted)
             finally:
                 if not ended:
-                    self._calls.leave()
+                    self._calls.leave(call)
 
-    def _counted_to_the_end(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _counted_to_the_end(self, items: Iterable[Any], call: Call) -> Iterator[Any]:
         try:
             yield None
             with _told():
-                yield from items
+                for item in items:
+                    with call.waiting():  # until the client has taken it
+                        yield item
         finally:
-            self._calls.leave()
+            self._calls.leave(call)
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
-        with _told(), self._calls.counted():
+        with _told(), self._calls.counted(context.peer()):
             act = _ACTIONS.get(action.type)
             if act is None:
                 raise InvalidInputError(
@@ -353,15 +294,15 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return [(name, act.text) for name, act in _ACTIONS.items()]
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        with _told(), self._calls.counted():
+        with _told(), self._calls.counted(context.peer()):
             yield from [self._info(served) for served in self._tables.values()]
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        with _told(), self._calls.counted():
+        with _told(), self._calls.counted(context.peer()):
             return self._info(self._served(_put_request(descriptor).table))
 
     def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        with _told(), self._calls.counted():
+        with _told(), self._calls.counted(context.peer()):
             return flight.SchemaResult(self._served(_put_request(descriptor).table).table.schema)
 
     def _info(self, served: _Served) -> flight.FlightInfo:
@@ -418,10 +359,10 @@ def _put_request(descriptor: flight.FlightDescriptor) -> Request:
     return request
 
 
-def _chunks(reader: flight.MetadataRecordBatchReader, calls: _Calls) -> Iterator[Any]:
+def _chunks(reader: flight.MetadataRecordBatchReader, call: Call) -> Iterator[Any]:
     while True:
         try:
-            with calls.waiting():
+            with call.waiting():
                 chunk = reader.read_chunk()
         except StopIteration:
             return

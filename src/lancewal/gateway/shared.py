@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError
+from lancewal.gateway.calls import Limits
 from lancewal.gateway.client import RemoteTable
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection
 from lancewal.gateway.remote_writer import RemoteWriter
-from lancewal.gateway.server import Gateway, Limits
+from lancewal.gateway.server import Gateway
 from lancewal.storage import check_process, in_forked_child
 from lancewal.table import Table, open_table
 from lancewal.writer import Cast

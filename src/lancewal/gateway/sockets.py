@@ -10,13 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Collection
+from urllib.parse import unquote
 
 _OWN_FILES = "/dev/fd"
 
 
-def cut_connections(address: str) -> int:
-    """Shut down the connections that this process has accepted at ``address``; how many there were."""
+def cut_connections(address: str, peers: Collection[str] | None = None) -> int:
+    """Shut down connections that this process has accepted at ``address``; how many there were.
+
+    All of them, or those of ``peers``, as gRPC names them. On a Unix socket peers have no names.
+    """
     cut = 0
+    named = None if peers is None else {unquote(peer) for peer in peers}
     for name in os.listdir(_OWN_FILES):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -27,12 +33,21 @@ def cut_connections(address: str) -> int:
             continue  # gone meanwhile
         with connection:
             try:
-                if _is_at(connection, address):
+                if _is_at(connection, address) and (named is None or _peer(connection) in named):
                     connection.shutdown(socket.SHUT_RDWR)
                     cut += 1
             except OSError:
                 continue  # not connected: the listening socket itself, or one that has just ended
     return cut
+
+
+def _peer(connection: socket.socket) -> str | None:
+    """The other end in gRPC's words, but for its percent signs."""
+    if connection.family == socket.AF_UNIX:
+        return None
+    host, port, *_ = connection.getpeername()
+    host = host.removeprefix("::ffff:")  # an IPv4 client of a socket for both
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def _is_at(connection: socket.socket, address: str) -> bool:

@@ -1,7 +1,14 @@
 """Keeping a table in shape: compaction, garbage collection, verification, repair, backups."""
 
 from lancewal.maintenance.backup import BackupReport, back_up, check_backup, restore_backup
-from lancewal.maintenance.commits import at_crash_points
+from lancewal.maintenance.checkpoints import (
+    Checkpoint,
+    checkpoint_state,
+    create_checkpoint,
+    drop_checkpoint,
+    list_checkpoints,
+)
+from lancewal.maintenance.commits import at_crash_points, open_base
 from lancewal.maintenance.compact import (
     compact,
     execute_pack,
@@ -29,12 +36,15 @@ from lancewal.maintenance.reports import (
     VerifyReport,
     process_totals,
 )
-from lancewal.maintenance.tidy import optimize_base
+from lancewal.maintenance.settings import UpkeepSettings, read_upkeep_settings, store_upkeep_settings
+from lancewal.maintenance.tidy import SMALL_FILE_ROWS, optimize_base, tidy
 from lancewal.maintenance.verify import verify
 
 __all__ = [
     "DEFAULT_COMMIT_BYTES",
+    "SMALL_FILE_ROWS",
     "BackupReport",
+    "Checkpoint",
     "CompactionPlan",
     "CompactionReport",
     "Finding",
@@ -47,19 +57,28 @@ __all__ = [
     "Retention",
     "Severity",
     "ShardPlan",
+    "UpkeepSettings",
     "VerifyReport",
     "at_crash_points",
     "back_up",
     "check_backup",
+    "checkpoint_state",
     "collect_garbage",
     "compact",
+    "create_checkpoint",
+    "drop_checkpoint",
     "execute_pack",
     "execute_shard",
     "finish_compaction",
+    "list_checkpoints",
+    "open_base",
     "optimize_base",
     "plan_compaction",
     "process_totals",
+    "read_upkeep_settings",
     "repair",
     "restore_backup",
+    "store_upkeep_settings",
+    "tidy",
     "verify",
 ]

@@ -336,7 +336,7 @@ def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, b
     found = {}
     prefix = TRANSACTIONS_DIR if begun_only else layout.OWN_DIR
     for info in store.list(prefix):
-        if info.path.startswith((layout.CLOCK_DIR, layout.LOOKS_DIR)) or (
+        if info.path.startswith((layout.CLOCK_DIR, layout.LOOKS_DIR, layout.CHECKPOINTS_DIR)) or (
             begun_only and info.path.endswith(".done")
         ):
             continue

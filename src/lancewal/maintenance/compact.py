@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from lancewal.base import BaseTable, store_column_history
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.commits import open_base
-from lancewal.maintenance.gc import prune_compacted
+from lancewal.maintenance.gc import Pruning
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
 from lancewal.maintenance.reports import (
@@ -29,7 +29,8 @@ from lancewal.maintenance.reports import (
     ShardReport,
 )
 from lancewal.maintenance.tidy import open_indexes, optimize_base, tidy
-from lancewal.storage import ObjectStore, both, in_thread, ordered_map
+from lancewal.shard import discover_manifests, read_manifests
+from lancewal.storage import ObjectStore, Task, boot_time, both, in_thread, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -47,31 +48,38 @@ def compact(
     optimize_indexes: bool = True,
     compact_files: bool | None = None,
     progress: ProgressCallback | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> CompactionReport:
     """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
 
     Then the table's indexes are brought up to date, unless ``optimize_indexes`` is false, and some of its
     small files are joined where that pays; with ``compact_files`` all of them, or none if it is false. Raises
-    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays.
+    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays. From when
+    ``stop()`` is true no more is begun, and what is left waits for the next compaction.
     """
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
     started = time.perf_counter()
+    read_after = boot_time()
     base: BaseTable | None = None
     if plan is None:
-        plan, base = planned(store, shards, max_commit_bytes=max_commit_bytes)
+        found = planned(store, shards, max_commit_bytes=max_commit_bytes, open_sstables=True)
+        plan, base, manifests = found.plan, found.base, found.manifests
+    else:
+        read = read_manifests(store, list({part.shard_id: None for part in plan.shards}))
+        manifests = [manifest for manifest in read if manifest is not None]
     # Without a key commits would only refuse each other.
     workers = max_workers if plan.has_key else 1
-    opening = None
-    if base is not None and plan and optimize_indexes and not store.is_local:
-        # With a handle of its own: one is for one thread at a time.
-        heads = partial(open_indexes, copy.copy(base.dataset), base.manifest.indexes)
-        opening = in_thread(heads, "lancewal-io")
+    compacted = {part.shard_id for part in plan.shards}
+    pruning = Pruning(store, [each for each in manifests if each.shard_id in compacted], read_after)
+    aside = [] if base is None else _aside(store, base, pruning, with_indexes=optimize_indexes and bool(plan))
     packs = plan.packs
     bases = iter([base])
     done = PackReport()
 
     def execute(pack: Pack) -> PackReport:
+        if stop():
+            return PackReport()
         try:
             # The first commits move the table on: whoever comes later opens it again.
             return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
@@ -85,8 +93,8 @@ def compact(
         for each in ordered_map(execute, packs, workers):
             done.add(each)
     finally:
-        if opening is not None:
-            opening.wait()
+        for task in aside:
+            task.wait()
     report = CompactionReport(store.uri, list(done.shards.values()))
     for name in PACK_SUMS:
         setattr(report, name, getattr(done, name))
@@ -97,10 +105,18 @@ def compact(
         alone = len(packs) == report.commits == 1 and not report.retries
         if plan.has_key and base is not None and alone:
             # The only commit of all, through this very handle.
-            base = base.committed(store)
-        elif base is None or report.commits:
-            base = open_base(store)
-        _finish(store, base, report, optimize_indexes, compact_files)
+            newest, _ = both(
+                partial(base.committed, store),
+                partial(pruning.read_tags, copy.copy(base.dataset)),
+                at_once=not store.is_local,
+            )
+        else:
+            newest = base if base is not None and not report.commits else open_base(store)
+        if not aside:
+            store_column_history(store, newest.version)
+        if stop():
+            optimize_indexes = compact_files = False
+        _finish(store, newest, report, pruning, optimize_indexes, compact_files)
     except LanceWalError as error:
         if not done.failed:
             raise
@@ -160,38 +176,38 @@ def execute_shard(
     return done.shards[plan.shard_id]
 
 
+def _aside(store: ObjectStore, base: BaseTable, pruning: Pruning, *, with_indexes: bool) -> list[Task[None]]:
+    """What waits for no commit, while the rows are merged; only where storage is far away."""
+    if store.is_local:
+        return []
+    calls: list[Callable[[], None]] = [partial(store_column_history, store, base.version), pruning.read_ahead]
+    if with_indexes:
+        # With a handle of its own: one is for one thread at a time.
+        calls.append(partial(open_indexes, copy.copy(base.dataset), base.manifest.indexes))
+    return [in_thread(call, "lancewal-io") for call in calls]
+
+
 def _finish(
     store: ObjectStore,
     base: BaseTable,
     report: CompactionReport,
+    pruning: Pruning,
     optimize_indexes: bool,
     compact_files: bool | None,
-    shards: Sequence[UUID] | None = (),
 ) -> None:
-    """Bring indexes and files of the newest version, ``base``, into shape, and shorten the shards' manifests.
-
-    ``shards`` are those of the report, unless ``None`` says all.
-    """
-    shards = None if shards is None else [shard.shard_id for shard in report.shards]
-
-    def shorten(newest: BaseTable) -> None:
-        report.base_version = newest.version
-        both(
-            lambda: store_column_history(store, newest.version),
-            lambda: None if shards == [] else prune_compacted(store, shards, newest),
-            at_once=not store.is_local,
-        )
-
+    """Bring indexes and files of the newest version, ``base``, into shape, and shorten manifests."""
     if compact_files:
         shaped = optimize_base(store, indexes=optimize_indexes)
-        shorten(open_base(store))
+        base = open_base(store)
+        pruning.prune(base)
     else:
         # Neither looks at what the other does.
         shaped, _ = both(
             lambda: tidy(store, base, indexes=optimize_indexes, files=compact_files is None),
-            lambda: shorten(base),
+            partial(pruning.prune, base),
             at_once=not store.is_local,
         )
+    report.base_version = base.version
     report.indexes_optimized, report.files_removed, report.files_added = shaped
 
 
@@ -202,9 +218,13 @@ def finish_compaction(
 
     ``optimize_indexes`` and ``compact_files`` are those of :func:`compact`.
     """
+    read_after = boot_time()
+    manifests = discover_manifests(store)
     base = open_base(store)
     if not base.schema.primary_key:
         mark_pending(store)
         remove_tags(store)
         base = open_base(store)
-    _finish(store, base, CompactionReport(store.uri), optimize_indexes, compact_files, shards=None)
+    store_column_history(store, base.version)
+    pruning = Pruning(store, manifests, read_after)
+    _finish(store, base, CompactionReport(store.uri), pruning, optimize_indexes, compact_files)

@@ -120,6 +120,8 @@ class _Directory:
     @property
     def need(self) -> str | None:
         """Why it has to stay although it is garbage."""
+        if reason := self.shard.checkpoints.get().needs_sstable(self.shard.shard_id, self.name):
+            return reason
         if self.resource is Resource.ORPHANS and not is_staged(self.name):
             return None
         # The name tells the generation only where nobody gave it another one since. Of a bulk load

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from lancewal.errors import DifferentHistoryError
 from lancewal.format import ShardManifest, SsTableEntry
+from lancewal.maintenance.checkpoints import NeededFiles
 from lancewal.maintenance.commits import crash_point
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
@@ -105,6 +106,7 @@ class ShardGarbage:
     store: ObjectStore
     state: ShardState
     needs: Needs
+    checkpoints: Once[NeededFiles]
     unsettled: Once[Unsettled]
     retention: Retention
     now: datetime
@@ -360,10 +362,17 @@ def _doomed_positions(shard: ShardGarbage) -> list[int]:
         last_run -= 1
     doomed = []
     age = shard.retention.wal_entries
+    checkpoints, last_seen = shard.checkpoints.get(), shard.manifest.wal_entry_position_last_seen
+    # Lance's writers would take what is missing above that one for the end of the WAL.
+    last_seen_stays = checkpoints.needs_entry(shard.shard_id, last_seen) is not None
     for position in list(infos)[:-1]:
         if position > shard.manifest.replay_after_wal_entry_position:
             break
-        if shard.is_old(infos[position].modified, age):
+        if last_seen_stays and position > last_seen:
+            break
+        if reason := checkpoints.needs_entry(shard.shard_id, position):
+            shard.kept(Resource.WAL_ENTRIES, f"wal/{position}", reason)
+        elif shard.is_old(infos[position].modified, age):
             if reason := shard.looks.unseen("covered", position, age):
                 shard.kept(Resource.WAL_ENTRIES, f"wal/{position}", reason)
                 break

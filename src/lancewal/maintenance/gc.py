@@ -6,19 +6,20 @@ collectors, and may be killed anywhere: every step leaves a state that is whole.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError, LanceWalError, StorageError
+import lance
+
+from lancewal.base import BaseTable, tagged_versions
+from lancewal.errors import InvalidInputError, LanceWalError
+from lancewal.format import ShardManifest
+from lancewal.maintenance.checkpoints import NeededFiles
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
@@ -33,16 +34,19 @@ from lancewal.maintenance.garbage import (
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks, content, waits
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import listed_shards
+from lancewal.shard import listed_shards, shard_files
+from lancewal.sstable import copy_of
 from lancewal.storage import (
     MIN_DELETION_AGE,
     HostClock,
     ObjectInfo,
     ObjectStore,
+    both,
     host_clock,
     in_thread,
     layout,
     ordered_map,
+    sync_file_system,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 _USUAL_RETENTION = Retention()
 _IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
+_WITH_ROWS = _IN_DIRECTORIES | {Resource.WAL_ENTRIES}
 
 
 def collect_garbage(
@@ -100,13 +105,28 @@ def collect_garbage(
     time_now, with_clock = _storage_time(store, now, dry_run=dry_run) if stamp is None else stamp.result()
     clock = clock or host_clock()
     needs = Needs(base, store, time_now, for_all_versions=retention.for_all_versions)
+    # After the states: of what a checkpoint needs that is younger than this listing, none is garbage by them.
+    checkpoints = Once(partial(NeededFiles.read, store, time_now, dry_run=dry_run))
+    if wanted & _WITH_ROWS:
+        beside(store, checkpoints.get)
     unsettled = Once(partial(Unsettled.read, store))
     crash_point("collect: nothing is deleted yet")
 
     def collect(state: ShardState) -> tuple[GcReport, Exception | None]:
         part = GcReport(base.uri, dry_run)
         try:
-            shard = ShardGarbage(store, state, needs, unsettled, retention, time_now, clock, part, each_has)
+            shard = ShardGarbage(
+                store,
+                state,
+                needs,
+                checkpoints,
+                unsettled,
+                retention,
+                time_now,
+                clock,
+                part,
+                each_has,
+            )
             _collect_shard(shard, wanted)
         except Exception as error:
             return part, error
@@ -135,19 +155,84 @@ def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[
     return listed_shards(store) if shards is None else [layout.parse_shard_id(shard) for shard in shards]
 
 
-def prune_compacted(
-    store: ObjectStore, shards: Sequence[UUID] | None = None, base: BaseTable | None = None
-) -> None:
-    """Take the generations that the base holds, and that nobody else needs, out of the shards' manifests.
+class Pruning:
+    """After a compaction: takes what the base table holds, and nobody else needs, off the shards' manifests.
 
     Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
     dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
-    A failure is only logged, because garbage collection does the same later.
+
+    ``manifests`` are what the compaction read, since ``read_after``. Entries go by their names from the
+    newest ones. All but the tags of the base table may be read beside the merge. One thread at a time.
     """
-    try:
-        collect_garbage(store, resources=[Resource.MANIFEST_ENTRIES], shards=shards, base=base)
-    except LanceWalError as error:
-        logger.warning("compacted generations are still listed: %s", error)
+
+    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._read_after = read_after
+        self._workers = 1 if store.is_local else max(1, min(len(manifests), _AT_ONCE))
+        self._looks: Sequence[StoredLooks] = ()
+        self._unsettled = Once(partial(Unsettled.read, store))
+        self._tags: Mapping[str, int] | None = None
+
+    def read_ahead(self) -> None:
+        """What counts as well as it did when the manifests were read, and what is kept for the decisions."""
+        calls: list[Callable[[], object]] = []
+        if self._manifests:
+            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
+        for _ in ordered_map(lambda call: call(), calls, len(calls)):
+            pass
+
+    def read_tags(self, dataset: lance.LanceDataset) -> None:
+        """Once the rows are committed: a version that somebody tagged before then does not hold them."""
+        if self._manifests:
+            self._tags = tagged_versions(dataset)
+
+    def prune(self, base: BaseTable) -> None:
+        """A failure is only logged, because garbage collection does the same later."""
+        if not self._manifests:
+            return
+        try:
+            # What nothing lists any more must not be lost in a power cut.
+            sync_file_system(self._store)
+            if not self._looks:
+                self._read_looks()
+            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
+            each = partial(self._prune_shard, needs)
+            for _ in ordered_map(each, range(len(self._manifests)), self._workers):
+                pass
+        except LanceWalError as error:
+            logger.warning("compacted generations are still listed: %s", error)
+
+    def _read_looks(self) -> None:
+        read = partial(StoredLooks.read, self._store)
+        self._looks = list(ordered_map(read, [m.shard_id for m in self._manifests], self._workers))
+
+    def _prune_shard(self, needs: Needs, place: int) -> None:
+        manifest, store = self._manifests[place], self._store
+        # When an SSTable was written matters only to tags.
+        infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
+        state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
+        report = GcReport(needs.base.uri)
+        # Manifests do not ask for it: a checkpoint has its own.
+        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
+        shard = ShardGarbage(
+            store,
+            state,
+            needs,
+            checkpoints,
+            self._unsettled,
+            _USUAL_RETENTION,
+            needs.now,
+            host_clock(),
+            report,
+            1,
+        )
+        shard.manifests.assume(manifest, self._read_after)
+        both(
+            partial(prune_manifest_entries, shard),
+            partial(shard.looks.record, store, None),
+            at_once=not store.is_local,
+        )
 
 
 def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
@@ -158,30 +243,6 @@ def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
     except ValueError:
         known = ", ".join(Resource)
         raise InvalidInputError(f"unknown resource in {list(resources)!r}; there are: {known}") from None
-
-
-def sync_file_system(store: ObjectStore) -> None:
-    """Write all that the table's file system holds in memory to disk.
-
-    Lance never syncs. Before anything is deleted that the base table holds by now, the base
-    table's own files must survive a power cut. Does nothing on object storage, nor on a
-    store that was opened without fsync.
-    """
-    root = store.local_path("_versions")
-    if root is None or not store.fsync:
-        return
-    try:
-        descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # os.sync tells of no failure, so it must not stand in for a sync that has failed.
-            if sys.platform != "linux":
-                os.sync()
-            elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        finally:
-            os.close(descriptor)
-    except (OSError, AttributeError) as error:
-        raise StorageError(f"cannot sync the file system of {store.uri}: {error}") from error
 
 
 class _Clock(NamedTuple):

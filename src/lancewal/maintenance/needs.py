@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from lancewal.base import BaseTable, lance_errors
+from lancewal.base import BaseTable, tagged_versions
 from lancewal.errors import InvalidInputError
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
@@ -40,13 +40,11 @@ from lancewal.format import (
     parse_manifest_version,
     read_base_manifest,
 )
+from lancewal.maintenance.checkpoints import is_checkpoint_tag
 from lancewal.maintenance.reports import Resource
 from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStore, layout
 
 logger = logging.getLogger(__name__)
-
-_VERSIONS_DIR = "_versions"
-
 
 #: Slots that a writer may still believe free (see ``lancewal.storage.clock``), and files that a live
 #: process may be writing.
@@ -147,6 +145,8 @@ class Needs:
     store: ObjectStore
     now: datetime
     for_all_versions: bool = False
+    #: The tagged base versions, if somebody has read them already.
+    tags: Mapping[str, int] | None = None
     _floors: dict[timedelta, Mapping[UUID, int]] = field(default_factory=dict)
     _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
     #: Held while something is read: all shards need the same, and one of them reads it.
@@ -173,6 +173,8 @@ class Needs:
             # Whole days read better without their zero hours.
             age = str(min_age).removesuffix(", 0:00:00")
             return f"the base table took it over less than {age} ago"
+        if (lagging := self.awaited_by_index(shard_id, generation)) is not None:
+            return lagging
         for tagged in self._tagged:
             if generation > tagged.markers.get(shard_id, 0) and _met(tagged.version, created()):
                 return f"base version {tagged.version.number}, tagged {tagged.name!r}, does not hold its rows"
@@ -180,14 +182,25 @@ class Needs:
             number = self._version_without(shard_id, generation, created())
             if number is not None:
                 return f"base version {number} does not hold its rows; clean up old versions"
+        return None
+
+    def awaited_by_index(self, shard_id: UUID, generation: int) -> str | None:
+        """Why an index needs the SSTable, if one does. Asks the storage nothing."""
         for name in self._lagging_indexes:
             caught_up = self.base.details.index_catchup.get(name, {}).get(shard_id, 0)
             if generation > caught_up:
                 return f"index {name!r} has caught up to generation {caught_up} only; optimise the indexes"
         return None
 
+    def has_tags(self) -> bool:
+        """Whether somebody tagged base versions that are still there."""
+        with self._lock:
+            return bool(self._tagged)
+
     def _floor(self, min_age: timedelta) -> Mapping[UUID, int]:
         """What all base versions hold that were the newest one within ``min_age``."""
+        if min_age <= timedelta(0):
+            return self.base.details.compacted
         if min_age not in self._floors:
             self._floors[min_age] = self._read_floor(min_age)
         return self._floors[min_age]
@@ -218,7 +231,7 @@ class Needs:
     @cached_property
     def _versions(self) -> list[_Version]:
         infos = {}
-        for info in self.store.list(_VERSIONS_DIR):
+        for info in self.store.list(layout.VERSIONS_DIR):
             number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
             if number is not None:
                 infos[number] = info
@@ -231,12 +244,13 @@ class Needs:
 
     @cached_property
     def _tagged(self) -> list[_Tagged]:
-        with lance_errors("read the tags of the base table"):
-            tags = self.base.dataset.tags.list()
-        by_number = {version.number: version for version in self._versions}
+        tags = tagged_versions(self.base.dataset) if self.tags is None else self.tags
+        by_number = {version.number: version for version in self._versions} if tags else {}
         found = []
-        for name, tag in sorted(tags.items()):
-            version = by_number.get(int(tag["version"]))
+        for name, number in sorted(tags.items()):
+            if is_checkpoint_tag(name):
+                continue  # a checkpoint says itself what it needs
+            version = by_number.get(number)
             markers = None if version is None else self._markers(version)
             if version is not None and markers is not None:
                 found.append(_Tagged(name, version, markers))

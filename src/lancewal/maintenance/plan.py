@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -20,19 +21,26 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.errors import CorruptManifestError, DifferentHistoryError, InvalidInputError
+from lancewal.errors import (
+    CorruptManifestError,
+    DifferentHistoryError,
+    InvalidInputError,
+    LanceWalError,
+)
 from lancewal.format import KeySet, ShardManifest, SsTableEntry, TableSchema
 from lancewal.maintenance.commits import open_base
 from lancewal.reader import ShardIdentity, ShardPruner, SsTableSource, newest_first
-from lancewal.shard import discover_manifests
+from lancewal.shard import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable, copied_marker, held_generation
-from lancewal.storage import ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
 #: How many bytes of rows go into one commit. A merge needs two to three times that in memory.
 DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
+#: Shards and SSTables that are looked at before it is known that they are needed.
+_AT_ONCE = 64
 _KEY_READERS = 4
 #: The fields of an SSTable in a stored plan.
 _ENTRY_FIELDS = (
@@ -211,6 +219,11 @@ class CompactionPlan:
             unit.append(part)
         return units
 
+    def first(self, commits: int) -> CompactionPlan:
+        """The first ``commits`` of each shard, the oldest generations. Shards that share keys stay whole."""
+        shards = (s if s.together else replace(s, commits=s.commits[:commits]) for s in self.shards)
+        return replace(self, shards=tuple(shards))
+
     @property
     def rows(self) -> int:
         return sum(shard.rows for shard in self.shards)
@@ -281,23 +294,42 @@ def plan_compaction(
     Generations are grouped up to ``max_commit_bytes``, and so are shards that share no key. A single larger
     generation takes several commits, the last of which has its marker.
     """
-    return planned(store, shards, max_commit_bytes=max_commit_bytes)[0]
+    return planned(store, shards, max_commit_bytes=max_commit_bytes).plan
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, the version of the base table that it was made for, and the manifests of all shards."""
+
+    plan: CompactionPlan
+    base: BaseTable
+    manifests: Sequence[ShardManifest]
 
 
 def planned(
-    store: ObjectStore, shards: Sequence[UUID | str] | None = None, *, max_commit_bytes: int
-) -> tuple[CompactionPlan, BaseTable]:
-    """:func:`plan_compaction`, and the version of the base table that it was made for."""
+    store: ObjectStore,
+    shards: Sequence[UUID | str] | None = None,
+    *,
+    max_commit_bytes: int,
+    open_sstables: bool = False,
+) -> Planned:
+    """:func:`plan_compaction`, and what was read for it.
+
+    ``open_sstables`` is for whoever carries the plan out at once.
+    """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
     wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
+    # Where storage is far away, what is likely to be needed is read before it is known to be.
+    known = None if store.is_local else BaseTable.known(store)
     # All shards, even if only some are asked for: others may share their keys.
-    manifests = discover_manifests(store)
+    manifests = discover_manifests(store, () if known is None else _named_shards(known))
     missing = (wanted or set()) - {manifest.shard_id for manifest in manifests}
     if missing:
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # After the manifests: with an older base version, pruned generations would look lost.
-    base = open_base(store)
+    ahead = _waiting(store, manifests, known) if open_sstables and known is not None else []
+    base, _ = both(partial(open_base, store), partial(_open_all, ahead), at_once=len(ahead) > 0)
     version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
         marker = copied_marker(base, store, manifest)
@@ -317,13 +349,43 @@ def planned(
             continue
         together = tuple(sorted(m.shard_id for m in group)) if len(group) > 1 else ()
         for shard_id, after, pending in _in_order(group, markers):
-            known = store.is_local or all(entry.in_memory_bytes is not None for entry in pending)
-            workers = 1 if known else _REMOTE_READERS
+            is_quick = store.is_local or all(entry.in_memory_bytes is not None for entry in pending)
+            workers = 1 if is_quick else _REMOTE_READERS
             sizes = list(ordered_map(partial(_num_bytes, store, shard_id), pending, workers))
             limit = max_commit_bytes if has_key else sum(sizes)
             commits = tuple(_grouped(pending, sizes, limit))
             plans.append(ShardPlan(base.uri, shard_id, after, commits, max_commit_bytes, together))
-    return CompactionPlan(base.uri, version, has_key, tuple(plans)), base
+    return Planned(CompactionPlan(base.uri, version, has_key, tuple(plans)), base, manifests)
+
+
+def _named_shards(base: BaseTable) -> list[UUID]:
+    """The shards that the table's sharding names, if they are few: most of them exist."""
+    try:
+        router = ShardRouter.for_table(base.details, base.schema)
+    except InvalidInputError:
+        return []
+    return [shard.shard_id for shard in router.known_shards()] if router.num_buckets <= _AT_ONCE else []
+
+
+def _waiting(store: ObjectStore, manifests: Sequence[ShardManifest], base: BaseTable) -> list[SsTable]:
+    """The SSTables that ``base`` does not hold, if they are few; others are opened as they are read."""
+    found = [
+        SsTable.open(store, manifest.shard_id, entry)
+        for manifest in manifests
+        for entry in manifest.sstables
+        if entry.generation > base.compacted_generation(manifest.shard_id)
+    ]
+    return found if len(found) <= _AT_ONCE else []
+
+
+def _open_all(tables: Sequence[SsTable]) -> None:
+    def touch(table: SsTable) -> None:
+        # Whoever reads it next hears why it cannot be opened.
+        with suppress(LanceWalError):
+            _ = table.dataset
+
+    for _ in ordered_map(touch, tables, len(tables)):
+        pass
 
 
 def _sharing_keys(

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 #: Fewer files are not worth joining.
 _FEWEST_JOINED = 4
 #: A file with fewer rows waits for others before it is rewritten.
-_FEW_ROWS = 1 << 16
+SMALL_FILE_ROWS = 1 << 16
 #: As many rows as Lance puts into a file: larger ones are left as they are.
 _MOST_ROWS = 1 << 20
 _MOSTLY_DEAD = 0.5
@@ -86,7 +86,7 @@ class Tidying:
         joined = _newest_run(files)
         dead = [file for file in files if file.deleted > _MOSTLY_DEAD * file.rows]
         rewritten = joined | {file.number for file in dead}
-        if len(rewritten) < _FEWEST_JOINED and all(file.rows < _FEW_ROWS for file in dead):
+        if len(rewritten) < _FEWEST_JOINED and all(file.rows < SMALL_FILE_ROWS for file in dead):
             rewritten = set()
         by_name: dict[str, list[BaseIndex]] = defaultdict(list)
         for index in indexes:

@@ -24,7 +24,7 @@ from lancewal.publish.publishing import (
 )
 from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
-from lancewal.publish.transactions import TRANSACTIONS_DIR, Transaction, TransactionLog, Unsettled
+from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, TransactionLog, Unsettled
 
 __all__ = [
     "CHANGE_TYPE",
@@ -39,6 +39,7 @@ __all__ = [
     "Adoption",
     "ChangeFeed",
     "Positions",
+    "Run",
     "ShardWrite",
     "SsTablePointer",
     "Staged",

@@ -73,15 +73,16 @@ from lancewal.shard import (
     first_readable,
     is_flushed,
 )
-from lancewal.storage import ObjectStore, boot_time, layout, ordered_map
+from lancewal.storage import ObjectStore, boot_time, both, layout, ordered_map
 from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Shards that are published at a time. ``DrainBudget`` bounds what they hold of their logs.
-_CONCURRENT_SHARDS = 4
+#: Shards that are published at a time: more where each request is a network round trip. ``DrainBudget``
+#: bounds what they hold of their logs.
+_CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -89,12 +90,16 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ShardWrite:
-    """What a transaction did in one shard; ``skipped``: an earlier run had written it."""
+    """What a transaction did in one shard; ``skipped``: an earlier run had written it.
+
+    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry.
+    """
 
     shard_id: UUID
     rows: int
     skipped: bool
     position: int | None = None
+    wal_bytes: int = 0
 
 
 class StagedAge:
@@ -207,7 +212,8 @@ def publish(
             failed[shard.shard_id] = error
             return None
 
-    written = [w for w in ordered_map(one, by_shard.items(), _CONCURRENT_SHARDS) if w is not None]
+    workers = _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
+    written = [w for w in ordered_map(one, by_shard.items(), workers) if w is not None]
     if failed:
         rows = {w.shard_id: w.rows for w in written if not w.skipped}
         raise PartialWriteError("publish", failed, rows) from next(iter(failed.values()))
@@ -219,18 +225,18 @@ def publish(
     return written
 
 
-def begin_append(store: ObjectStore, transaction: Transaction) -> bool:
-    """Prepare for :func:`append_transaction` in any number of processes; false when all is written.
+def begin_append(store: ObjectStore, transaction: Transaction) -> Run | None:
+    """Prepare for :func:`append_transaction` in any number of processes; ``None`` when all is written.
 
     Called once, before the first of them, by the process that calls :func:`finish_append` after
-    the last.
+    the last. The run that has begun may be passed on to both, which then read less.
     """
     log = TransactionLog(store, transaction)
     history = log.read()
     if history.done >= transaction.version:
         logger.info("version %d of %s is written already", transaction.version, transaction.app_id)
-        return False
-    floors = log.floors()
+        return None
+    floors = log.floors(history)
     if not floors:
         manifests = discover_manifests(store)
         tips = ordered_map(
@@ -239,8 +245,9 @@ def begin_append(store: ObjectStore, transaction: Transaction) -> bool:
             1 if store.is_local else 16,
         )
         floors = {m.shard_id: tip for m, tip in zip(manifests, tips, strict=True)}
-    log.start(Run(transaction.version, floors=floors))
-    return True
+    run = Run(transaction.version, floors=floors)
+    log.start(run)
+    return run
 
 
 def append_transaction(
@@ -250,6 +257,7 @@ def append_transaction(
     transaction: Transaction,
     *,
     base_version: int | None = None,
+    run: Run | None = None,
 ) -> ShardWrite:
     """Append ``batches`` (in the table's stored form) as one entry, unless an earlier run has.
 
@@ -259,32 +267,58 @@ def append_transaction(
     was not begun, or was forgotten after its end, is refused with a :class:`ConflictError`.
     """
     rows = sum(batch.num_rows for batch in batches)
-    log = TransactionLog(store, transaction)
-    if _is_over(log.read(), transaction):
-        # Asked before the claim too, so that a late attempt fences nobody.
-        return ShardWrite(shard.shard_id, rows, True)
-    shard.create(store)
+    log = TransactionLog(store, transaction, [] if run is None else [run])
+    at_once = not store.is_local
+
+    def look(manifests: ShardManifestStore) -> ShardManifest:
+        # The end of the transaction is asked for before the claim too, so that a late attempt fences nobody.
+        present, is_over = both(
+            manifests.read_to_claim, lambda: _is_over(log.read(), transaction), at_once=at_once
+        )
+        if is_over:
+            raise _OverError
+        return shard.require(present) if present is not None else shard.create(store, manifests)
 
     def once() -> ShardWrite:
-        appender = WalAppender.open(store, shard.shard_id, shard.spec_id, keep_metadata=True)
+        seen: list[History] = []
+        try:
+            appender = WalAppender.open(
+                store,
+                shard.shard_id,
+                shard.spec_id,
+                look=look,
+                # Beside the sentinel; why that is late enough is said at _earlier_write.
+                claimed=lambda epoch: seen.append(log.read()),
+                keep_metadata=True,
+            )
+        except _OverError:
+            return ShardWrite(shard.shard_id, rows, True)
         claimed = appender.claimed
         assert claimed is not None, "a claim leaves a manifest"
         end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
-        found = _earlier_write(store, log, claimed, end)
+        found = _earlier_write(store, log, claimed, end, seen[0])
         if found is not None:
             return ShardWrite(shard.shard_id, rows, True, found.position)
         result = appender.append(list(batches), tags=transaction.tags, base_version=base_version)
-        return ShardWrite(shard.shard_id, rows, False, result.position)
+        return ShardWrite(shard.shard_id, rows, False, result.position, result.wal_bytes)
 
     return _retrying_lost_claims(once)
 
 
-def finish_append(store: ObjectStore, transaction: Transaction, written: Sequence[ShardWrite]) -> None:
+class _OverError(Exception):
+    """The transaction is written in full, so nobody is to be fenced for it."""
+
+
+def finish_append(
+    store: ObjectStore, transaction: Transaction, written: Sequence[ShardWrite], run: Run | None = None
+) -> None:
     """Record that every shard has the transaction. ``written`` are all results of its appends."""
     log = TransactionLog(store, transaction)
+    # Those of any run will do: they only bound where the next version's entries are looked for.
+    runs = log.read().runs_of(transaction.version) if run is None else [run]
     floors: dict[UUID, int] = {}
-    for run in log.read().runs_of(transaction.version):
-        for shard, position in (run.floors or {}).items():
+    for each in runs:
+        for shard, position in (each.floors or {}).items():
             floors[shard] = max(position, floors.get(shard, 0))
     for write in written:
         if write.position is not None:
@@ -311,17 +345,25 @@ class _Earlier:
 
 
 def _earlier_write(
-    store: ObjectStore, log: TransactionLog, claimed: ShardManifest, end: int
+    store: ObjectStore,
+    log: TransactionLog,
+    claimed: ShardManifest,
+    end: int,
+    history: History | None = None,
 ) -> _Earlier | None:
     """What proves that the shard has the transaction.
 
-    Requires that the shard was claimed: ``claimed`` was read, and ``end`` found, after that.
+    Requires that the shard was claimed: ``claimed`` was read, and ``end`` found, after that. So was
+    ``history``, if there is one; it may be older than the sentinel, for the log is searched after both.
+    Whatever an earlier run has done here by then, it did before the claim, and the records or ``claimed``
+    tell of it, or before the sentinel: an entry below ``end``. If that entry is collected already, the
+    search meets the gap, and the records are read again.
     """
     transaction, shard_id = log.transaction, claimed.shard_id
     listed = {entry.path for entry in claimed.sstables}
     first = layout.FIRST_WAL_POSITION
     while True:
-        history = log.read()
+        history = history or log.read()
         if _is_over(history, transaction):
             return _Earlier()
         marked_by = history.marks.get((transaction.version, shard_id))
@@ -341,6 +383,7 @@ def _earlier_write(
                 raise
             # Before an entry is deleted its proof is preserved, or its transaction is done: perhaps only
             # after the records were read, so they are read again.
+            history = None
 
 
 def _is_over(history: History, transaction: Transaction) -> bool:

@@ -114,16 +114,18 @@ class TransactionLog:
     """The records of one application. Safe from any process: records are only added, and
     removed once a newer ``done`` makes them meaningless."""
 
-    def __init__(self, store: ObjectStore, transaction: Transaction) -> None:
+    def __init__(self, store: ObjectStore, transaction: Transaction, known: Iterable[Run] = ()) -> None:
+        """``known`` are runs whose records need not be read: a record never changes."""
         self._store = store
         self.transaction = transaction
         self._directory = f"{TRANSACTIONS_DIR}/{transaction.digest}"
+        self._known = {_started_name(run): run for run in known}
 
     def read(self) -> History:
         while True:
             names = [info.path.rsplit("/", 1)[-1] for info in self._store.list(self._directory)]
             try:
-                return _history(self._store, self._directory, names)
+                return _history(self._store, self._directory, names, self._known)
             except FileNotFoundError:
                 logger.debug("a later version was finished while %s was read", self._directory)
 
@@ -138,7 +140,7 @@ class TransactionLog:
             "floors": None if run.floors is None else {str(s): p for s, p in run.floors.items()},
             "sstables": {str(shard): list(names) for shard, names in run.sstables.items()},
         }
-        self._put(f"{run.version:020d}.started.{run.run_id}", record)
+        self._put(_started_name(run), record)
 
     def finish(self, floors: Mapping[UUID, int] | None = None) -> None:
         """Record that all shards have this version; ``floors`` bound the next one's entries from below."""
@@ -155,10 +157,10 @@ class TransactionLog:
         """Remove all records, for an application that will not come back."""
         self._forget(below=_MAX_VERSION + 1)
 
-    def floors(self) -> dict[UUID, int] | None:
+    def floors(self, history: History) -> dict[UUID, int] | None:
         """The floors in the newest ``done`` record; ``None`` if there is none."""
         while True:
-            done = self.read().done
+            done = history.done
             if done < 0:
                 return None
             path = f"{self._directory}/{done:020d}.done"
@@ -166,6 +168,7 @@ class TransactionLog:
                 content = _get(self._store, path)
             except FileNotFoundError:
                 logger.debug("version %d of %s was replaced by a later one", done, self._directory)
+                history = self.read()
                 continue
             with reading_record(path):
                 return {UUID(shard): int(position) for shard, position in content["floors"].items()}
@@ -175,10 +178,11 @@ class TransactionLog:
 
     def _forget(self, below: int) -> None:
         try:
-            for info in self._store.list(self._directory):
-                parsed = _NAME.fullmatch(info.path.rsplit("/", 1)[-1])
-                if parsed and int(parsed[1]) < below:
-                    self._store.delete(info.path)
+            paths = [info.path for info in self._store.list(self._directory)]
+            parsed = [_NAME.fullmatch(path.rsplit("/", 1)[-1]) for path in paths]
+            old = [path for path, name in zip(paths, parsed, strict=True) if name and int(name[1]) < below]
+            # What is gone and what is left may be any of them: each says what it says without the others.
+            self._store.delete_many(old)
         except LanceWalError as error:
             # The remaining records mean nothing any more; the next version removes them.
             logger.warning("old transaction records not removed: %s", error)
@@ -273,7 +277,13 @@ def _is_stray(store: ObjectStore, entry: WalEntry) -> bool:
     return following is not None and following.writer_epoch > entry.writer_epoch and not following.sentinel
 
 
-def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> History:
+def _started_name(run: Run) -> str:
+    return f"{run.version:020d}.started.{run.run_id}"
+
+
+def _history(
+    store: ObjectStore, directory: str, names: Iterable[str], known: Mapping[str, Run] | None = None
+) -> History:
     parsed = [match for match in map(_NAME.fullmatch, names) if match]
     done = max((int(match[1]) for match in parsed if match[2] == "done"), default=-1)
     runs: list[Run] = []
@@ -281,6 +291,9 @@ def _history(store: ObjectStore, directory: str, names: Iterable[str]) -> Histor
     for match in parsed:
         version = int(match[1])
         if version <= done or match[2] == "done" or match[3] is None:
+            continue
+        if known and match[0] in known:
+            runs.append(known[match[0]])
             continue
         path = f"{directory}/{match[0]}"
         content = _get(store, path)

@@ -1,6 +1,7 @@
 """Merged reads: one consistent state of a table, scanned, looked up and searched."""
 
 from lancewal.reader.base_source import BaseSource, byte_width
+from lancewal.reader.fixed import FixedReader
 from lancewal.reader.lookup import LookupResult
 from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
@@ -8,13 +9,15 @@ from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, newest_first
 from lancewal.reader.sstable_source import SsTableSource
-from lancewal.reader.state import ShardPlace, TableState, read_state
+from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
 from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
+from lancewal.reader.view import TableView
 
 __all__ = [
     "SHARD_ID",
     "SOURCE",
     "BaseSource",
+    "FixedReader",
     "Level",
     "LookupResult",
     "MaxStaleness",
@@ -27,8 +30,10 @@ __all__ = [
     "Snapshot",
     "Source",
     "SsTableSource",
+    "StateReader",
     "TableReader",
     "TableState",
+    "TableView",
     "asked_keys",
     "byte_width",
     "checked_nearest",

@@ -181,6 +181,16 @@ class ShardReader:
         self._kept_at = float("-inf")
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
+        #: Whether what is not in the newest snapshot may be closed.
+        self._is_newest = True
+
+    @classmethod
+    def at(cls, store: ObjectStore, place: ShardPlace) -> ShardReader:
+        """A reader of one state of the shard; others may read newer ones beside it."""
+        reader = cls(store, place.shard_id, live_writers=False)
+        reader.identity = place.identity
+        reader._is_newest = False
+        return reader
 
     @property
     def shard_id(self) -> UUID:
@@ -313,7 +323,7 @@ class ShardReader:
                 opened[entry.path] = source.shown_as(base.schema)
         # What no reader needs any more is let go with the old dictionary.
         self._sstables = opened
-        if known is None or known.keys() != opened.keys():
+        if self._is_newest and (known is None or known.keys() != opened.keys()):
             keep_sstables(self._store, self._shard_id, opened.keys())
         return list(opened.values())
 

@@ -1,6 +1,15 @@
 """Who writes to a table, and how others reach it."""
 
-from lancewal.service.owners import Owner, TakeOver, checked_take_over, look_at_owners
+from lancewal.service.duties import Duty, duties_in, is_done_elsewhere, note_duty, read_duties
+from lancewal.service.owners import (
+    Owner,
+    TakeOver,
+    checked_take_over,
+    look_at_clock,
+    look_at_owners,
+    owners_in,
+    storage_time,
+)
 from lancewal.service.presence import Presence, open_owned, presence_at
 from lancewal.service.requests import (
     adopt_by_owners,
@@ -13,18 +22,26 @@ from lancewal.service.requests import (
 )
 
 __all__ = [
+    "Duty",
     "Owner",
     "Presence",
     "TakeOver",
     "adopt_by_owners",
     "checked_take_over",
     "delete_through_owners",
+    "duties_in",
     "flush_one_through_owner",
     "flush_through_owners",
+    "is_done_elsewhere",
     "is_owned",
+    "look_at_clock",
     "look_at_owners",
+    "note_duty",
     "open_owned",
+    "owners_in",
     "presence_at",
     "publish_through_owners",
+    "read_duties",
     "seal_through_owner",
+    "storage_time",
 ]

@@ -128,13 +128,23 @@ def read_owners(store: ObjectStore, *, except_for: str | None = None) -> list[Ow
 
 def look_at_owners(store: ObjectStore) -> list[Owner]:
     """As :func:`read_owners`, with ages. Without permission to write they may be too small."""
-    if not store.list(layout.OWNERS_DIR):
-        return []
+    return owners_in(store, look_at_clock(store))
+
+
+def look_at_clock(store: ObjectStore) -> list[ObjectInfo]:
+    """What lies with the storage's clock; with its reading of this moment where somebody owns a shard."""
+    infos = store.list(layout.CLOCK_DIR)
+    if not any(info.path.startswith(f"{layout.OWNERS_DIR}/") for info in infos):
+        return infos
     try:
-        infos = _stamped(store)
+        return _stamped(store)
     except LanceWalError as error:
         logger.debug("the storage's time is not known: %s", error)
-        infos = store.list(layout.CLOCK_DIR)
+        return infos
+
+
+def owners_in(store: ObjectStore, infos: list[ObjectInfo]) -> list[Owner]:
+    """The owners among what lies with the storage's clock."""
     return _read(store, infos, None)
 
 
@@ -204,7 +214,7 @@ def encoded_owner(
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "machine": machine(),
-            "started": _started(os.getpid()) or "",
+            "started": started_at(os.getpid()) or "",
             "shards": {str(shard): epoch for shard, epoch in shards.items()},
             "lease_seconds": lease.total_seconds(),
             "address": address,
@@ -215,12 +225,12 @@ def encoded_owner(
 
 def is_dead_here(owner: Owner) -> bool:
     """Whether the owner's process ran on this very host and has ended."""
-    return _is_ours(owner) and not _runs(owner.pid, owner.started)
+    return _is_ours(owner) and not process_runs(owner.pid, owner.started)
 
 
 def runs_here(owner: Owner) -> bool:
     """Whether the owner's process runs on this very host, and was not stopped."""
-    if not _is_ours(owner) or not _runs(owner.pid, owner.started):
+    if not _is_ours(owner) or not process_runs(owner.pid, owner.started):
         return False
     stat = _stat(owner.pid)
     return stat is not None and stat[0] not in "Tt"
@@ -238,18 +248,19 @@ def _is_ours(owner: Owner) -> bool:
     return owner.machine == machine()
 
 
-def _runs(pid: int, started: str) -> bool:
+def process_runs(pid: int, started: str) -> bool:
+    """Whether a process of this host that was started then still runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
         return True  # somebody else's, or no process id at all, which proves nothing
-    now = _started(pid)
+    now = started_at(pid)
     return now is None or now == started
 
 
-def _started(pid: int) -> str | None:
+def started_at(pid: int) -> str | None:
     """When a process was started, in its host's own words; "" for one that has ended, ``None``: unknown."""
     stat = _stat(pid)
     return None if stat is None else "" if stat[0] in "ZX" else stat[19]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from uuid import UUID
 
 from lancewal.base import BaseTable, appended_generations
 from lancewal.format import ShardManifest, ShardStatus
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +25,23 @@ def discover_shards(store: ObjectStore) -> list[UUID]:
     return [manifest.shard_id for manifest in discover_manifests(store)]
 
 
-def discover_manifests(store: ObjectStore) -> list[ShardManifest]:
+def discover_manifests(store: ObjectStore, likely: Sequence[UUID] = ()) -> list[ShardManifest]:
     """The newest manifest of every shard, sorted by shard id.
 
     A directory that is no shard's, or has no manifest (its writer is just making it, or
     died doing so), is skipped with a warning. It holds nothing that was acknowledged.
+    Where storage is far away, those of ``likely`` shards are read while it is listed which ones there are.
     """
-    shard_ids = listed_shards(store)
+    likely = () if store.is_local else likely[:_REMOTE_READERS]
+    shard_ids, early = both(
+        partial(listed_shards, store), partial(read_manifests, store, likely), at_once=bool(likely)
+    )
+    found = dict(zip(likely, early, strict=True))
+    others = [shard_id for shard_id in shard_ids if found.get(shard_id) is None]
+    found |= zip(others, read_manifests(store, others), strict=True)
     manifests = []
-    for shard_id, manifest in zip(shard_ids, read_manifests(store, shard_ids), strict=True):
+    for shard_id in shard_ids:
+        manifest = found[shard_id]
         if manifest is None:
             _warn_once(store.uri, str(shard_id), "it has no manifest")
         else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -77,6 +77,15 @@ class _Found:
     newest: int | None = None
 
 
+def refuse_other_shard(present: ShardManifest, spec_id: int, values: Mapping[str, bytes]) -> None:
+    """Refuse a shard that was made in another way: for other values, or by another sharding spec."""
+    if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
+        raise InvalidInputError(
+            f"shard {present.shard_id} exists with sharding spec {present.shard_spec_id} and field values "
+            f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
+        )
+
+
 class ShardManifestStore:
     """Reads and commits the manifests of one shard. Thread-safe; holds no lock across I/O."""
 
@@ -133,6 +142,10 @@ class ShardManifestStore:
         except FileNotFoundError:
             # Superseded and collected since.
             return self.read_latest()
+
+    def assume(self, manifest: ShardManifest, read_after: float) -> None:
+        """Begin with what another reader found at or after ``read_after``, a reading of :func:`boot_time`."""
+        self._seen = _Seen(manifest, read_after)
 
     def _read(self, newest: Callable[[float], ShardManifest | None]) -> ShardManifest | None:
         for _ in range(_READ_ATTEMPTS):
@@ -201,11 +214,7 @@ class ShardManifestStore:
             if self._create(first, started):
                 return first
         present = present or self.require_latest()
-        if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
-            raise InvalidInputError(
-                f"shard {self._shard_id} exists with sharding spec {present.shard_spec_id} and field values "
-                f"{present.field_values}; it cannot be initialised with spec {spec_id} and {values}"
-            )
+        refuse_other_shard(present, spec_id, values)
         return present
 
     def claim_epoch(

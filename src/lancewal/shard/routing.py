@@ -42,7 +42,7 @@ from lancewal.format import (
     result_type_to_arrow,
 )
 from lancewal.shard.discovery import PresentShards
-from lancewal.shard.manifest import ShardManifestStore
+from lancewal.shard.manifest import ShardManifestStore, refuse_other_shard
 from lancewal.storage import ObjectStore, layout
 
 BUCKET = "bucket"
@@ -108,6 +108,12 @@ class Shard:
         return manifests.initialize_shard(
             self.spec_id, self.field_entries, check=lambda: self._refuse_rivals(store)
         )
+
+    def require(self, present: ShardManifest) -> ShardManifest:
+        """``present``, the manifest of a shard that is there, if it is this shard's."""
+        values = {entry.field_id: entry.value for entry in self.field_entries}
+        refuse_other_shard(present, self.spec_id, values)
+        return present
 
     def _refuse_rivals(self, store: ObjectStore) -> None:
         turned_up = [rival for rival in self.rivals if store.list(layout.manifest_dir(rival))]
@@ -184,6 +190,13 @@ class ShardRouter:
             stored = router._value_held(manifest)
             if stored is not None:
                 router._strangers.setdefault(stored, []).append(manifest.shard_id)
+        return router
+
+    @classmethod
+    def knowing(cls, details: MemWalDetails, schema: TableSchema, shards: Sequence[Shard]) -> ShardRouter:
+        """A copy of a router whose :meth:`known_shards` are ``shards``; it reads nothing."""
+        router = cls.for_table(details, schema)
+        router._shard = dict(zip(router._known_values(), shards, strict=True)).__getitem__  # type: ignore[assignment]
         return router
 
     def _unnamed(self, shard_ids: frozenset[UUID]) -> Iterable[UUID]:

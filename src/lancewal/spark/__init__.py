@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
     from lancewal.spark.low_latency import route, stream, write
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 #: Loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
+    "Diagnosis": "diagnosis",
     "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
     "changes": "feed_source",
     "compact": "jobs",
+    "doctor": "diagnosis",
     "flush": "jobs",
     "delete": "row_changes",
     "full_text_search": "search",
@@ -43,11 +46,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Diagnosis",
     "JobFailedError",
     "ShardOutcome",
     "changes",
     "compact",
     "delete",
+    "doctor",
     "flush",
     "full_text_search",
     "gc",

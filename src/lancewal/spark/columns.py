@@ -7,9 +7,10 @@ if no value changes; otherwise they are refused, with the column and the key of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
-from lancewal.format import CastRefusedError, check_columns, exactly
+from lancewal.format import CastRefusedError, TableSchema, check_columns, exactly
 from lancewal.publish import FEED_COLUMNS
 from lancewal.spark.options import Options
 from lancewal.writer import Intake
@@ -44,6 +44,10 @@ _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.float32(): st.FloatType(),
     pa.float64(): st.DoubleType(),
 }
+#: Spark 4.1 knows no other zone for this, and no argument to say so.
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+)
 _MAX_PRECISION = 38
 _MICROSECONDS = 6
 
@@ -72,7 +76,7 @@ def spark_schema(columns: pa.Schema) -> st.StructType:
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
     """The exact Arrow schema that Spark wants for rows of ``schema``."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
@@ -144,13 +148,13 @@ class SparkRows:
     With it, rows may have the columns that our change feed adds; they are left out.
     """
 
-    def __init__(self, base: BaseTable, options: Options) -> None:
-        self._schema = base.schema
+    def __init__(self, schema: TableSchema, storage_version: str, options: Options) -> None:
+        self._schema = schema
         self._round_floats = options.flag("roundFloats")
         self._change_column = change_column = options.text("changeTypeColumn")
-        check_columns(base.schema)
-        self._intake = Intake(base.schema, storage_version=base.storage_version)
-        if change_column is not None and change_column in base.schema.names:
+        check_columns(schema)
+        self._intake = Intake(schema, storage_version=storage_version)
+        if change_column is not None and change_column in schema.names:
             raise InvalidInputError(
                 f"{change_column} is a column of the table and cannot say what becomes of a row; rename one"
             )

@@ -11,13 +11,6 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
 
 from lancewal.base import find_manifest
 from lancewal.errors import InvalidInputError, StorageError
@@ -36,6 +29,24 @@ from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState, Wanted
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
 from lancewal.storage import ObjectStore, layout
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxFiles,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_LIMITS = True
+except ImportError:
+    # Spark 4.1 asks for the latest place without saying where the stream is, so nothing can be limited.
+    HAS_LIMITS = False
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Spark 4.1 has no such thing; it asks once for the latest place there."""
+
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,6 +114,7 @@ class _FeedRows:
                 f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
         options.refuse(["filter", "filterPushdown"], "does not apply to the change feed; filter in Spark")
+        options.refuse(["versionAsOf"], "does not apply to the change feed; read the checkpoint without it")
         self._options = options
         self._schema = schema
 
@@ -178,6 +190,11 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _rows(self) -> _FeedRows:
+        if not HAS_LIMITS:
+            self._options.refuse(
+                ["maxEntriesPerTrigger", "maxBytesPerTrigger"],
+                "needs Spark 4.2, which asks for limits",
+            )
         self._options.refuse(
             ["endingPosition"], "has no meaning for a stream, which has no end; read a batch"
         )
@@ -204,7 +221,11 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxFiles(self._max_entries)
         return ReadAllAvailable() if self._max_bytes is None else ReadMaxBytes(self._max_bytes)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None:
+            return _encode(self._feed.latest())
         if _SNAPSHOT in start:
             return _encode(parse_positions(start[_SNAPSHOT][POSITIONS], "the stream's offset"))
         unlimited = isinstance(limit, ReadAllAvailable)
@@ -227,7 +248,10 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._rows.ranges(_decode(start), _decode(end))
         store = ObjectStore.from_uri(self._options.uri, self._options.storage)
         merged = MergedState(self._options, _decode_state(store, start[_SNAPSHOT]))
-        return [SnapshotPartition(merged, part) for part in merged.partitions(Wanted(tuple(merged.columns)))]
+        parts = merged.partitions(Wanted(tuple(merged.columns)))
+        snapshot: list[InputPartition] = [SnapshotPartition(merged, part) for part in parts]
+        # What follows the snapshot comes with it where Spark does not say that the stream begins there.
+        return snapshot + self._rows.ranges(_decode(start[_SNAPSHOT]), _decode(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.rows(partition)

@@ -13,6 +13,7 @@ Also a program for ``spark-submit`` and the command line::
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import logging
 import sys
@@ -42,7 +43,7 @@ from lancewal.service import flush_one_through_owner
 from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
-from lancewal.spark.spark_session import session
+from lancewal.spark.spark_session import session, slots_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +68,8 @@ Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
 #: A task for fewer small shards costs more than it saves; more tasks only make more commits.
 _SHARDS_PER_TASK = 16
 _MOST_TASKS = 8
+#: From here on a slot of its own, and a commit of its own, pay for a part of a compaction.
+_BYTES_PER_TASK = 32 << 20
 
 
 @dataclass
@@ -142,14 +145,32 @@ def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
     plan = plan_compaction(table.store, max_commit_bytes=limit)
     units = []
     for pack in plan.packs:
-        parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in pack.parts)
-        # Several tasks for many small shards: reading them takes longer than the commits.
-        tasks = 1 if pack.in_order else min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
-        units += [Unit(parts[n::tasks], pack.in_order, as_one=not pack.in_order) for n in range(tasks)]
+        shares = [pack.parts] if pack.in_order else _shared_out(pack.parts, int(arguments.get("slots") or 1))
+        for share in shares:
+            parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in share)
+            units.append(Unit(parts, pack.in_order, as_one=not pack.in_order))
     if plan.has_key or not units:
         return units
     # Without a key commits exclude each other: one task for all.
     return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
+
+
+def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]:
+    """Parts for some tasks, of about the same size each.
+
+    Several tasks for many small shards, because reading them takes longer than the commits; and for much
+    data as many as there are slots.
+    """
+    by_number = min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
+    by_bytes = min(slots, sum(part.num_bytes for part in parts) // _BYTES_PER_TASK)
+    shares: list[list[ShardPlan]] = [[] for _ in range(min(len(parts), max(by_number, by_bytes)))]
+    taken = [(0, number) for number in range(len(shares))]
+    for part in sorted(parts, key=lambda part: part.num_bytes, reverse=True):
+        num_bytes, number = heapq.heappop(taken)
+        shares[number].append(part)
+        # A shard without rows counts too, so that shares differ little in number.
+        heapq.heappush(taken, (num_bytes + part.num_bytes + 1, number))
+    return shares
 
 
 def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
@@ -245,7 +266,9 @@ def compact(
     A table without a primary key is compacted by one task: its commits exclude each other. Then the driver
     brings the table's indexes and files into shape, as ``Table.compact`` does.
     """
-    outcomes = _run(spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes)
+    outcomes = _run(
+        spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes, slots=slots_of(spark)
+    )
     if outcomes or compact_files:
         store = OpenTable.open(Options.of(uri, storage_options)).store
         finish_compaction(store, optimize_indexes=optimize_indexes, compact_files=compact_files)

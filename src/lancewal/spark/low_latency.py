@@ -1,29 +1,33 @@
 """The low-latency sink: rows are routed to their shards, one WAL entry per shard and micro-batch.
 
-Each entry is durable, readable at once and atomic. Every task claims its shard, which fences
-any earlier attempt, looks for that attempt's entry, and appends only if there is none. So
-retries, speculation and restarts write nothing twice. While somebody else writes to the table, rows go
+Each entry is durable, readable at once and atomic. A task claims its shards, which fences any earlier
+attempt, looks for that attempt's entries, and appends only where there is none. So retries,
+speculation and restarts write nothing twice. While somebody else writes to the table, rows go
 the other way, as staged SSTables which the shards' owners adopt.
 
-A micro-batch goes through :func:`write_transaction` on the driver, :meth:`WalSink.append` in each
-task, and :meth:`WalSink.commit` on the driver again.
+A micro-batch goes through :func:`write_transaction` on the driver, :meth:`Appending.append` in each
+task, for some shards at a time, and :meth:`Appending.commit` on the driver again. Tasks are told all that
+the driver knows of the table, and read nothing but their own shards.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError
+from lancewal.format import MemWalDetails, TableSchema
 from lancewal.publish import (
+    Run,
     ShardWrite,
     Transaction,
     TransactionLog,
@@ -36,14 +40,18 @@ from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
 from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.sink import check_write
+from lancewal.spark.spark_session import slots_of
+from lancewal.storage import ObjectStore, ordered_map
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 FORMAT = "lancewal"
-#: An entry is written, replayed and held in memory as a whole.
-MAX_ENTRY_BYTES = 1 << 30
+#: An entry is written, replayed and held in memory as a whole, and a task holds those of all its shards.
+MAX_TASK_BYTES = 1 << 30
+#: Shards of one task, which writes them side by side: a task costs more than a few requests.
+_SHARDS_PER_TASK = 16
 
 
 def write(
@@ -76,12 +84,7 @@ def write(
     order = _names(order_by)
     _check(df, parsed, order)
     if txn_app_id is None or txn_version is None:
-        transaction = Transaction.anonymous()
-        try:
-            write_transaction(df, parsed, transaction, order)
-        finally:
-            # Nobody can run it again under this name.
-            TransactionLog(OpenTable.open(parsed).store, transaction).forget()
+        write_transaction(df, parsed, Transaction.anonymous(), order, is_anonymous=True)
     else:
         write_transaction(df, parsed, Transaction(txn_app_id, txn_version), order)
 
@@ -149,57 +152,156 @@ class _MicroBatches:
 
 
 def write_transaction(
-    df: DataFrame, options: Options, transaction: Transaction, order_by: Sequence[str]
-) -> None:
-    """Route and append, unless the transaction is written already."""
+    df: DataFrame,
+    options: Options,
+    transaction: Transaction,
+    order_by: Sequence[str],
+    *,
+    is_anonymous: bool = False,
+) -> list[ShardWrite]:
+    """Route and append, unless the transaction is written already; what was done in each shard."""
     table = OpenTable.open(options)
     unstored = _ordering_columns(df, table.base, options, order_by)
-    rows = _routed(df, table, order_by).drop(*unstored)
-    if not begin_append(table.store, transaction):
-        return
+    router = ShardRouter.of_table(table.base, table.store)
+    run = begin_append(table.store, transaction)
+    if run is None:
+        return []
+    try:
+        if is_owned(table.store):
+            # A claim would fence whoever writes there: SSTables are staged, and owners adopt them.
+            rows = _routed(df, table.base, router, order_by, _one_task_per_shard(df, router)).drop(*unstored)
+            _write_by_format(rows, options, transaction)
+            return []
+        tasks = _number_of_tasks(df, router)
+        rows = _routed(df, table.base, router, order_by, tasks).drop(*unstored)
+        appending = APPENDING.of(table, router, options, transaction, run, tasks)
+        found = rows.mapInArrow(appending, WRITTEN).collect()
+        written = [
+            ShardWrite(UUID(str(each.shard_id)), each.rows, each.skipped, each.position, each.wal_bytes)
+            for each in found
+        ]
+        appending.commit(table.store, written)
+        return written
+    finally:
+        if is_anonymous:
+            # Nobody can run it again under this name.
+            TransactionLog(table.store, transaction).forget()
+
+
+def _write_by_format(rows: DataFrame, options: Options, transaction: Transaction) -> None:
     writer = rows.write.format(FORMAT).mode("append")
     for name, value in options.values.items():
         writer = writer.option(name, value)
-    if is_owned(table.store):
-        # A claim would fence whoever writes there: SSTables are staged, and the shards' owners adopt them.
-        writer = writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version)
-    else:
-        writer = writer.option("walTransaction", json.dumps(asdict(transaction)))
     # The path is among the options; Spark refuses a second one.
-    writer.save()
+    writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version).save()
 
 
-@dataclass
-class AppendedMessage(WriterCommitMessage):
-    """What one task appended, on its way to the driver."""
+#: What a task reports of each shard.
+WRITTEN = "shard_id string, rows long, skipped boolean, position long, wal_bytes long"
+_WRITTEN_FIELDS = pa.schema(
+    [
+        ("shard_id", pa.string()),
+        ("rows", pa.int64()),
+        ("skipped", pa.bool_()),
+        ("position", pa.int64()),
+        ("wal_bytes", pa.int64()),
+    ]
+)
 
-    written: list[ShardWrite] = field(default_factory=list)
 
-
-@dataclass
-class WalSink(DataSourceArrowWriter):
-    """Writes the rows of one transaction, which :func:`write_transaction` has routed by shard.
+@dataclass(frozen=True)
+class Appending:
+    """One transaction on its way to the tasks: its run, and what they need to know of the table.
 
     What every task would refuse was refused by :func:`_check`, before the first transaction.
     """
 
-    _options: Options
+    options: Options
+    transaction: Transaction
+    run: Run
+    tasks: int
+    uri: str
+    fsync: bool
+    schema: TableSchema
+    details: MemWalDetails
+    storage_version: str
+    base_version: int
+    #: One for each bucket, or the one; ``None`` where every value of a column has its own.
+    shards: tuple[Shard, ...] | None
 
-    @property
-    def _transaction(self) -> Transaction:
-        return Transaction(**json.loads(self._options.text("walTransaction") or "{}"))
+    @classmethod
+    def of(
+        cls,
+        table: OpenTable,
+        router: ShardRouter,
+        options: Options,
+        transaction: Transaction,
+        run: Run,
+        tasks: int,
+    ) -> Appending:
+        base = table.base
+        shards = None if router.transform == IDENTITY else tuple(router.known_shards())
+        # Their history is for rows that were stored earlier; it is read from storage, and cannot be sent.
+        schema = base.schema.identified(None)
+        return cls(
+            options,
+            transaction,
+            run,
+            tasks,
+            table.store.uri,
+            table.store.fsync,
+            schema,
+            base.details,
+            base.storage_version,
+            base.version,
+            shards,
+        )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedMessage:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As ``mapInArrow`` calls it."""
         context = TaskContext.get()
         assert context is not None, "Spark calls this in tasks only"
-        return self.append(iterator, context.partitionId())
+        written = self.append(batches, context.partitionId())
+        reports = [
+            {
+                "shard_id": str(each.shard_id),
+                "rows": each.rows,
+                "skipped": each.skipped,
+                "position": each.position,
+                "wal_bytes": each.wal_bytes,
+            }
+            for each in written
+        ]
+        if reports:
+            yield pa.RecordBatch.from_pylist(reports, schema=_WRITTEN_FIELDS)
 
-    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> AppendedMessage:
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> list[ShardWrite]:
         """The work of a task. Nothing is written before all its rows were checked."""
-        table = OpenTable.open(self._options)
-        router = ShardRouter.of_table(table.base, table.store)
-        transaction = self._transaction
-        rows = SparkRows(table.base, self._options)
+        parts, store = self._parts(batches, partition)
+
+        def one(item: tuple[Shard, list[pa.RecordBatch]]) -> ShardWrite:
+            shard, rows = item
+            return append_transaction(
+                store, shard, rows, self.transaction, base_version=self.base_version, run=self.run
+            )
+
+        return list(ordered_map(one, parts.items(), min(len(parts), _SHARDS_PER_TASK)))
+
+    def commit(self, store: ObjectStore, written: Sequence[ShardWrite]) -> None:
+        """On the driver, when all tasks have ended."""
+        finish_append(store, self.transaction, written, self.run)
+
+    def _parts(
+        self, batches: Iterator[pa.RecordBatch], partition: int
+    ) -> tuple[dict[Shard, list[pa.RecordBatch]], ObjectStore]:
+        """A task's rows by shard, in stored form, and the storage."""
+        if self.shards is None:
+            table = OpenTable.open(self.options)
+            router, store = ShardRouter.of_table(table.base, table.store), table.store
+        else:
+            router = ShardRouter.knowing(self.details, self.schema, self.shards)
+            store = ObjectStore.from_uri(self.uri, self.options.storage, fsync=self.fsync)
+        rows = SparkRows(self.schema, self.storage_version, self.options)
         parts: dict[Shard, list[pa.RecordBatch]] = {}
         held = 0
         for batch in batches:
@@ -207,29 +309,39 @@ class WalSink(DataSourceArrowWriter):
             if stored is None:
                 continue
             held += stored.nbytes
-            if held > MAX_ENTRY_BYTES:
+            if held > MAX_TASK_BYTES:
                 raise InvalidInputError(
-                    f"one shard gets more than {MAX_ENTRY_BYTES >> 20} MB in one write, too much for "
-                    'one WAL entry; use df.write.format("lancewal") for data of this size'
+                    f"one task gets more than {MAX_TASK_BYTES >> 20} MB in one write, too much for "
+                    'WAL entries; use df.write.format("lancewal") for data of this size'
                 )
             for shard, part in router.route(stored):
                 parts.setdefault(shard, []).append(part)
         # If two tasks had rows of one shard, the second would count as a repetition of the first.
-        if router.num_buckets and parts and set(parts) != {router.shard_of_bucket(partition)}:
+        if router.num_buckets and not parts.keys() <= set((self.shards or ())[partition :: self.tasks]):
             raise InvalidInputError(
                 "rows came to a task that does not own their shard; write with lancewal.spark.write, "
                 "which routes them"
             )
-        version = table.base.version
-        written = [
-            append_transaction(table.store, shard, part, transaction, base_version=version)
-            for shard, part in parts.items()
-        ]
-        return AppendedMessage(written)
+        return parts, store
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        written = [w for m in messages if isinstance(m, AppendedMessage) for w in m.written]
-        finish_append(OpenTable.open(self._options).store, self._transaction, written)
+
+#: Replaced by tests that let tasks and drivers fail.
+APPENDING = Appending
+
+
+def _number_of_tasks(df: DataFrame, router: ShardRouter) -> int:
+    """Enough to use every slot, and not many more: each takes some shards, side by side."""
+    most = _one_task_per_shard(df, router)
+    if router.transform != BUCKET:
+        return most
+    return min(most, max(slots_of(df.sparkSession), -(-most // _SHARDS_PER_TASK)))
+
+
+def _one_task_per_shard(df: DataFrame, router: ShardRouter) -> int:
+    if router.transform == IDENTITY:
+        # A fixed number: otherwise Spark joins small partitions, and so shards.
+        return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    return router.num_buckets or 1
 
 
 def route(
@@ -249,21 +361,23 @@ def route(
 
         route(rows, uri, order_by="changed_at").write.format("lancewal").mode("append").save(uri)
     """
-    return _routed(df, OpenTable.open(Options.of(uri, storage_options)), _names(order_by))
-
-
-def _routed(df: DataFrame, table: OpenTable, order_by: Sequence[str]) -> DataFrame:
+    table = OpenTable.open(Options.of(uri, storage_options))
     router = ShardRouter.of_table(table.base, table.store)
+    return _routed(df, table.base, router, _names(order_by), _one_task_per_shard(df, router))
+
+
+def _routed(
+    df: DataFrame, base: BaseTable, router: ShardRouter, order_by: Sequence[str], tasks: int
+) -> DataFrame:
+    """Bucket i in partition i modulo ``tasks``; every value of another sharding in one partition."""
     if router.transform == BUCKET:
         assert router.column is not None
         count = router.num_buckets
-        field = table.base.schema.plain.field(router.column)
-        df = df.repartitionById(count, bucket_column(field, count))
+        bucket = bucket_column(base.schema.plain.field(router.column), count)
+        df = df.repartitionById(tasks, bucket if tasks == count else (bucket % F.lit(tasks)).cast("int"))
     elif router.transform == IDENTITY:
         assert router.column is not None
-        # A fixed number: otherwise Spark joins small partitions, and so shards.
-        count = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
-        df = df.repartition(count, quoted(router.column))
+        df = df.repartition(tasks, quoted(router.column))
     else:
         df = df.repartition(1)
     return df.sortWithinPartitions(*order_by) if order_by else df

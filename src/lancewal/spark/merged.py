@@ -23,11 +23,10 @@ from lancewal.reader import (
     Snapshot,
     TableState,
     byte_width,
-    read_state,
 )
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.filters import planned_to_sql, split_filters
-from lancewal.spark.options import Options
+from lancewal.spark.options import Options, state_to_read
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
@@ -233,8 +232,7 @@ class MergedReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
-        store = ObjectStore.from_uri(options.uri, options.storage)
-        self._merged = MergedState(options, read_state(store))
+        self._merged = MergedState(options, state_to_read(options))
         request, self._schema = _taken_request(schema)
         self._table_columns = self._merged.state.base(options.storage).base.schema.plain
         self._conditions: list[str] = []

@@ -10,10 +10,12 @@ from uuid import UUID
 
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
+from lancewal.maintenance import checkpoint_state
+from lancewal.reader import TableState, read_state
 from lancewal.storage import ObjectStore, layout
 
 #: Every option, as users write it.
-READ_OPTIONS = ("columns", "filter", "limit", "filterPushdown")
+READ_OPTIONS = ("columns", "filter", "limit", "filterPushdown", "versionAsOf")
 FEED_OPTIONS = (
     "readChangeFeed",
     "startingPosition",
@@ -31,15 +33,15 @@ CREATE_OPTIONS = (
     "vectorDimensions",
 )
 #: For our own calls only; not part of the interface.
-INTERNAL_OPTIONS = ("walTransaction", "job", "jobArguments")
+INTERNAL_OPTIONS = ("job", "jobArguments")
 
 #: Options of other formats that are not supported here.
-_NO_TIME_TRAVEL = (
-    "the merged state of the past is not kept, so time travel would be approximate; read the base table "
-    "alone at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
+_NO_SUCH_TIME = (
+    "the merged state of any past moment is not kept; read a checkpoint with versionAsOf=NAME, the base "
+    "table alone at a version with lance.dataset(uri, version=…), or the changes since with readChangeFeed"
 )
 _REFUSED = {
-    **dict.fromkeys(("version", "versionasof", "timestampasof"), _NO_TIME_TRAVEL),
+    **dict.fromkeys(("version", "timestampasof"), _NO_SUCH_TIME),
     # Spark adds it to the tables of its catalog.
     "owner": "a table of Spark's catalog loses its options; use CREATE TEMPORARY VIEW … USING lancewal",
 }
@@ -81,7 +83,11 @@ class Options:
                 values[STORAGE_PREFIX + lowered] = value
             elif lowered not in _SPARKS_OWN:
                 close = get_close_matches(lowered, known, n=1)
-                hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_KNOWN[:-3])}"
+                hint = (
+                    f"did you mean {known[close[0]]}?"
+                    if close
+                    else f"known are {', '.join(_KNOWN[: -len(INTERNAL_OPTIONS)])}"
+                )
                 raise InvalidInputError(
                     f"there is no option {name!r}; {hint} Storage options start with 'storage.'"
                 )
@@ -223,3 +229,10 @@ class OpenTable:
         reading = ObjectStore.from_uri(options.uri, options.storage)
         base = BaseTable.open(reading.uri, options.storage, store=reading)
         return cls(base, base.writer_store())
+
+
+def state_to_read(options: Options) -> TableState:
+    """The state that a merged read shows: the newest one, or the checkpoint that ``versionAsOf`` names."""
+    store = ObjectStore.from_uri(options.uri, options.storage)
+    name = options.text("versionAsOf")
+    return read_state(store) if name is None else checkpoint_state(store, name)

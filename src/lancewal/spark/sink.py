@@ -55,7 +55,7 @@ class StagedMessage(WriterCommitMessage):
 def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> list[Staged]:
     """Write a task's rows as staged SSTables."""
     table = OpenTable.open(options)
-    rows = SparkRows(table.base, options)
+    rows = SparkRows(table.base.schema, table.base.storage_version, options)
     stager = Stager(
         table.base,
         table.store,
@@ -152,11 +152,12 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
             "nor dropped for sure. Append instead, delete rows with changeTypeColumn, or replace the Lance "
             "table itself"
         )
+    options.refuse(["versionAsOf"], "is for reads; a checkpoint never changes")
     options.number("stagingBytes")
     if (options.text("txnAppId") is None) and options.text("txnVersion") is not None:
         raise InvalidInputError("option txnVersion needs txnAppId")
     base = open_for_writing(options, schema)
-    SparkRows(base, options).check(arrow_schema(schema))
+    SparkRows(base.schema, base.storage_version, options).check(arrow_schema(schema))
     return base
 
 

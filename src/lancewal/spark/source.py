@@ -33,7 +33,7 @@ class DefaultSource(DataSource):
         from lancewal.errors import InvalidInputError
         from lancewal.publish import feed_schema
         from lancewal.spark.columns import spark_schema
-        from lancewal.spark.options import OpenTable
+        from lancewal.spark.options import OpenTable, state_to_read
 
         options = self._parsed()
         if options.text("job") is not None:
@@ -43,7 +43,10 @@ class DefaultSource(DataSource):
         # Checked here, because Spark replaces the errors of a stream's reader by its own.
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
-        schema = OpenTable.open(options).base.schema
+        if options.text("versionAsOf") is None:
+            schema = OpenTable.open(options).base.schema
+        else:
+            schema = state_to_read(options).base(options.storage).base.schema
         shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
         names = options.names("columns")
         if names is not None:
@@ -85,10 +88,6 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = self._parsed()
-        if options.text("walTransaction") is not None:
-            from lancewal.spark.low_latency import WalSink
-
-            return WalSink(options)
         from lancewal.spark.sink import BatchSink, check_write
 
         check_write(options, schema, overwrite)

@@ -177,6 +177,14 @@ def front_settings(given: Mapping[str, str]) -> dict[str, str]:
     return {catalog: given.get(catalog, "lancewal.LanceCatalog"), **joined}
 
 
+def slots_of(spark: SparkSession) -> int:
+    """How many tasks run at a time; 1 where nobody says, as over Spark Connect."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # its class over Spark Connect has changed from version to version
+        return 1
+
+
 def _prepare_process() -> None:
     home = find_java_home()
     if home is not None:

@@ -20,7 +20,7 @@ from lancewal.storage.parallel import (
 )
 from lancewal.storage.scratch import scratch_directory
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
-from lancewal.storage.store import ObjectStore, PutOutcome, observe_all
+from lancewal.storage.store import ObjectStore, PutOutcome, observe_all, sync_file_system
 
 __all__ = [
     "DELETED_AT_ONCE",
@@ -59,4 +59,5 @@ __all__ = [
     "scrub_error",
     "scrubbed",
     "start_thread",
+    "sync_file_system",
 ]

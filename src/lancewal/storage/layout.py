@@ -13,6 +13,8 @@ from uuid import UUID
 from lancewal.errors import InvalidInputError
 
 MEM_WAL_DIR = "_mem_wal"
+#: Lance's own: a manifest for each version of the base table.
+VERSIONS_DIR = "_versions"
 #: Our own records beside the shards (Lance ignores the directory).
 OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
 #: What garbage collection records there: readings of the storage's clock, and what it saw. It describes
@@ -24,8 +26,17 @@ LOOKS_DIR = f"{OWN_DIR}/looks"
 OWNERS_DIR = f"{CLOCK_DIR}/owners"
 #: Whoever has to know the storage's time writes this and looks at its time stamp.
 CLOCK_NOW = f"{CLOCK_DIR}/now"
+#: Who does, or last did, which part of a table's upkeep (``lancewal.service``); beside the clock for the
+#: same reason.
+UPKEEP_DIR = f"{CLOCK_DIR}/upkeep"
+#: How a table wants to be kept in shape.
+UPKEEP_SETTINGS = f"{OWN_DIR}/upkeep.json"
 #: In which version each column was added; a process that knows more overwrites it.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
+
+#: Named states of the table (``lancewal.maintenance.checkpoints``). They are about files that lie here, so
+#: backups leave them out.
+CHECKPOINTS_DIR = f"{OWN_DIR}/checkpoints"
 
 FIRST_WAL_POSITION = 1
 FIRST_MANIFEST_VERSION = 1

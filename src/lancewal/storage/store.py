@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import enum
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -379,3 +381,27 @@ def _byte_view(data: Data) -> memoryview:
     except TypeError:
         logger.debug("%s has no bytes to store", type(data).__name__)
     raise InvalidInputError(f"cannot store {type(data).__name__}: pass contiguous bytes")
+
+
+def sync_file_system(store: ObjectStore) -> None:
+    """Write all that the table's file system holds in memory to disk.
+
+    Lance never syncs. Before anything is deleted that the base table holds by now, the base
+    table's own files must survive a power cut. Does nothing on object storage, nor on a
+    store that was opened without fsync.
+    """
+    root = store.local_path("_versions")
+    if root is None or not store.fsync:
+        return
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # os.sync tells of no failure, so it must not stand in for a sync that has failed.
+            if sys.platform != "linux":
+                os.sync()
+            elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:
+        raise StorageError(f"cannot sync the file system of {store.uri}: {error}") from error

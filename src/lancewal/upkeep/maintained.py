@@ -1,4 +1,4 @@
-"""What looks after a table: flush, compaction, garbage collection, backup, verification, repair."""
+"""What looks after a table: flush, compaction, collection, checkpoints, backup, verification, repair."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import (
     BackupReport,
+    Checkpoint,
     CompactionPlan,
     CompactionReport,
     Finding,
@@ -21,36 +22,121 @@ from lancewal.maintenance import (
     RepairReport,
     Resource,
     Retention,
+    UpkeepSettings,
     VerifyReport,
     back_up,
+    checkpoint_state,
     collect_garbage,
     compact,
+    create_checkpoint,
+    drop_checkpoint,
+    list_checkpoints,
     plan_compaction,
     process_totals,
+    read_upkeep_settings,
     repair,
+    store_upkeep_settings,
     verify,
 )
-from lancewal.reader import MaxStaleness, TableReader
+from lancewal.reader import FixedReader, MaxStaleness, TableReader, TableView
 from lancewal.service import flush_through_owners
 from lancewal.shard import discover_manifests
+from lancewal.status import TableStatus, table_status
 from lancewal.storage import ObjectStore, both
+from lancewal.upkeep.plan import UpkeepPlan, plan_upkeep
+from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
+from lancewal.upkeep.upkeeper import MOST_COMMITS, Upkeeper
+from lancewal.writer import written
+
+#: Not at once: whoever opens a writer wants to write.
+_FIRST_LOOK_SECONDS = 1.0
 
 
-class MaintainedTable:
+class MaintainedTable(TableView):
     """The part of :class:`lancewal.Table` that keeps it in shape."""
 
     def __init__(
         self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
     ) -> None:
         """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
-        self._store = store
+        super().__init__(store, TableReader(store, max_staleness=max_staleness))
         self._share_store = share_store
-        self._reader = TableReader(store, max_staleness=max_staleness)
 
-    @property
-    def uri(self) -> str:
-        """Where the table lies."""
-        return self._store.uri
+    def status(self) -> TableStatus:
+        """What waits for a flush, for compaction and for an index, shard by shard."""
+        return table_status(self._store, self._reader.base)
+
+    def set_upkeep(self, settings: UpkeepSettings | None = None, **changes: Any) -> UpkeepSettings:
+        """Store what the table is kept within: ``settings``, or those it has with some of them changed.
+
+        Whoever keeps the table in shape goes by them from its next look on. Returns what was stored.
+
+        .. code-block:: python
+
+            table.set_upkeep(max_sstables=8, garbage_age=timedelta(hours=6))
+        """
+        base = read_upkeep_settings(self._store) if settings is None else UpkeepSettings.of(settings)
+        wanted = base.changed(changes)
+        store_upkeep_settings(self._store, wanted)
+        return wanted
+
+    def plan_upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepPlan:
+        """What is due to keep the table in shape, why, and in which order. Changes nothing.
+
+        By its own settings, or by others. Empty where the table is in shape.
+        """
+        return plan_upkeep(self.status(), settings)
+
+    def upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepReport:
+        """Do what is due, as :meth:`plan_upkeep` tells it.
+
+        One round, each kind of work once. Safe beside writers, readers and upkeep elsewhere; may be killed
+        and repeated at any point. What another process is at is left to it. A shard that fails does not stop
+        the others: the report has its error.
+
+        >>> import tempfile, lance, lancewal, pyarrow as pa
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.schema([("id", pa.int64())]).empty_table(), uri)
+        >>> table = lancewal.initialize(uri, unsharded=True, upkeep=lancewal.UpkeepSettings(max_sstables=1))
+        >>> for number in range(3):
+        ...     with table.writer() as writer:
+        ...         _ = writer.put(pa.table({"id": [number]}))
+        >>> [str(task.work) for task in table.plan_upkeep()]
+        ['compact', 'collect']
+        >>> table.upkeep().ok, lance.dataset(uri).count_rows()
+        (True, 3)
+        """
+        return self._upkeep().round(settings)
+
+    def upkeeper(
+        self,
+        settings: UpkeepSettings | None = None,
+        *,
+        report: Callable[[TaskOutcome], object] = lambda outcome: None,
+    ) -> Upkeeper:
+        """Keep the table in shape from a thread of this process, until what this returns is closed.
+
+        By the table's settings, which are read with every look, or by others. ``report`` is told of every
+        task. ``Table.writer(upkeep=True)`` and ``lancewal serve`` do the same for tables that they write.
+
+        .. code-block:: python
+
+            with table.upkeeper():
+                serve_requests()
+        """
+
+        def flushes() -> int:
+            """How often writers of this process have flushed: each time there is an SSTable more."""
+            uri = self.uri.rstrip("/")
+            return sum(stats.memtable_flush_count for (at, _), stats in written().items() if at == uri)
+
+        keeper = Upkeeper(self._upkeep(MOST_COMMITS), changes=flushes, report=report, settings=settings)
+        return keeper.start(after=_FIRST_LOOK_SECONDS)
+
+    def _upkeep(self, most_commits: int | None = None) -> Upkeep:
+        return Upkeep(
+            self._store, self._reader.base, writer_store=self._writer_store, most_commits=most_commits
+        )
 
     def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
@@ -100,7 +186,7 @@ class MaintainedTable:
             compact_files=compact_files,
             progress=progress,
         )
-        return process_totals.counted(self.uri, "compaction", work)
+        return process_totals.counted(self._store.uri, "compaction", work)
 
     def gc(
         self,
@@ -128,7 +214,44 @@ class MaintainedTable:
             shards=shards,
             dry_run=dry_run,
         )
-        return process_totals.counted(self.uri, "collection", work)
+        return process_totals.counted(self._store.uri, "collection", work)
+
+    def checkpoint(self, name: str, *, keep: timedelta | None = None) -> Checkpoint:
+        """Keep the table as it is now under a name, for :meth:`at`; copies no row.
+
+        All rows that are durable now are in it, of every shard at one moment. What it needs stays through
+        flushes, compaction, :meth:`gc` and Lance's ``cleanup_old_versions`` (pass that one
+        ``error_if_tagged_old_versions=False``), until :meth:`drop_checkpoint`, or until a collection
+        after ``keep``. Safe beside all of them. Refuses a name that is taken.
+
+        >>> import tempfile, lance, lancewal, pyarrow as pa
+        >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+        >>> uri = tempfile.mkdtemp() + "/table"
+        >>> _ = lance.write_dataset(pa.schema([key]).empty_table(), uri)
+        >>> table = lancewal.initialize(uri, unsharded=True)
+        >>> with table.writer() as writer:
+        ...     _ = writer.put(pa.table({"id": [1, 2]}))
+        ...     _ = table.checkpoint("training")
+        ...     _ = writer.delete(1)
+        >>> table.count_rows(), table.at("training").count_rows()
+        (1, 2)
+        >>> [each.name for each in table.checkpoints()]
+        ['training']
+        >>> table.drop_checkpoint("training")
+        """
+        return create_checkpoint(self._store, name, keep=keep)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints, oldest first."""
+        return list_checkpoints(self._store)
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Let go of a checkpoint; the next garbage collections delete what only it needed."""
+        drop_checkpoint(self._store, name)
+
+    def at(self, name: str) -> TableView:
+        """The rows and columns of a checkpoint, to scan, look up and search as those of the table."""
+        return TableView(self._store, FixedReader(self._store, checkpoint_state(self._store, name), name))
 
     def backup(
         self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None

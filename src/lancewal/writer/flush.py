@@ -124,7 +124,9 @@ class Worker:
                 logger.exception("%s: a step failed; going on", self._name)
                 sleep = self._retry_seconds
             if not self._stopping:
-                self._asleep.acquire(timeout=-1 if sleep is None else max(sleep, 0.0))
+                self._asleep.acquire(
+                    timeout=-1 if sleep is None else min(max(sleep, 0.0), threading.TIMEOUT_MAX)
+                )
 
 
 class WalFlushWorker:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows, as_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
-from lancewal.writer.state import WriteStatsSnapshot, added
+from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,16 @@ class TableWriteResult:
         return True
 
 
+class Companion(Protocol):
+    """Something that runs beside a writer and ends with it."""
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Begin nothing more."""
+
+    def close(self) -> None:
+        """Do what is left to do; called when all shards are closed."""
+
+
 class TableWriter:
     """Writes rows to the shards they belong to. Thread-safe; a context manager.
 
@@ -92,8 +102,11 @@ class TableWriter:
         max_bytes_in_hand: float = float("inf"),
         is_remote: bool = False,
         come_back_after: float | None = None,
+        companion: Companion | None = None,
     ) -> None:
         """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time.
+
+        ``companion`` is there as long as this writer is.
 
         A shard that was lost is opened again, but not twice within ``come_back_after`` seconds (``None``:
         never).
@@ -110,7 +123,8 @@ class TableWriter:
         self._closed = False
         self._close_lock = threading.Lock()
         self._all_closed = False
-        self._finalizer = weakref.finalize(self, self._crew.dismiss)
+        self._companion = companion
+        self._finalizer = weakref.finalize(self, _dropped, self._crew, companion)
 
     @property
     def schema(self) -> pa.Schema:
@@ -213,11 +227,15 @@ class TableWriter:
             if self._all_closed:
                 return
             self._closed = True
+            if self._companion is not None:
+                self._companion.stop()
             self._under_way.wait_until_empty()
             writers = self.shard_writers
             _, failed = self._run({shard: writer.close for shard, writer in writers.items()})
             self._all_closed = True
             self._crew.dismiss(wait=True)
+        if self._companion is not None:
+            self._companion.close()
         if failed:
             raise PartialWriteError("close", failed, {}) from next(iter(failed.values()))
 
@@ -363,6 +381,13 @@ class TableWriter:
                     task.wait()
             raise
         return done, failed
+
+
+def _dropped(crew: Crew, companion: Companion | None) -> None:
+    """The writer was dropped without close: nothing goes on without it."""
+    crew.dismiss()
+    if companion is not None:
+        companion.stop(DROPPED_PATIENCE_SECONDS)
 
 
 def _settle(shard: UUID, call: Callable[[], T], done: dict[UUID, T], failed: dict[UUID, Exception]) -> None:

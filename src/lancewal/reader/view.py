@@ -1,0 +1,174 @@
+"""TableView: the reads that a table and each of its checkpoints offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import pyarrow as pa
+
+from lancewal.format import TableSchema
+from lancewal.reader.lookup import LookupResult
+from lancewal.reader.scan import Scan
+from lancewal.reader.table_reader import TableReader, is_one_key
+from lancewal.storage import ObjectStore
+
+
+class TableView:
+    """Rows of a table to scan, look up and search: the newest ones, or those of a checkpoint.
+
+    A :class:`~lancewal.Table` is one that follows the table. ``table.at(name)`` gives one that shows the
+    rows and columns which the table had when the checkpoint was made. Thread-safe.
+    """
+
+    def __init__(self, store: ObjectStore, reader: TableReader) -> None:
+        self._store = store
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """Where the table lies."""
+        return self._store.uri
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, read anew."""
+        return self._reader.base().schema.plain
+
+    @property
+    def table_schema(self) -> TableSchema:
+        """The columns with Lance's field ids, and the key. Read anew."""
+        return self._reader.base().schema
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key columns in key order; empty for an append-only table. Read anew."""
+        return self._reader.base().schema.primary_key
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_source: bool = False,
+    ) -> Scan:
+        """All rows, each key once, in its newest version; a fixed state, read when it is asked for.
+
+        ``filter`` is SQL as Lance takes it. It, ``limit`` and ``offset`` apply to the newest
+        versions only. ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
+        """
+        return self._reader.scan(columns, filter, limit, offset, with_row_source)
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are, without reading more than keys and the filter's columns."""
+        return self._reader.scan(filter=filter).count_rows()
+
+    @overload
+    def lookup(
+        self, keys: bool | int | str | bytes | dict[str, Any], columns: Sequence[str] | None = None
+    ) -> dict[str, Any] | None: ...
+
+    @overload
+    def lookup(self, keys: list[Any], columns: Sequence[str] | None = None) -> LookupResult: ...
+
+    @overload
+    def lookup(
+        self, keys: Any, columns: Sequence[str] | None = None
+    ) -> LookupResult | dict[str, Any] | None: ...
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
+        """The newest rows of some keys.
+
+        One key (a value; a dict, or a tuple in key order, where the key has several columns)
+        gives its row as a dict, or ``None``. A list of keys, an Arrow array, or a table or
+        frame with the key columns gives a :class:`LookupResult`: the rows that were found in
+        the order asked, and for every key whether it was.
+        """
+        result = self._reader.lookup(keys, columns)
+        if not is_one_key(keys, self._reader.known_base().base.schema):
+            return result
+        row: list[dict[str, Any]] = result.table.to_pylist()
+        return row[0] if row else None
+
+    def vector_search(
+        self,
+        column: str,
+        query: Any,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        metric: str | None = None,
+        nprobes: int | None = None,
+        refine_factor: int | None = None,
+    ) -> pa.Table:
+        """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with ``_distance``.
+
+        Fresh and old rows together, each key in its newest version; ``filter`` is applied
+        before the search. ``metric`` is "l2" (squared), "cosine" or "dot", by default that of
+        the column's index. A column without an index is compared row by row. ``nprobes`` and
+        ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
+        under cosine neither are zero vectors, and a zero query finds nothing.
+        """
+        return self._reader.vector_search(
+            column,
+            query,
+            k,
+            filter=filter,
+            columns=columns,
+            metric=metric,
+            nprobes=nprobes,
+            refine_factor=refine_factor,
+        )
+
+    def full_text_search(
+        self,
+        column: str,
+        query: str,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        operator: str = "or",
+        phrase: bool = False,
+    ) -> pa.Table:
+        """The ``k`` rows that match the words of ``query`` best, best first, with ``_score``.
+
+        ``operator`` "or" asks for any of the words, "and" for all of them; ``phrase`` for all
+        next to each other, which needs a base index with positions. Words are taken as the
+        column's index takes them (stemming, stop words); a query of stop words alone finds
+        nothing. A column without an index is read row by row.
+        """
+        return self._reader.full_text_search(
+            column,
+            query,
+            k,
+            filter=filter,
+            columns=columns,
+            operator=operator,
+            phrase=phrase,
+        )
+
+    def hybrid_search(
+        self,
+        vector_column: str,
+        vector: Any,
+        text_column: str,
+        text: str,
+        k: int = 10,
+        *,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """The ``k`` rows that a vector and a text search rank best together, best first, with ``_relevance``.
+
+        Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
+        finds it. Needs a primary key, by which rows of both are recognised.
+        """
+        return self._reader.hybrid_search(
+            vector_column, vector, text_column, text, k, filter=filter, columns=columns
+        )

@@ -1,0 +1,322 @@
+"""A round of upkeep: look, decide, do what is due, one thing after the other.
+
+Whoever does it does not matter, and two at a time do no harm: every step of it may run beside writers,
+readers and itself. A round needs no state. What failed is remembered for later rounds of the same
+:class:`Upkeep`, which leave it alone for a while, twice as long after each failure, and do everything else
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from lancewal.base import BaseTable, lance_errors
+from lancewal.config import ShardWriterConfig
+from lancewal.errors import LanceWalError, PartialWriteError, ShardOwnedError
+from lancewal.maintenance import (
+    UpkeepSettings,
+    collect_garbage,
+    compact,
+    open_base,
+    optimize_base,
+    plan_compaction,
+    process_totals,
+    tidy,
+)
+from lancewal.service import flush_through_owners, is_done_elsewhere, note_duty, read_duties
+from lancewal.shard import ShardManifestStore
+from lancewal.status import table_status
+from lancewal.storage import ObjectStore, ordered_map
+from lancewal.upkeep.plan import UpkeepTask, Work, plan_upkeep
+
+logger = logging.getLogger(__name__)
+
+#: After the first failure, and at most; it doubles in between.
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 3600.0
+_MANIFESTS_AT_ONCE = 16
+
+#: Rows of one commit. A merge takes two to three times that.
+COMMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What became of a task; ``failed`` has the error of each shard, ``None`` for the table as a whole."""
+
+    task: UpkeepTask
+    done: str = ""
+    seconds: float = 0.0
+    failed: Mapping[UUID | None, Exception] = field(default_factory=dict)
+    #: Another process was at it.
+    left_to_others: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.task.to_dict(),
+            "done": self.done,
+            "seconds": round(self.seconds, 3),
+            "failed": {str(shard or ""): str(error) for shard, error in self.failed.items()},
+            "left_to_others": self.left_to_others,
+        }
+
+    def __str__(self) -> str:
+        if self.left_to_others:
+            return f"{self.task.work}: another process is at it"
+        text = f"{self.task.work}: {self.done or 'nothing was done'} in {self.seconds:.1f} s"
+        errors = [f"{'' if shard is None else f'shard {shard}: '}{e}" for shard, e in self.failed.items()]
+        return "\n  ".join([text, *(f"failed: {error}" for error in errors)])
+
+
+@dataclass(frozen=True)
+class UpkeepReport:
+    """What a round did, in its order."""
+
+    uri: str
+    outcomes: tuple[TaskOutcome, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not any(outcome.failed for outcome in self.outcomes)
+
+    @property
+    def seconds(self) -> float:
+        """Time that the tasks took."""
+        return sum(outcome.seconds for outcome in self.outcomes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        return {
+            "uri": self.uri,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.outcomes)) or "nothing was due"
+
+
+@dataclass
+class _Failures:
+    in_a_row: int = 0
+    until: float = 0.0
+
+
+class Upkeep:
+    """Keeps one table in shape, round by round. One round at a time."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        read_base: Callable[[], BaseTable],
+        *,
+        writer_store: Callable[[BaseTable, ShardWriterConfig], ObjectStore] | None = None,
+        most_commits: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``writer_store`` gives the store that shards are flushed with, by default the very same.
+
+        ``most_commits`` of a shard are made in one round; without it all that are due.
+        """
+        self.uri = store.uri
+        self._store = store
+        self._read_base = read_base
+        self._writer_store = writer_store or (lambda base, config: store)
+        self._most_commits = most_commits
+        self._clock = clock
+        self._failures: dict[tuple[Work, UUID | None], _Failures] = {}
+
+    def round(
+        self, settings: UpkeepSettings | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> UpkeepReport:
+        """Do what is due, each kind of work once, until nothing is left or ``stop()`` is true.
+
+        What one task has changed counts for the next: rows that were flushed are compacted in the same round.
+        """
+        outcomes: list[TaskOutcome] = []
+        while not stop():
+            outcome, _ = self.do_next({each.task.work for each in outcomes}, settings, stop)
+            if outcome is None:
+                break
+            outcomes.append(outcome)
+        return UpkeepReport(self.uri, tuple(outcomes))
+
+    def do_next(
+        self,
+        tried: Collection[Work],
+        settings: UpkeepSettings | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[TaskOutcome | None, UpkeepSettings]:
+        """Look, and do the first thing that is due and was not ``tried``; with the settings that count."""
+        status = table_status(self._store, self._read_base)
+        settings = settings or status.upkeep
+        plan = plan_upkeep(status, settings, self._is_paused)
+        task = next((each for each in plan if each.work not in tried), None)
+        return (None if task is None else self._do(task, settings, stop)), settings
+
+    def _do(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> TaskOutcome:
+        try:
+            if is_done_elsewhere(self._store, read_duties(self._store).get(task.work)):
+                logger.info("%s of %s is left to another process", task.work, self.uri)
+                return TaskOutcome(task, left_to_others=True)
+        except LanceWalError as error:
+            logger.debug("whether others are at it is not known: %s", error)
+        note_duty(self._store, task.work, under_way=True)
+        started = time.perf_counter()
+        done, failed = "", dict[UUID | None, Exception]()
+        try:
+            done, failed = _WORK[task.work](self, task, settings, stop)
+        except Exception as error:
+            failed = {None: error}
+        finally:
+            seconds = time.perf_counter() - started
+            failures = self._count(task, failed)
+            note_duty(
+                self._store,
+                task.work,
+                under_way=False,
+                seconds=seconds,
+                done=done,
+                failures=failures,
+                failed=failed,
+            )
+        totals = {
+            f"upkeep.{task.work}.tasks": 1,
+            f"upkeep.{task.work}.seconds": seconds,
+            f"upkeep.{task.work}.failures": len(failed),
+        }
+        process_totals.add(self.uri, totals)
+        outcome = TaskOutcome(task, done, seconds, failed)
+        logger.log(logging.WARNING if failed else logging.INFO, "upkeep of %s: %s", self.uri, outcome)
+        return outcome
+
+    def _count(self, task: UpkeepTask, failed: Mapping[UUID | None, Exception]) -> int:
+        """Pause what has failed, longer each time; how often the worst of it has failed in a row."""
+        subjects = task.shards or (None,)
+        bad = set(subjects) if None in failed else set(failed)
+        for subject in bad:
+            self._pause(task.work, subject)
+        for subject in set(subjects) - bad:
+            if not self._is_paused(task.work, subject):
+                self._failures.pop((task.work, subject), None)
+        counts = [self._failures[task.work, subject].in_a_row for subject in bad]
+        return max(counts, default=0)
+
+    def _pause(self, work: Work, subject: UUID | None) -> None:
+        known = self._failures.setdefault((work, subject), _Failures())
+        known.until = self._clock() + min(_FIRST_PAUSE * 2.0 ** min(known.in_a_row, 30), _LONGEST_PAUSE)
+        known.in_a_row += 1
+
+    def _is_paused(self, work: Work, shard: UUID | None) -> bool:
+        known = self._failures.get((work, shard))
+        return known is not None and self._clock() < known.until
+
+    def _flush(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        base = self._read_base()
+        config = ShardWriterConfig.from_defaults(
+            base.details.writer_config_defaults,
+            max_memtable_size=COMMIT_BYTES,
+            max_unflushed_memtable_bytes=2 * COMMIT_BYTES,
+            stats_log_interval=None,
+        )
+        store = self._writer_store(base, config)
+        manifests = list(
+            ordered_map(
+                lambda shard: ShardManifestStore(store, shard).require_latest(),
+                task.shards,
+                1 if store.is_local else _MANIFESTS_AT_ONCE,
+            )
+        )
+        errors: Mapping[UUID, Exception] = {}
+        try:
+            flush_through_owners(base, manifests, store, config)
+        except PartialWriteError as error:
+            errors = error.failed
+        failed: dict[UUID | None, Exception] = {}
+        for shard, each in errors.items():
+            if isinstance(each, ShardOwnedError):
+                # Its owner has nothing to flush with, in WAL-only mode. That is its own business.
+                self._pause(task.work, shard)
+            else:
+                failed[shard] = each
+        return f"{len(manifests) - len(errors)} logs flushed", failed
+
+    def _compact(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        try:
+            return self._compacted(task.shards, stop)
+        except LanceWalError as error:
+            if len(task.shards) == 1:
+                return "", {task.shards[0]: error}
+            # One of them cannot even be planned for. By themselves the others can.
+            logger.info("the shards of %s are compacted one by one: %s", self.uri, error)
+        done: list[str] = []
+        failed: dict[UUID | None, Exception] = {}
+        for shard in task.shards:
+            if not stop():
+                try:
+                    text, errors = self._compacted((shard,), stop)
+                    done.append(text)
+                    failed |= errors
+                except LanceWalError as error:
+                    failed[shard] = error
+        return f"{len(done)} shards compacted one by one", failed
+
+    def _compacted(self, shards: Sequence[UUID], stop: Callable[[], bool]) -> _Done:
+        plan = plan_compaction(self._store, shards, max_commit_bytes=COMMIT_BYTES)
+        if self._most_commits is not None:
+            plan = plan.first(self._most_commits)
+        work = partial(compact, self._store, plan=plan, max_workers=1, stop=stop)
+        try:
+            report = process_totals.counted(self.uri, "compaction", work)
+        except PartialWriteError as error:
+            failed: dict[UUID | None, Exception] = {s: each for s, each in error.failed.items()}  # noqa: C416
+            return f"{len(error.written)} shards compacted", failed
+        return f"{report.generations} SSTables with {report.rows_in} rows compacted", {}
+
+    def _index(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        up_to_date, _, _ = tidy(self._store, open_base(self._store), files=False)
+        if not up_to_date:
+            return "", {None: LanceWalError("an index could not be brought up to date; the log says why")}
+        return "indexes brought up to date", {}
+
+    def _files(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        _, removed, added = optimize_base(self._store)
+        if not removed:
+            # Or the same would be tried, in vain, with every look.
+            return "", {None: LanceWalError("Lance found no files that can be joined")}
+        return f"{removed} files joined into {added}", {}
+
+    def _versions(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        return f"{clean_versions(self._store, settings.version_age)} bytes of old versions removed", {}
+
+    def _collect(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+        work = partial(collect_garbage, self._store, min_age=settings.garbage_age)
+        report = process_totals.counted(self.uri, "collection", work)
+        return f"{len(report.collected)} files ({report.num_bytes} bytes) deleted", {}
+
+
+_Done = tuple[str, dict[UUID | None, Exception]]
+_WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], bool]], _Done]] = {
+    Work.FLUSH: Upkeep._flush,
+    Work.COMPACT: Upkeep._compact,
+    Work.INDEX: Upkeep._index,
+    Work.FILES: Upkeep._files,
+    Work.VERSIONS: Upkeep._versions,
+    Work.COLLECT: Upkeep._collect,
+}
+
+
+def clean_versions(store: ObjectStore, age: timedelta) -> int:
+    """Remove base versions that are older and have no tag; how many bytes went."""
+    base = open_base(store)
+    with lance_errors("clean up old versions of the base table", commits=True):
+        stats = base.dataset.cleanup_old_versions(age, error_if_tagged_old_versions=False)
+    return int(stats.bytes_removed)
