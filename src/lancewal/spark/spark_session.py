@@ -143,7 +143,8 @@ def session(
     if master is not None and remote is not None:
         raise InvalidInputError("pass master for a session of this process, or remote for a server, not both")
     settings = {**SESSION_CONF, **(conf or {})}
-    if front:
+    # A server that runs has its JARs already, or goes without.
+    if front and (remote is None or remote.startswith("local")):
         settings |= front_settings(settings)
     if remote is not None:
         if remote.startswith("local"):
