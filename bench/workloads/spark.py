@@ -151,6 +151,7 @@ def spark_session(slots: int) -> SparkSession:
     spark = session(
         master,
         app_name="lancewal bench",
+        front=True,
         conf={
             "spark.ui.enabled": "false",
             "spark.driver.memory": "4g",

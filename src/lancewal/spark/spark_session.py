@@ -120,7 +120,7 @@ def session(
     remote: str | None = None,
     app_name: str = "lancewal",
     conf: Mapping[str, str] | None = None,
-    front: bool = True,
+    front: bool = False,
 ) -> SparkSession:
     """The active Spark session, or a new one.
 
@@ -129,7 +129,7 @@ def session(
     settings that only matter at start are the server's business. ``conf`` wins over ours.
 
     ``front`` puts the small JAR of lancewal into the session: queries read only the columns and rows that
-    they need, and SQL has the catalog ``lance``. It is for Spark 4.3; other versions do without.
+    they need, and SQL has the catalog ``lance``. It is for Spark 4.3; other versions go without.
 
     Java is looked for in JAVA_HOME, then on the PATH, then in the ``jre`` extra.
 
