@@ -6,37 +6,8 @@ so that the list cannot rot, and plants them in ``make soak``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-
-
-@dataclass(frozen=True)
-class Bug:
-    """``tests`` are asked where the simulator notices nothing."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    #: What goes wrong.
-    breaks: str
-    tests: tuple[str, ...]
-
-    @property
-    def path(self) -> Path:
-        return SOURCE / "lancewal" / self.file
-
-    def plant(self, source: Path) -> None:
-        """Change the copy of the code at ``source``."""
-        path = source / "lancewal" / self.file
-        text = path.read_text()
-        assert text.count(self.old) == 1, (
-            f"{self.name}: {self.file} has its text {text.count(self.old)} times"
-        )
-        path.write_text(text.replace(self.old, self.new))
-
+from tests.planted.bug import Bug
+from tests.planted.owner_bugs import OWNER_BUGS
 
 _LOG = ("tests/shard/test_appender.py", "tests/shard/test_fencing.py", "tests/writer/test_fencing.py")
 _MANIFEST = ("tests/shard/test_manifest.py", "tests/shard/test_fencing.py")
@@ -385,6 +356,13 @@ BUGS = (
         "",
         "rows are lost",
         _GC,
+        # Alone it is harmless: no look has seen the position covered, so it stays.
+        also=(
+            (
+                '            if reason := shard.looks.unseen("covered", position, age):\n',
+                "            if reason := None:\n",
+            ),
+        ),
     ),
     Bug(
         "entries are collected by their stamps alone",
@@ -526,4 +504,5 @@ BUGS = (
         "the feed lacks rows of a run that died",
         _PUBLISH,
     ),
+    *OWNER_BUGS,
 )

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import report
-from tests.planted.bugs import BUGS, SOURCE, Bug
+from tests.planted.bug import SOURCE, Bug
+from tests.planted.bugs import BUGS
 
 REPOSITORY = SOURCE.parent
 WORLDS = int(os.environ.get("PLANTED_WORLDS", "600"))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.bugs import BUGS, Bug
+from tests.planted.bug import Bug
+from tests.planted.bugs import BUGS
 from tests.planted.planting import REPOSITORY, judged, planted
 
 
@@ -18,9 +19,7 @@ def test_there_are_many_and_each_has_a_name() -> None:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_text_of_each_is_there_once(bug: Bug) -> None:
-    text = bug.path.read_text()
-    assert text.count(bug.old) == 1
-    compile(text.replace(bug.old, bug.new), bug.file, "exec")
+    compile(bug.planted_in(bug.path.read_text()), bug.file, "exec")
     assert all((REPOSITORY / test).exists() for test in bug.tests)
 
 
@@ -28,7 +27,7 @@ def test_a_bug_is_planted_into_a_copy() -> None:
     bug = BUGS[0]
     before = bug.path.read_text()
     with planted(bug) as copy:
-        assert (copy / "src/lancewal" / bug.file).read_text() == before.replace(bug.old, bug.new)
+        assert (copy / "src/lancewal" / bug.file).read_text() == bug.planted_in(before)
         assert (copy / "tests/planted/test_planted.py").samefile(Path(__file__))
     assert bug.path.read_text() == before
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -622,6 +623,12 @@ def test_a_base_that_a_stale_read_had_shown_was_taken_back_by_one_that_was_asked
     assert names(reader.scan().to_table()) == {1: "known", 2: "appended"}
 
 
+def _emptied(where: Path) -> None:
+    """The directory itself stays: stores of this process know another one by its inode, and refuse it."""
+    for each in where.iterdir():
+        shutil.rmtree(each)
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_table_that_was_made_anew_showed_the_rows_of_the_one_before(tmp_path: Path, flushed: bool) -> None:
     def made(name: str, keys: range) -> TableUnderTest:
@@ -638,8 +645,54 @@ def test_a_table_that_was_made_anew_showed_the_rows_of_the_one_before(tmp_path: 
     readers = made("before", range(3)).readers
     for reader in readers:
         assert names(reader.scan().to_table()) == dict.fromkeys(range(3), "before")
-    shutil.rmtree(tmp_path / "t")
+    _emptied(tmp_path / "t")
     made("after", range(2))
     for reader in readers:
         assert names(reader.scan().to_table()) == dict.fromkeys(range(2), "after")
         assert reader.lookup([1]).table["name"].to_pylist() == ["after"]
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["all versions", "newest version"])
+@pytest.mark.parametrize("flushed", [False, True], ids=["log", "SSTable"])
+def test_a_table_that_was_made_anew_with_more_versions_showed_the_rows_of_the_one_before(
+    tmp_path: Path, flushed: bool, cleaned: bool
+) -> None:
+    def made(name: str, versions: int) -> TableUnderTest:
+        table = TableUnderTest(tmp_path / "t")
+        table.shard = UUID(int=7)
+        for number in range(versions):
+            lance.write_dataset(named({100 + number: name}), table.uri, mode="append")
+        writer = table.open()
+        writer.put(named(dict.fromkeys(range(3), name)))
+        if flushed:
+            writer.close()
+        else:
+            abandon(writer)
+        return table
+
+    readers = made("before", 0).readers
+    for reader in readers:
+        assert set(names(reader.scan().to_table()).values()) == {"before"}
+    _emptied(tmp_path / "t")
+    after = made("after", 2)
+    if cleaned:
+        after.dataset.cleanup_old_versions(timedelta(0))
+    expected = dict.fromkeys([0, 1, 2, 100, 101], "after")
+    for reader in readers:
+        assert names(reader.scan().to_table()) == expected
+        assert reader.lookup([1]).table["name"].to_pylist() == ["after"]
+
+
+def test_a_later_version_of_the_same_table_keeps_what_is_known_of_its_shards(tmp_path: Path) -> None:
+    """Also after a compaction, which gives the MemWAL index another id."""
+    table = TableUnderTest(tmp_path / "t")
+    writer = table.open()
+    writer.put(named({1: "one"}))
+    writer.close()
+    reader = table.readers[0]
+    reader.scan()
+    known = list(reader._shards[0])
+    table.compact(1)
+    lance.write_dataset(named({2: "two"}), table.uri, mode="append")
+    assert names(reader.scan().to_table()) == {1: "one", 2: "two"}
+    assert all(now is before for now, before in zip(reader._shards[0], known, strict=True))

@@ -26,7 +26,7 @@ from lancewal.errors import (
 from lancewal.format import decode_record, encode_record
 from lancewal.service import owners as module
 from lancewal.service.owners import Owner, is_dead_here, read_owners, runs_here, wait_until_gone
-from lancewal.service.presence import presence_at
+from lancewal.service.presence import _Heart, presence_at
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.servers import S3Server
@@ -544,3 +544,15 @@ def test_a_process_that_does_not_close_is_not_kept_alive(one: lancewal.Table) ->
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait() == 0
+
+
+def test_a_heart_in_which_nothing_was_due_yet_died(local_store: ObjectStore) -> None:
+    """While a process opened its first shard: it slept for ever, which no lock can, and never beat again."""
+    heart = _Heart()
+    presence = heart.presence(local_store.uri)
+    presence.claimed(UUID(int=1), local_store, timedelta(seconds=10), epoch=1)
+    assert presence.is_needed()
+    assert presence.due == float("inf")
+    pause = heart._step()
+    assert pause is not None
+    assert pause <= threading.TIMEOUT_MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections import Counter
@@ -17,17 +18,16 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.base import BaseTable
-from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     ConflictError,
     FencedError,
     ForkedError,
     InvalidInputError,
-    OutcomeUnknownError,
     PartialWriteError,
     StorageError,
     WalTruncatedError,
 )
+from lancewal.format import PutId
 from lancewal.maintenance import Retention, collect_garbage, compact
 from lancewal.publish import (
     ChangeFeed,
@@ -42,29 +42,28 @@ from lancewal.publish import feed as feed_room
 from lancewal.publish import staging as staging_room
 from lancewal.publish.sstable_pointers import Fate
 from lancewal.reader import TableReader
-from lancewal.reader.state import StateReader
+from lancewal.service import publish_through_owners
 from lancewal.shard import Shard, WalAppender
 from lancewal.storage import HostClock, ObjectStore
 from lancewal.storage.local import LocalBackend
 from lancewal.writer import ShardWriter, TableWriter, drain_shard, open_shard_writer
+from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, SMALL, WAL_ONLY
 from tests.simulation.ledger import Ledger
 from tests.simulation.light import LightTable, rows_of
 from tests.simulation.oracle import OWN, REGISTERS, BrokenError, History, Put, Seen
+from tests.simulation.owning import Owning
 from tests.simulation.plan import Actor, Plan, plan_of
+from tests.simulation.reading import CountedReader, changes_of, values_of
 from tests.simulation.store import Disk, Faults, Files
-from tests.simulation.world import Process, World
+from tests.simulation.world import Process, World, uncollected
 from tests.tables import KEY, new_table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("value", pa.int64())])
 WITHOUT_KEY = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64())])
-SHARD = UUID(int=7)
-_CONFIG = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None)
-_WAL_ONLY = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None, enable_memtable=False)
 AGE = timedelta(minutes=10)
 _RETENTION = Retention(timedelta(0), AGE, AGE, AGE, AGE, AGE)
+_WORLDS = itertools.count()
 _NUMBER = re.compile(r" \d")
-#: What a call may raise where storage fails or others take over; anything else is a bug.
-_EXPECTED = (FencedError, ConflictError, StorageError, OutcomeUnknownError, PartialWriteError)
 
 
 @dataclass
@@ -81,18 +80,24 @@ class Simulation:
     def run(self) -> Simulation:
         """Everybody until the end, and then, without faults, whether the table is whole."""
         plan = self.plan
+        self.config = SMALL if plan.is_small else CONFIG
         self.world = World(plan.schedule)
         self.faults = plan.rates()
         self.history.has_key = plan.has_key
         with ExitStack() as stack:
+            stack.enter_context(uncollected())
             self._furnish()
             if self.light is not None:
                 stack.enter_context(self.light.installed())
                 stack.enter_context(self._counting_fates())
+            self.owning = Owning(self, SHARD) if plan.lease else None
+            bodies = self.owning.bodies() if self.owning else {}
+            if self.owning:
+                stack.enter_context(self.owning.installed())
             with self.world.installed():
                 for number, actor in plan.present:
                     process = self._process(f"{actor.kind} {number}")
-                    body = getattr(self, "_" + actor.kind.replace(" ", "_"))
+                    body = bodies.get(actor.kind) or getattr(self, "_" + actor.kind.replace(" ", "_"))
                     self.world.spawn(process, self._as(process, partial(body, actor, process)))
                 self.world.run()
             self._check_the_end()
@@ -102,16 +107,18 @@ class Simulation:
     def _furnish(self) -> None:
         name = "keyed" if self.plan.has_key else "unkeyed"
         self.light: LightTable | None = None
+        self.ledger: Ledger | None = None
         if self.plan.is_light:
             root, files = f"/simulated/{name}", Files()
             self.disk = Disk(self.world, root, self.faults, files, is_near=self.plan.is_near)
             self.light = LightTable(self.disk, self.templates / name, self.met)
-            ledger = Ledger(files, self.light, self.history, SHARD)
-            self.world.watch = ledger.look
+            self.ledger = Ledger(files, self.light, self.history, SHARD)
+            self.world.watch = self.ledger.look
             return
         shutil.rmtree(self.directory, ignore_errors=True)
-        shutil.copytree(self.templates / name, self.directory)
-        root = str(self.directory)
+        # A path of its own: caches of this process know what an earlier world had under the same names.
+        root = str(self.directory / f"{next(_WORLDS):08d}")
+        shutil.copytree(self.templates / name, root)
         self.disk = Disk(self.world, root, self.faults, LocalBackend(root, fsync=False), is_near=False)
 
     @contextmanager
@@ -132,13 +139,16 @@ class Simulation:
 
     def _process(self, name: str) -> Process:
         chance = self.world.random
-        return Process(name, chance.uniform(-9e4, 9e4), chance.uniform(-0.05, 0.05))
+        process = Process(name, chance.uniform(-9e4, 9e4), chance.uniform(-0.05, 0.05))
+        if self.owning:
+            self.owning.hosts.settle(process)
+        return process
 
     def _as(self, process: Process, body: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             try:
                 body()
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
 
         return run
@@ -166,7 +176,7 @@ class Simulation:
     def _writer(self, actor: Actor, process: Process) -> None:
         chance, store = self.world.random, self.disk.store()
         self._pause(actor)
-        config = _WAL_ONLY if chance.random() < 0.15 else _CONFIG
+        config = WAL_ONLY if chance.random() < 0.15 else self.config
         writer = open_shard_writer(self._base(store), SHARD, config, store=store, indexes=())
         for _ in range(actor.size):
             self._pause(actor)
@@ -201,21 +211,25 @@ class Simulation:
 
     def _put_at_once(self, writer: ShardWriter, process: Process) -> None:
         """Two threads of one process, which share an entry or not."""
+        others = [partial(self._put, writer)]
+        if self.config is SMALL and writer.config.enable_memtable:
+            others += [partial(self._put, writer), writer.force_seal_active]
         over: list[bool] = []
 
-        def other() -> None:
+        def other(call: Callable[[], None]) -> None:
             try:
-                self._put(writer)
-            except _EXPECTED:
+                call()
+            except EXPECTED:
                 self.met["a put beside another fails"] += 1
             finally:
                 over.append(True)
 
-        self.world.spawn(process, other, "another thread")
+        for call in others:
+            self.world.spawn(process, partial(other, call), "another thread")
         try:
             self._put(writer)
         finally:
-            self.world.wait("the other thread", lambda: bool(over))
+            self.world.wait("the other thread", lambda: len(over) == len(others))
 
     def _delete(self, writer: ShardWriter) -> None:
         there = sorted(self.history.acknowledged())
@@ -233,15 +247,22 @@ class Simulation:
 
         def open_shard(shard: Shard) -> ShardWriter:
             look = partial(shard.create, store)
-            return open_shard_writer(base, shard.shard_id, _CONFIG, store=store, look=look, indexes=())
+            return open_shard_writer(base, shard.shard_id, CONFIG, store=store, look=look, indexes=())
 
-        writer = TableWriter(base.schema, _OneShard(), open_shard, is_remote=not store.is_local)  # type: ignore[arg-type]
+        writer = TableWriter(base.schema, ONE_SHARD, open_shard, is_remote=not store.is_local)
         for _ in range(actor.size):
             self._pause(actor)
-            put = self.history.begin(self.world.steps)
-            with _Outcome(self, put):
-                writer.put(self._rows(put))
+            self._put_in_table(writer)
         writer.close()
+
+    def _put_in_table(
+        self, writer: TableWriter, put_id: PutId | None = None, under_way: list[Put] | None = None
+    ) -> None:
+        put = self.history.begin(self.world.steps)
+        if under_way is not None:
+            under_way.append(put)
+        with _Outcome(self, put):
+            writer.put(self._rows(put), put_id=put_id)
 
     def _clone(self, actor: Actor, process: Process) -> None:
         """A machine that is cloned while it writes: two processes with one epoch and one idea of the log."""
@@ -278,7 +299,7 @@ class Simulation:
     def _fork(self, actor: Actor, process: Process) -> None:
         """A process that forks while it writes, and dies: the child has its writer, and must not use it."""
         store = self.disk.store()
-        writer = open_shard_writer(self._base(store), SHARD, _CONFIG, store=store, indexes=())
+        writer = open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=())
         self._put(writer)
         child = Process(f"{process.name} child", process.ahead, process.drift, is_forked=True)
 
@@ -303,9 +324,9 @@ class Simulation:
             self._pause(actor)
             store = self.disk.store()
             try:
-                if drain_shard(self._base(store), store, SHARD, _CONFIG).rows:
+                if drain_shard(self._base(store), store, SHARD, CONFIG).rows:
                     self.met["a log is drained"] += 1
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
 
     # ------------------------------------------------------------------- jobs
@@ -316,8 +337,12 @@ class Simulation:
         def run(put: Put, transaction: Transaction) -> None:
             store = self.disk.store()
             staged = [self._staged(store, put) for _ in range(self.world.random.choice([1, 1, 2]))]
+            through = publish
+            if self.owning is not None:
+                self.owning.wait_for_an_owner()
+                through = publish_through_owners
             try:
-                written = publish(self._base(store), store, staged[-1:], transaction)
+                written = through(self._base(store), store, staged[-1:], transaction)
             except InvalidInputError as error:
                 if "hours ago" not in str(error):
                     raise
@@ -376,7 +401,7 @@ class Simulation:
                 try:
                     self._attempt(actor, put, transaction, run)
                     break
-                except _EXPECTED as error:
+                except EXPECTED as error:
                     self._note(process.name, error)
                     self.met["a job is run again"] += 1
             if put.acknowledged is None:
@@ -402,7 +427,7 @@ class Simulation:
             limit = self.world.random.choice([1, 60, 1 << 20])
             try:
                 report = compact(self.disk.store(), max_workers=1, max_commit_bytes=limit)
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 if isinstance(error, PartialWriteError):
                     self._check_causes(error)
@@ -419,7 +444,7 @@ class Simulation:
 
     def _check_causes(self, error: PartialWriteError) -> None:
         for cause in error.failed.values():
-            if not isinstance(cause, (*_EXPECTED, FileNotFoundError, OSError)):
+            if not isinstance(cause, (*EXPECTED, FileNotFoundError, OSError)):
                 raise BrokenError(f"a compaction failed: {cause!r}") from cause
 
     def _collector(self, actor: Actor, process: Process) -> None:
@@ -430,7 +455,7 @@ class Simulation:
                 report = collect_garbage(
                     self.disk.store(), retention=_RETENTION, clock=clock, now=self._now()
                 )
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 continue
             for resource, count in report.counts().items():
@@ -455,13 +480,13 @@ class Simulation:
                     raise BrokenError(f"something that a read needs was collected: {error}") from error
                 self.met["a read took longer than garbage is kept"] += 1
                 return
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 return
             seen = self.history.check_reader(rows.items(), seen, must)
 
     def _light_reads(self) -> Iterator[dict[int, int]]:
-        states = _CountedReader(self.disk.store(), live_writers=False)
+        states = CountedReader(self.disk.store(), live_writers=False)
         states.met = self.met
         assert self.light is not None
         while True:
@@ -471,7 +496,7 @@ class Simulation:
     def _lance_reads(self) -> Iterator[dict[int, int]]:
         reader = TableReader(self.disk.store(), live_writers=False)
         while True:
-            yield _values(reader.scan().to_table())
+            yield values_of(reader.scan().to_table())
 
     def _follower(self, actor: Actor, process: Process) -> None:
         store = self.disk.store()
@@ -485,13 +510,13 @@ class Simulation:
             try:
                 goal = feed.advance(place)
                 for batch in feed.changes(place, goal):
-                    changes += _changes(batch)
+                    changes += changes_of(batch)
             except WalTruncatedError as error:
                 if self.world.now - looked < AGE.total_seconds() / 2:
                     raise BrokenError(f"what a follower needs was collected: {error}") from error
                 self.met["a follower is too far behind"] += 1
                 return
-            except _EXPECTED as error:
+            except EXPECTED as error:
                 self._note(process.name, error)
                 return
             place, looked = goal, began
@@ -507,11 +532,22 @@ class Simulation:
             read = self._light_reads() if self.light is not None else self._lance_reads()
             seen = self.history.check_reader(next(read).items(), seen, self.history.now())
 
+    def _check_that_the_feed_has(self, shown: frozenset[int]) -> None:
+        """Also what nobody knows of, because its writer died: whoever follows has to see what readers do."""
+        if self.light is None or any(actor.kind == "collector" for _, actor in self.plan.present):
+            return  # the feed begins where the log does
+        store = self.disk.store()
+        feed = ChangeFeed(store, self._base(store).schema)
+        changes = [change for batch in feed.changes({}, feed.advance({})) for change in changes_of(batch)]
+        self.history.check_feed(changes, shown | self.history.acknowledged())
+        self.history.fed -= 1
+
     def _states(self) -> Iterator[None]:
         yield
         store = self.disk.store()
-        open_shard_writer(self._base(store), SHARD, _CONFIG, store=store, indexes=()).close()
+        open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=()).close()
         yield
+        self._check_that_the_feed_has(self.history.shown)
         if self.plan.schedule % 3:
             return
         compact(store)
@@ -542,41 +578,6 @@ class _Outcome:
             self._simulation.met["a put meets a fence"] += 1
         elif isinstance(causes[0], StorageError):
             self._put.refused = True
-
-
-class _OneShard:
-    """Routes all rows to one shard, as the router of a table does that is not sharded."""
-
-    def route(self, batch: pa.RecordBatch) -> list[tuple[Shard, pa.RecordBatch]]:
-        return [(Shard(SHARD, 0, ()), batch)]
-
-
-class _CountedReader(StateReader):
-    """Counts how often a snapshot starts again."""
-
-    met: Counter[str]
-
-    def _retried(self, read):  # type: ignore[no-untyped-def]
-        def counted(attempt: int):  # type: ignore[no-untyped-def]
-            if attempt > 1:
-                self.met["a snapshot starts again"] += 1
-            return read(attempt)
-
-        return super()._retried(counted)
-
-
-def _changes(batch: pa.RecordBatch) -> list[tuple[int, int | None]]:
-    columns = (batch[name].to_pylist() for name in ("id", "value", "_change_type"))
-    return [(key, None if kind == "delete" else value) for key, value, kind in zip(*columns, strict=True)]
-
-
-def _values(rows: pa.Table) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for key, value in zip(rows["id"].to_pylist(), rows["value"].to_pylist(), strict=True):
-        if key in found:
-            raise BrokenError(f"a row is there twice: {key}")
-        found[key] = value
-    return found
 
 
 def simulate(plan: Plan | int, templates: Path, directory: Path) -> Simulation:

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.format import TOMBSTONE, decode_entry, decode_manifest
+from lancewal.format import TOMBSTONE, ShardManifest, decode_entry, decode_manifest
 from lancewal.shard import is_flushed
 from lancewal.storage import layout
 from tests.simulation.light import LightTable
-from tests.simulation.oracle import BrokenError, History
+from tests.simulation.oracle import OWN, BrokenError, History
 from tests.simulation.store import Files
 
 _Rows = list[tuple[int, int | None]]
@@ -42,23 +42,37 @@ class Ledger:
         self._history.check(rows.items(), now.shown, now.gone)
         self._history.reads -= 1
 
-    def _shown(self) -> dict[int, int]:
-        objects = self._files.objects
-        rows = dict(self._table.rows(self._table.newest))
+    def flushed(self) -> frozenset[int]:
+        """The puts whose own rows are in SSTables or in the base table."""
+        return frozenset(key - OWN for key in self._flushed_rows(self._manifest()) if key >= OWN)
+
+    def _manifest(self) -> ShardManifest | None:
+        """The newest one."""
         directory = layout.manifest_dir(self._shard_id) + "/"
-        names = (path for path in objects if path.startswith(directory))
+        names = (path for path in self._files.objects if path.startswith(directory))
         versions = {layout.parse_manifest_name(path.rsplit("/", 1)[-1]): path for path in names}
         newest = max((version for version in versions if version is not None), default=None)
         if newest is None:
-            return rows
-        path = versions[newest]
-        manifest = self._once(
-            path, lambda data: decode_manifest(data, shard_id=self._shard_id, version=newest)
+            return None
+        found: ShardManifest = self._once(
+            versions[newest], lambda data: decode_manifest(data, shard_id=self._shard_id, version=newest)
         )
+        return found
+
+    def _flushed_rows(self, manifest: ShardManifest | None) -> dict[int, int]:
+        rows = dict(self._table.rows(self._table.newest))
         marker = self._table.marker(self._shard_id)
-        for entry in sorted(manifest.sstables, key=lambda each: each.generation):
+        for entry in sorted(manifest.sstables, key=lambda each: each.generation) if manifest else ():
             if entry.generation > marker:
                 self._lay(rows, self._once(self._data(entry.path), _flushed))
+        return rows
+
+    def _shown(self) -> dict[int, int]:
+        objects = self._files.objects
+        manifest = self._manifest()
+        rows = self._flushed_rows(manifest)
+        if manifest is None:
+            return rows
         directory = layout.wal_dir(self._shard_id) + "/"
         covered = manifest.replay_after_wal_entry_position
         found = {

@@ -52,6 +52,7 @@ class _Dataset:
 
     def __init__(self, table: LightTable, version: int) -> None:
         self._table, self.version = table, version
+        self.uri = table.uri
 
     @property
     def latest_version(self) -> int:
@@ -76,6 +77,7 @@ class LightTable:
 
     def __init__(self, disk: Disk, template: Path, met: Counter[str]) -> None:
         self._disk, self._met = disk, met
+        self.uri = disk.root
         self._template = opened(template)
         self.newest = 0
         self._markers: dict[int, Mapping[UUID, int]] = {}

@@ -25,6 +25,8 @@ class Put:
     acknowledged: int | None = None
     #: It was refused, and did not happen.
     refused: bool = False
+    #: It was written again, without an id, by a writer that came back: the log may have it twice.
+    is_repeated: bool = False
 
 
 @dataclass
@@ -55,6 +57,8 @@ class History:
     fed: int = 0
     #: Raised whenever more must be there, or must not.
     version: int = 0
+    #: The puts that the last read showed.
+    shown: frozenset[int] = frozenset()
 
     def begin(self, step: int) -> Put:
         put = Put(len(self.puts) + 1, step)
@@ -105,6 +109,7 @@ class History:
             self._check_origin(number, values[OWN + number])
         if self.has_key:
             self._check_registers(values, shown)
+        self.shown = shown
         return shown
 
     def check_reader(self, rows: Iterable[tuple[int, int]], seen: Seen, must: Seen) -> Seen:
@@ -160,14 +165,14 @@ class History:
             self._check_origin(number, number)
             order.append(number)
             place += width
-        if len(set(order)) < len(order):
+        if any(order.count(number) > 1 and not self.puts[number].is_repeated for number in set(order)):
             raise BrokenError(f"the feed has a put twice: {order}")
         if missing := sorted(must_show - set(order)):
             raise BrokenError(f"the feed lacks puts {missing}; it has {order}")
         latest = 0
         for number in reversed(order):
             put = self.puts[number]
-            if latest and put.began > latest:
+            if latest and put.began > latest and not put.is_repeated:
                 raise BrokenError(
                     f"the feed has put {number} before one that was acknowledged earlier: {order}"
                 )

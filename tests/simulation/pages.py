@@ -8,7 +8,7 @@ from tests.simulation.runs import Totals
 
 _TEXT = [
     "`tests/simulation/` runs writers, table writers, drains, compactors, collectors, readers, "
-    "followers of the feed and jobs that are run again and beside themselves, step by step: one seed "
+    "followers of the feed, owners and jobs that are run again and beside themselves, step by step: one seed "
     "decides which thread runs at every storage call and lock, what every clock says, and what goes "
     "wrong. Processes stall for hours, die, fork and are cloned; calls fail before or after their "
     "effect, take effect late, are throttled, lose their body; listings are no snapshots; clocks drift "
@@ -16,6 +16,11 @@ _TEXT = [
     "and every read and every look at the feed is checked: acknowledged rows once, newest wins, whole "
     "batches, one snapshot, nothing that was shown is taken back, the feed once and in order, nothing "
     "needed was collected.",
+    "In one world of eight processes know each other by owner records: owners that write, stall, die and "
+    "come back, services, whoever asks them to flush or to adopt SSTables, and vandals who lose, date, "
+    "damage, bring back and forge records and requests. The rows are checked as everywhere, whatever happens "
+    "to the records. What records are for is checked where nothing goes wrong but deaths: nobody stops a "
+    "writer that lives, nobody is refused or kept waiting for one that is dead, closed or superseded.",
     "In nineteen of twenty worlds a base table of a few lines stands in for Lance, so that a world "
     "takes milliseconds; the others have Lance itself. A seed that fails is printed with the command "
     "that runs it again, and with the smallest world that still fails.",

@@ -35,6 +35,11 @@ _OFTEN = {
     "fork": 0.05,
 }
 
+#: One world in so many has owners with records, and those who ask them.
+WITH_OWNERS = 8
+#: Nothing goes wrong but deaths: in such a world nobody may stop a writer that lives.
+_ORDERLY = {**dict.fromkeys(Faults.kinds(), 0.0), "dies": 6.0}
+
 
 @dataclass(frozen=True)
 class Actor:
@@ -64,6 +69,11 @@ class Plan:
     flushes: float = 0.3
     is_light: bool = True
     has_key: bool = True
+    #: Seconds of an owner's lease; 0 where nobody has records.
+    lease: float = 0.0
+    is_orderly: bool = False
+    #: Whether MemTables are full after one put, and are sealed while others are under way.
+    is_small: bool = False
     #: Actors by number that were left out, and faults that were turned off, to find a smaller world.
     left_out: frozenset[int] = field(default_factory=frozenset)
     turned_off: frozenset[str] = field(default_factory=frozenset)
@@ -128,8 +138,44 @@ class Plan:
 WITH_LANCE = 20
 
 
+def _plan_with_owners(seed: int) -> Plan:
+    """Owners by their records. Pauses are some leases: every one has three heartbeats, which are steps."""
+    chance = random.Random(f"owners of {seed}")
+    is_orderly = chance.random() < 0.4
+    mood = "orderly" if is_orderly else chance.choice([*_MOODS, "stalls", "network"])
+    collects = chance.random() < 0.25
+    # Collectors wait for what is ten minutes old.
+    lease = 600.0 if collects else chance.choice([2.0, 10.0, 60.0])
+    pause = chance.choice([0.0, 0.1, 0.5, 2.0]) * lease
+
+    def some(kind: str, least: int, most: int, size: int = 3) -> list[Actor]:
+        pauses = chance.choice([pause, chance.choice([0.0, 0.2, 1.0]) * lease])
+        return [Actor(kind, chance.randint(1, size), pauses) for _ in range(chance.randint(least, most))]
+
+    actors = [*some("owner", 1, 3), *some("service", 0, 1), *some("asker", 0, 1), *some("publisher", 0, 1)]
+    actors += [*some("reader", 1, 1), *some("follower", 0, 1), *some("compactor", 0, 1)]
+    if not is_orderly and chance.random() < 0.6:
+        actors += some("vandal", 1, 1)
+    if collects:
+        actors.append(Actor("collector", chance.randint(2, 4), 900.0))
+    rates = _ORDERLY if is_orderly else _MOODS[mood]
+    return Plan(
+        seed,
+        mood,
+        tuple(actors),
+        tuple((name, rates.get(name, 1.0)) for name in Faults.kinds()),
+        is_near=chance.random() < 0.5,
+        schedule=seed,
+        lease=lease,
+        is_orderly=is_orderly,
+        is_small=seed % 5 == 1,
+    )
+
+
 def plan_of(seed: int) -> Plan:
     """The world of ``seed``."""
+    if seed % WITH_OWNERS == 3:
+        return _plan_with_owners(seed)
     chance = random.Random(f"plan of {seed}")
     mood = chance.choice([*_MOODS, "contention", "stalls"])
     is_light = seed % WITH_LANCE != 0
@@ -174,4 +220,5 @@ def plan_of(seed: int) -> Plan:
         flushes=0.7 if theme == "compaction" else 0.3,
         is_light=is_light,
         has_key=has_key,
+        is_small=seed % 7 == 5,
     )

@@ -141,6 +141,12 @@ class Disk:
         self.changes = self.sstables = 0
         self.met: Counter[str] = Counter()
         self.network = Process("the network")
+        #: How long a process may stand still.
+        self.stalls: Sequence[float] = _STALLS
+        #: What its time stamps are rounded down to.
+        self.stamp_seconds = 0.0
+        #: Told of every object that was written.
+        self.watch: Callable[[str], None] | None = None
 
     def store(self) -> ObjectStore:
         """A store as a process of its own opens it; a near one has one call under way at a time."""
@@ -157,6 +163,8 @@ class Disk:
         if path in self.emptied:
             self.emptied.discard(path)
             self.met["an emptied slot is filled again"] += 1
+        if self.watch is not None:
+            self.watch(path)
 
     def note_deleted(self, paths: Sequence[str]) -> None:
         self.emptied.update(paths)
@@ -164,7 +172,10 @@ class Disk:
     def timed(self, info: ObjectInfo | None) -> Any:
         if info is None:
             return None
-        return ObjectInfo(info.path, info.size, self.world.time(self.written.get(info.path, 0.0)))
+        written = self.written.get(info.path, 0.0)
+        if self.stamp_seconds:
+            written -= written % self.stamp_seconds
+        return ObjectInfo(info.path, info.size, self.world.time(written))
 
 
 class SimulatedBackend:
@@ -242,7 +253,7 @@ class SimulatedBackend:
         chance = world.random.random()
         if chance < faults.stands_still * (4 if is_write else 1):
             faults.struck["a process stands still"] += 1
-            world.process.stands_still_until = world.now + world.random.choice(_STALLS)
+            world.process.stands_still_until = world.now + world.random.choice(disk.stalls)
         elif chance > 1 - faults.dies * (4 if is_write else 1):
             faults.struck["a process dies"] += 1
             world.kill(world.process)

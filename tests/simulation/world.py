@@ -10,10 +10,12 @@ this world in place of Python's: the same names, so that the code under test kno
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -53,6 +55,11 @@ class Process:
     is_forked: bool = False
     #: The world's time until which it stands still.
     stands_still_until: float = 0.0
+    #: Where it runs, and under which number.
+    host: str = ""
+    pid: int = 0
+    #: The world's time of its death.
+    died: float | None = None
 
     def clock(self, now: float) -> float:
         return self.ahead + now * (1.0 + self.drift)
@@ -71,6 +78,8 @@ class _Thread:
     timed_out: bool = False
     is_over: bool = False
     place: str = "start"
+    #: What the code under test has in its place.
+    shown_as: object = None
 
 
 def _locked() -> Any:
@@ -143,6 +152,7 @@ class World:
 
     def kill(self, process: Process) -> None:
         process.is_dead = True
+        process.died = self.now
 
     def run(self) -> None:
         """Until every thread is over; raises the first error that a body let through."""
@@ -326,6 +336,8 @@ class World:
                     assert self._holder is None, "a lock of the world is held from outside"
                     self._holder = True
                     return True
+                if timeout > threading.TIMEOUT_MAX:
+                    raise OverflowError("timestamp too large to convert to C _PyTime_t")
                 if self._holder is not None:
                     if not blocking:
                         return False
@@ -366,6 +378,7 @@ class World:
 
             def start(self) -> None:
                 self._started = world._start(world.process, self.name, lambda: self._target(*self._args))
+                self._started.shown_as = self
                 world.step("a thread starts")
 
             def run(self) -> None:
@@ -375,7 +388,7 @@ class World:
                 return self._started is not None and not self._started.is_over
 
             def join(self, timeout: float | None = None) -> None:
-                if self._started is not None:
+                if self._started is not None and world.is_here():
                     started = self._started
                     world.wait("a thread's end", lambda: started.is_over, timeout)
 
@@ -387,10 +400,11 @@ class World:
             current_thread=world._current_or_none,
             main_thread=lambda: SimpleNamespace(is_alive=lambda: True),
             get_ident=threading.get_ident,
+            TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
 
     def _current_or_none(self) -> object:
-        return self._current() if self.is_here() else None
+        return (self._current().shown_as or self._current()) if self.is_here() else None
 
     def _time(self) -> Any:
         def clock() -> float:
@@ -410,6 +424,23 @@ class World:
             sleep=sleep,
             CLOCK_MONOTONIC=time.CLOCK_MONOTONIC,
         )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python collects no cycles within the block, and what is left of it is not ended when it does.
+
+    A writer that is freed ends its threads: in a world these would be steps of whatever thread was running
+    when Python thought of it, which no seed decides; after it there is nobody left who could end.
+    """
+    before = set(weakref.finalize._registry)  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        yield
+    finally:
+        for each in set(weakref.finalize._registry) - before:  # type: ignore[attr-defined]
+            each.detach()
+        gc.enable()
 
 
 def _uses() -> list[tuple[ModuleType, str]]:

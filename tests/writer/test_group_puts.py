@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import threading
 import time
@@ -10,7 +11,9 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,9 +23,10 @@ import lancewal.writer.group_commit
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.shard import ShardManifestStore, WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
-from lancewal.writer.group_commit import CommitLog, Put, Waiter
+from lancewal.writer.group_commit import MOST_GATHER_SECONDS, CommitLog, Put, Waiter
 from lancewal.writer.shard_writer import Backpressure
 from lancewal.writer.state import WriterState, without_frames
 from tests.faults import FaultyStore, Pause
@@ -442,3 +446,72 @@ def test_the_first_error_of_a_writer_stays() -> None:
     state.fail(OutcomeUnknownError("second"), memory_ahead_of_log=True, ends_log=True)
     assert str(state.ended.failure) == str(state.ended.log_failure) == "first"
     assert state.ended.poisoned
+
+
+def test_a_leader_waited_half_as_long_as_a_suspended_machine_slept(
+    append_only: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For company that did not come. Seeds 99405 and 99503 of the simulator."""
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store)
+    hours = itertools.count(time.perf_counter() + 3600.0, 3600.0)
+    slow = SimpleNamespace(perf_counter=lambda: next(hours), monotonic=time.monotonic)
+    with stalled(writer, store):
+        threads = [threading.Thread(target=writer.put, args=(big(n, 10),)) for n in (1, 2)]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: len(writer._log._arrived) == number, "put in line")  # noqa: B023
+        monkeypatch.setattr(lancewal.writer.group_commit, "time", slow)
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert 0 < writer._log._gather_seconds <= MOST_GATHER_SECONDS
+    writer.put(big(3, 10))
+    writer.close()
+
+
+def test_an_entry_holds_rows_of_one_generation(append_only: BaseTable) -> None:
+    """It is replayed or passed over as a whole: by the generation that it names."""
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store, max_memtable_rows=1)
+    with stalled(writer, store):
+        threads = [threading.Thread(target=writer.put, args=(big(n, 10),)) for n in (1, 2, 3)]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: len(writer._log._arrived) == number, "put in line")  # noqa: B023
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    tailer = WalTailer(store, writer.shard_id)
+    entries = [entry for entry in tailer.entries(1, tailer.next_position()) if not entry.sentinel]
+    assert [entry.generation for entry in entries] == [1, 2, 3, 4]
+    assert [sum(batch.num_rows for batch in entry.batches) for entry in entries] == [1, 1, 1, 1]
+    writer.close()
+
+
+def test_rows_that_the_log_did_not_take_are_not_published(append_only: BaseTable) -> None:
+    """An SSTable is written beside the log, and counts only when its rows are in both."""
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store, durable_write=False, max_wal_flush_interval=None)
+    writer.put(big(1, 10))
+    store.faults.fail("put_if_absent", where="/wal/", times=None)
+    with suppress(LanceWalError):
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+    with suppress(LanceWalError):
+        writer.close()
+    assert ShardManifestStore(store, writer.shard_id).require_latest().sstables == ()
+
+
+def test_a_flush_does_not_publish_at_a_generation_that_is_not_its_own(append_only: BaseTable) -> None:
+    """It would set the shard back to a generation that another SSTable has."""
+    store = faulty_store(append_only)
+    writer = open_writer(append_only, store=store)
+    writer.put(big(1, 10))
+    manifests = ShardManifestStore(store, writer.shard_id)
+    ahead = manifests.commit_update(writer.epoch, lambda manifest: replace(manifest, current_generation=5))
+    writer.force_seal_active()
+    with pytest.raises(StorageError, match="generation 1 cannot be published"):
+        writer.wait_for_flush_drain()
+    assert manifests.require_latest() == ahead
+    abandon(writer)

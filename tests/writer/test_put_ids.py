@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
@@ -11,15 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lancewal
+from lancewal.base import BaseTable
 from lancewal.errors import BusyError, InvalidInputError, PartialWriteError
 from lancewal.format import PutId, put_ids_of, put_ids_tag
 from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
+from lancewal.writer import ShardWriter
 from lancewal.writer import put_ids as put_ids_module
+from lancewal.writer.group_commit import Put
 from lancewal.writer.put_ids import PutIds
 from tests.faults import FaultyStore
-from tests.tables import APPEND_ONLY, abandon, ids, rows, wal_table
+from tests.patience import PATIENCE, wait_until
+from tests.tables import APPEND_ONLY, abandon, ids, open_writer, rows, wal_table
 
 
 def append_only(where: Path, **how: object) -> Table:
@@ -205,3 +211,47 @@ def test_a_put_with_little_patience_is_told_that_there_is_no_room(tmp_path: Path
     writer.put(some(number * 1000, 500), put_id=PutId("one", number))
     writer.close()
     assert table.count_rows() == number * 500
+
+
+@pytest.mark.parametrize("taken_in", [True, False])
+def test_an_interrupted_put_that_a_leader_took_in_landed_twice(tmp_path: Path, taken_in: bool) -> None:
+    """Its thread went while another inserted its rows: its id said that they were not written."""
+    base = BaseTable.open(append_only(tmp_path).uri)
+    store = FaultyStore(ObjectStore.from_uri(base.uri, fsync=False))
+    writer = open_writer(base, store=store)
+    follower = threading.Thread(target=_put_until_interrupted, args=(writer,))
+    insert = writer._mode.insert
+
+    def interrupting_insert(put: Put) -> None:
+        if put.put_id is None or put.put_id.number != 2 or threading.current_thread() is not leader:
+            return insert(put)
+        assert follower.ident is not None
+        interrupt = ctypes.py_object(KeyboardInterrupt)
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(follower.ident), interrupt) == 1
+        follower.join(PATIENCE)
+        assert not follower.is_alive()
+        if not taken_in:
+            raise InvalidInputError("these rows are refused")
+        return insert(put)
+
+    writer._mode.insert = interrupting_insert  # type: ignore[method-assign]
+    leader = threading.Thread(target=writer.put, args=(some(10, 1),), kwargs={"put_id": PutId("one", 1)})
+    with store.faults.pause("put_if_absent", where="/wal/") as pause:
+        first = threading.Thread(target=writer.put, args=(some(0, 1),))
+        first.start()
+        pause.wait_until_reached()
+        for number, thread in enumerate((leader, follower), start=1):
+            thread.start()
+            wait_until(lambda: len(writer._log._line) == number, "put in line")  # noqa: B023
+    for thread in (first, leader):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    for _ in range(2):
+        writer.put(some(20, 1), put_id=PutId("one", 2))
+    writer.close()
+    assert ids(lancewal.open(base.uri).scan().to_table()) == [0, 10, 20]
+
+
+def _put_until_interrupted(writer: ShardWriter) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(some(20, 1), put_id=PutId("one", 2))

@@ -23,8 +23,11 @@ from lancewal.errors import (
     ClosedError,
     FencedError,
     InvalidInputError,
+    LanceWalError,
+    OutcomeUnknownError,
     PartialWriteError,
     SealedShardError,
+    ShardOwnedError,
     StorageError,
 )
 from lancewal.shard import WalTailer
@@ -736,3 +739,31 @@ def test_a_put_that_is_larger_than_the_room_goes_alone(table: Table) -> None:
     with table.writer(max_memtable_size=1000, max_unflushed_memtable_bytes=1000) as writer:
         writer.put(rows(0, 2000))
     assert table.count_rows() == 2000
+
+
+@pytest.mark.parametrize("second", [StorageError("no"), ShardOwnedError(UUID(int=1), "ab" * 8, "there", 7)])
+def test_the_error_of_a_second_try_denied_rows_that_the_first_had_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: LanceWalError
+) -> None:
+    """The shard was lost after the rows had got into its log, and could not be opened again."""
+    table = wal_table(tmp_path / "table", unsharded=True)
+    writer = table.writer()
+    writer.put(rows(0, 1))
+    (shard_id, shard_writer), *_ = writer.shard_writers.items()
+    write_rows = shard_writer.write_rows
+
+    def written_and_lost(*about: Any) -> None:
+        write_rows(*about)
+        error = FencedError(shard_id, 1, 2)
+        error.may_be_written = True
+        raise error
+
+    def not_opened(_: object) -> None:
+        raise second
+
+    monkeypatch.setattr(shard_writer, "write_rows", written_and_lost)
+    monkeypatch.setattr(writer, "_open_shard", not_opened)
+    with pytest.raises(PartialWriteError) as failed:
+        writer.put(rows(1, 1))
+    assert isinstance(failed.value.failed[shard_id], OutcomeUnknownError)
+    assert ids(table.scan().to_table()) == [0, 1]

@@ -132,6 +132,22 @@ class BaseTable:
             # The table is gone, or the version that was found, or Lance failed: start from nothing.
             return _open_newest(self.uri, self.storage_options, store)
 
+    def continues(self, earlier: BaseTable, store: ObjectStore) -> bool:
+        """Whether ``earlier`` is a version of this table, not of one that was at its place before.
+
+        Where both have an index in common, that tells. Otherwise the earlier version is looked for, and if
+        it was cleaned up, it counts as another table's: whoever asks begins anew, which is always right.
+        """
+        if earlier.version >= self.version:
+            return (earlier.version, earlier.committed_at) == (self.version, self.committed_at)
+        ours, theirs = self.manifest, earlier.manifest
+        if ours.mem_wal_uuid == theirs.mem_wal_uuid:
+            return True
+        if {index.uuid for index in ours.indexes} & {index.uuid for index in theirs.indexes}:
+            return True
+        found = find_manifest(store, earlier.version)
+        return found is not None and found.checksum == theirs.checksum
+
     def committed(self, store: ObjectStore) -> BaseTable:
         """The version that the last commit through :attr:`dataset` made, after one request.
 
@@ -371,6 +387,13 @@ def column_log(store: ObjectStore) -> ColumnLog:
         ),
         lambda _: _NAME_BYTES,
     )
+
+
+def forget_columns(store: ObjectStore) -> None:
+    """Forget what the versions of the table had, because another table was made at its place."""
+    _column_logs.remove(store.identity)
+    # By table and version; there is no list of those of one table.
+    _columns.clear()
 
 
 def store_column_history(store: ObjectStore, version: int) -> None:

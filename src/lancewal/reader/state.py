@@ -49,7 +49,7 @@ from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
-from lancewal.base import BaseTable, parts_id
+from lancewal.base import BaseTable, forget_columns, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
 from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView
@@ -338,13 +338,6 @@ def _progress(place: ShardPlace) -> tuple[int, bool, int]:
     return place.manifest.version, bool(place.views), place.wal_end
 
 
-def _is_another(known: BaseTable, newest: BaseTable) -> bool:
-    """Whether ``newest`` is another table than ``known``, at the same place: versions never go back."""
-    return newest.version < known.version or (
-        newest.version == known.version and newest.committed_at != known.committed_at
-    )
-
-
 @dataclass(frozen=True)
 class _Chosen:
     """Which of some shards a read is about. Of ``unknown`` ones only their manifests tell."""
@@ -569,13 +562,17 @@ class StateReader:
         check_process()
         now = time.monotonic()
         known = before = self._base
+        is_another = False
         if known is None:
-            options = self._store.storage_options
-            known = BaseSource(BaseTable.open(self._store.uri, options, store=self._store))
+            known = BaseSource(self._opened_base())
         elif (newest := known.base.refreshed(self._store)) is not known.base:
-            known = BaseSource(newest, earlier=known)
+            is_another = not newest.continues(known.base, self._store)
+            if is_another:
+                forget_columns(self._store)
+                newest = self._opened_base()
+            known = BaseSource(newest, earlier=None if is_another else known)
         with self._keeping:
-            if before is not None and self._base is before and _is_another(before.base, known.base):
+            if is_another and self._base is before:
                 # All that is kept of shards is about the old one, whose shards may have had the same ids.
                 self._shards, self._names = ([], float("-inf")), []
                 self._replaced += 1
@@ -585,3 +582,6 @@ class StateReader:
             # In this order: whoever looks at the time first never takes an older base for a recent one.
             self._base_at = max(self._base_at, now)
         return known
+
+    def _opened_base(self) -> BaseTable:
+        return BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)

@@ -61,6 +61,8 @@ _LONGEST_LEASE = timedelta(minutes=10)
 _STAMP_SECONDS = 1.0
 #: Looks at a record in a lease, for whoever waits for its owner.
 _LOOKS_IN_A_LEASE = 20
+#: Seconds between two looks, at least: a lease that is no time at all must not become a storm of requests.
+_SHORTEST_PAUSE = 0.02
 #: Heartbeats in a lease.
 BEATS = 3
 
@@ -154,7 +156,7 @@ def wait_until_gone(store: ObjectStore, owner: Owner, shard_id: UUID) -> bool:
     Raises :class:`ShardOwnedError` if it lives and has the shard.
     """
     path = layout.owner_record(owner.owner_id)
-    pause = min(owner.lease.total_seconds() / _LOOKS_IN_A_LEASE, 1.0)
+    pause = min(max(owner.lease.total_seconds() / _LOOKS_IN_A_LEASE, _SHORTEST_PAUSE), 1.0)
     first: ObjectInfo | None = None
     began = time.monotonic()
     since = datetime.min.replace(tzinfo=UTC)

@@ -40,6 +40,7 @@ _LOOKS_IN_A_BEAT = 8
 _FREE_LOOKS_WHILE_ASKED = 64
 _BUSY_LEASES = 3
 _SHORTEST_PAUSE = 0.01
+_LONGEST_PAUSE = 60.0
 
 Look = Callable[[ShardManifestStore], ShardManifest | None]
 Claimed = Callable[[int], object]
@@ -330,7 +331,8 @@ class _Heart:
                 in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
         # One whose step is under way is looked at again soon: its next heartbeat may be due first.
         waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
-        return max(_SHORTEST_PAUSE, min(waiting, default=now + 1) - time.monotonic())
+        # One that is about to open its first shard has nothing due yet, and no lock waits for ever and a day.
+        return max(_SHORTEST_PAUSE, min([*waiting, now + _LONGEST_PAUSE]) - time.monotonic())
 
     @staticmethod
     def _step_of_one(presence: Presence) -> None:
@@ -353,7 +355,11 @@ def serve_with(serve: Callable[[Presence, ObjectStore], bool]) -> None:
 
 _heart = _Heart()
 in_forked_child(_heart.start_empty)
-presence_at = _heart.presence
+
+
+def presence_at(uri: str) -> Presence:
+    """This process at the table."""
+    return _heart.presence(uri)
 
 
 def open_owned(

@@ -54,6 +54,8 @@ WRITE_ATTEMPTS = 3
 RETRY_PAUSE_SECONDS = 0.2
 #: A leader waits for company no longer than this share of what the last write took.
 GATHER_SHARE = 0.5
+#: And no longer than this: a write that an outage or a suspended machine held up says nothing of the next.
+MOST_GATHER_SECONDS = 0.1
 
 
 class PutState(Enum):
@@ -105,6 +107,8 @@ class Put(Waiter):
     refusal: Exception | None = field(init=False, default=None)
     #: Where the rows are in memory; ``None`` in WAL-only mode.
     memtable: MemTable | None = field(init=False, default=None)
+    #: One with the same id whose thread was interrupted. If a leader took it in nevertheless, this is it.
+    earlier: Put | None = field(init=False, default=None)
     #: Bytes of all puts up to this one since the log began: differences tell what is queued.
     end_bytes: int = field(init=False, default=0)
 
@@ -112,6 +116,15 @@ class Put(Waiter):
     def positions(self) -> range:
         """The batch positions of the rows, once they are queued."""
         return range(self.end_position - len(self.rows.batches), self.end_position)
+
+    def stand_for_earlier(self) -> None:
+        """Take the place of an earlier one that is queued; requires that no leader takes that in any more."""
+        earlier = self.earlier
+        while earlier is not None and self.state is PutState.WAITING:
+            if earlier.state is PutState.QUEUED:
+                self.end_position = earlier.end_position
+                self.state = PutState.QUEUED
+            earlier = earlier.earlier
 
 
 class Destination(Protocol):
@@ -347,6 +360,9 @@ class CommitLog:
         """Insert the rows of all puts that have arrived. Requires the lead."""
         while self._arrived:
             put = self._arrived[0]
+            if put.earlier is not None:
+                # It arrived before, so what was to become of it has.
+                put.stand_for_earlier()
             # A leader that was interrupted may have queued the rows without saying so.
             undecided = put.state is PutState.WAITING and put.refusal is None and not self._is_last(put)
             if undecided and put.present.locked():
@@ -408,7 +424,7 @@ class CommitLog:
             while self._queue and self._queue[0].end_position <= last.end_position:
                 self._queue.popleft()
             self._expected_puts = len(group.puts) + len(self._queue) + len(self._arrived)
-            self._gather_seconds = GATHER_SHARE * group.io_seconds
+            self._gather_seconds = min(GATHER_SHARE * group.io_seconds, MOST_GATHER_SECONDS)
             self._in_flight = None
         assert group.data is not None
         self._stats.add(

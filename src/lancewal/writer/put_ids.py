@@ -34,13 +34,16 @@ class _Session:
     #: The puts that were begun and not ended. An interrupt may leave one here for good: its state says
     #: what became of it once its thread is gone.
     under_way: dict[int, Put] = field(default_factory=dict)
+    #: Puts whose threads were interrupted while they waited. A leader may have been about to take one in:
+    #: whoever sends it again has it beside him, and stands for it if so.
+    interrupted: dict[int, Put] = field(default_factory=dict)
     used_at: float = 0.0
 
     def settle(self, up_to: int) -> None:
         if up_to > self.settled:
             self.settled = up_to
-            for number in [number for number in self.landed if number <= up_to]:
-                del self.landed[number]
+            self.landed = {number: end for number, end in self.landed.items() if number > up_to}
+            self.interrupted = {number: put for number, put in self.interrupted.items() if number > up_to}
 
 
 class PutIds:
@@ -87,6 +90,7 @@ class PutIds:
                     return session.landed[put_id.number]
                 first = session.under_way.get(put_id.number)
                 if first is None:
+                    put.earlier = session.interrupted.pop(put_id.number, None)
                     session.under_way[put_id.number] = put
                     return None
             if first.present.acquire(timeout=LOOK_AGAIN_SECONDS):
@@ -101,8 +105,11 @@ class PutIds:
             session = self._session(put_id)
             if session.under_way.get(put_id.number) is not put:
                 return
-            if put.state is PutState.QUEUED and put_id.number > session.settled:
-                session.landed[put_id.number] = put.end_position
+            if put_id.number > session.settled:
+                if put.state is PutState.QUEUED:
+                    session.landed[put_id.number] = put.end_position
+                elif put.state is not PutState.REFUSED:
+                    session.interrupted[put_id.number] = put
             del session.under_way[put_id.number]
 
     def _session(self, put_id: PutId) -> _Session:

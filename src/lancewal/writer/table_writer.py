@@ -322,7 +322,13 @@ class TableWriter:
         except (FencedError, StorageError, OutcomeUnknownError) as error:
             if not self._may_come_back(slot, writer, error, put_id):
                 raise
-        return self._came_back(slot, writer, shard).write_rows(rows, put_id, patience)
+            first = error
+        try:
+            return self._came_back(slot, writer, shard).write_rows(rows, put_id, patience)
+        except LanceWalError as error:
+            if (told := _of_both(first, error)) is error:
+                raise
+            raise told from error
 
     def _may_come_back(
         self, slot: _Slot, lost: ShardWriter, error: LanceWalError, put_id: PutId | None
@@ -395,6 +401,19 @@ def _settle(shard: UUID, call: Callable[[], T], done: dict[UUID, T], failed: dic
         done[shard] = call()
     except Exception as error:
         failed[shard] = error
+
+
+def _of_both(first: LanceWalError, second: LanceWalError) -> LanceWalError:
+    """What a caller has to know of rows that were tried twice: the second try must not deny the first."""
+    if isinstance(first, OutcomeUnknownError) or getattr(first, "may_be_written", False):
+        if isinstance(second, FencedError):
+            second.may_be_written = True
+        elif not isinstance(second, OutcomeUnknownError):
+            return OutcomeUnknownError(
+                "the rows may be in the log of a writer that has lost the shard, and were not written "
+                f"again: {second}"
+            )
+    return second
 
 
 @dataclass

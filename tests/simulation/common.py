@@ -1,0 +1,45 @@
+"""What actors of all kinds share: the one shard, how they write to it, what may fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from lancewal.config import ShardWriterConfig
+from lancewal.errors import (
+    ConflictError,
+    FencedError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    ShardOwnedError,
+    StorageError,
+)
+from lancewal.shard import Shard
+
+SHARD = UUID(int=7)
+CONFIG = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None)
+#: Every put fills a MemTable.
+SMALL = replace(CONFIG, max_memtable_rows=3)
+WAL_ONLY = ShardWriterConfig(fsync=False, durable_write=True, stats_log_interval=None, enable_memtable=False)
+#: What a call may raise where storage fails or others take over; anything else is a bug.
+EXPECTED = (
+    FencedError,
+    ConflictError,
+    StorageError,
+    OutcomeUnknownError,
+    PartialWriteError,
+    ShardOwnedError,
+)
+
+
+class _OneShard:
+    """Routes all rows to one shard, as the router of a table does that is not sharded."""
+
+    def route(self, batch: pa.RecordBatch) -> list[tuple[Shard, pa.RecordBatch]]:
+        return [(Shard(SHARD, 0, ()), batch)]
+
+
+ONE_SHARD: Any = _OneShard()
