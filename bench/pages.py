@@ -35,8 +35,14 @@ that of the single passes. A target is what we set ourselves; a missed one is sh
 """
 
 
+def stored_results() -> list[dict[str, Any]]:
+    """Those of workloads; other figures that are stored beside them have pages of their own."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return [each for each in found if "workload" in each]
+
+
 def write_pages() -> None:
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = stored_results()
     parts = [HEAD, _machine(results)]
     write_scale(results, DOCS)
     results = [each for each in map(_without_exponents, results) if each["rows"]]

@@ -54,7 +54,7 @@ def wal_table(
 ) -> lancewal.Table:
     """A table as users make one; ``how`` is for ``initialize``, without any it has one shard."""
     lance.write_dataset(schema.empty_table() if data is None else data, str(where), schema=schema)
-    if not how.keys() & {"bucket", "identity", "unsharded"}:
+    if not how.keys() & {"bucket", "identity", "unsharded", "by_hand"}:
         how["unsharded"] = True
     return lancewal.initialize(str(where), **{"writer_defaults": fast(), **how})
 
@@ -63,7 +63,7 @@ def writable_table(
     where: Path | str, schema: pa.Schema = KEYED, data: pa.Table | None = None, **how: Any
 ) -> lancewal.Table:
     """Like :func:`wal_table`, but in two buckets of ``id`` where ``how`` says nothing."""
-    if not how.keys() & {"bucket", "identity", "unsharded"}:
+    if not how.keys() & {"bucket", "identity", "unsharded", "by_hand"}:
         how["bucket"] = ("id", 2)
     return wal_table(where, schema, data, **{"writer_defaults": FAST_DEFAULTS, **how})
 

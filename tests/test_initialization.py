@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -47,13 +48,13 @@ def content(where: Path) -> dict[str, bytes]:
 # --- what is written --------------------------------------------------------------------
 
 MODES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
+    ({"by_hand": True}, {}),
     ({"bucket": ("id", 3)}, {"bucket_column": "id", "num_buckets": 3}),
     ({"identity": "tenant"}, {"identity_column": "tenant"}),
     ({"identity": "id"}, {"identity_column": "id"}),
     ({"unsharded": True}, {"unsharded": True}),
     ({"unsharded": True, "maintained_indexes": []}, {"unsharded": True, "maintained_indexes": []}),
-    ({"maintained_indexes": ["id_idx"]}, {"maintained_indexes": ["id_idx"]}),
+    ({"by_hand": True, "maintained_indexes": ["id_idx"]}, {"maintained_indexes": ["id_idx"]}),
 ]
 
 
@@ -68,9 +69,14 @@ def test_index_is_the_one_that_lance_makes(
         datasets.append(dataset)
     table = lancewal.initialize(datasets[0], **ours)
     datasets[1].initialize_mem_wal(**theirs)
-    expected = BaseTable.open(datasets[1])
-    assert table.details == expected.details
-    assert lance.dataset(table.uri).mem_wal_index_details() == datasets[1].mem_wal_index_details()
+    expected = BaseTable.open(datasets[1]).details
+    shown = datasets[1].mem_wal_index_details()
+    if "maintained_indexes" not in ours:
+        # Where all are maintained, ours also names them: LanceDB goes by names.
+        expected = replace(expected, maintained_indexes=("id_idx", "tenant_idx", "vector_idx"))
+        shown["maintained_indexes"] = list(expected.maintained_indexes)
+    assert table.details == expected
+    assert lance.dataset(table.uri).mem_wal_index_details() == shown
 
 
 def stored_details(where: str) -> bytes:
@@ -85,8 +91,8 @@ def stored_details(where: str) -> bytes:
 def test_index_details_are_byte_equal_to_those_of_lance(
     tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
-    lancewal.initialize(create(tmp_path / "ours", WIDE), **ours)
-    lance.dataset(create(tmp_path / "theirs", WIDE)).initialize_mem_wal(**theirs)
+    lancewal.initialize(create(tmp_path / "ours", WIDE), maintained_indexes=[], **ours)
+    lance.dataset(create(tmp_path / "theirs", WIDE)).initialize_mem_wal(maintained_indexes=[], **theirs)
     assert stored_details(str(tmp_path / "ours")) == stored_details(str(tmp_path / "theirs"))
 
 
@@ -113,7 +119,10 @@ def test_every_bucket_has_its_manifest(tmp_path: Path) -> None:
     assert {(shard.spec_id, shard.epoch, shard.tail_length) for shard in shards} == {(1, 0, 0)}
 
 
-@pytest.mark.parametrize(("sharding", "count"), [({"unsharded": True}, 1), ({"identity": "id"}, 0), ({}, 0)])
+@pytest.mark.parametrize(
+    ("sharding", "count"),
+    [({"unsharded": True}, 1), ({"identity": "id"}, 0), ({"by_hand": True}, 0), ({}, 4)],
+)
 def test_shards_that_exist_from_the_start(tmp_path: Path, sharding: dict[str, Any], count: int) -> None:
     assert len(lancewal.initialize(create(tmp_path / "t"), **sharding).shards()) == count
 

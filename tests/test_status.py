@@ -107,10 +107,10 @@ def test_a_long_tail_on_a_remote_store_is_measured_as_exactly_as_a_local_one(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"bucket": ("id", 3), "unsharded": False}, "bucket(id, 3)"),
-        ({"identity": "id", "unsharded": False}, "identity(id)"),
+        ({"bucket": ("id", 3)}, "bucket(id, 3)"),
+        ({"identity": "id"}, "identity(id)"),
         ({}, "unsharded"),
-        ({"unsharded": False}, "by hand"),
+        ({"by_hand": True}, "by hand"),
     ],
 )
 def test_sharding_in_words(tmp_path: Path, options: dict[str, Any], text: str) -> None:
@@ -118,7 +118,7 @@ def test_sharding_in_words(tmp_path: Path, options: dict[str, Any], text: str) -
 
 
 def test_buckets_come_in_their_order(tmp_path: Path) -> None:
-    status = wal_table(tmp_path / "t", bucket=("id", 12), unsharded=False).status()
+    status = wal_table(tmp_path / "t", bucket=("id", 12)).status()
     assert [shard.values["bucket"] for shard in status.shards] == list(range(12))
 
 

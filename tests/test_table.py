@@ -35,7 +35,7 @@ from tests.tables import APPEND_ONLY, KEYED, abandon, fast, rows, wal_table
 
 @pytest.fixture
 def manual(tmp_path: Path) -> Table:
-    return wal_table(tmp_path / "m", unsharded=False)
+    return wal_table(tmp_path / "m", by_hand=True)
 
 
 def the_shard(table: Table) -> lancewal.ShardInfo:
@@ -106,7 +106,7 @@ def test_stored_writer_defaults_are_applied(tmp_path: Path) -> None:
 
 def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) -> None:
     stored = {"max_memtable_rows": "7", "max_memtable_batches": "9", "fsync": "false"}
-    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults=stored)
+    table = wal_table(tmp_path / "t", by_hand=True, writer_defaults=stored)
     with table.shard_writer(uuid4(), max_memtable_rows=8) as writer:
         config = writer.config
     assert (config.max_memtable_rows, config.max_memtable_batches, config.fsync) == (8, 9, False)
@@ -114,7 +114,7 @@ def test_arguments_win_over_stored_defaults_and_those_over_ours(tmp_path: Path) 
 
 
 def test_whole_configuration_replaces_the_stored_defaults(tmp_path: Path) -> None:
-    table = wal_table(tmp_path / "t", unsharded=False, writer_defaults={"max_memtable_rows": "7"})
+    table = wal_table(tmp_path / "t", by_hand=True, writer_defaults={"max_memtable_rows": "7"})
     # Not a whole number of milliseconds: must not be rounded on the way.
     mine = fast(max_memtable_batches=5, async_index_interval=timedelta(microseconds=1500))
     with table.shard_writer(uuid4(), mine, max_memtable_rows=6) as writer:

@@ -1,13 +1,10 @@
 """A streaming write path for Lance tables: durable, searchable at once, compacted by Spark.
 
->>> import tempfile, lance, lancewal, pyarrow as pa
->>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+>>> import tempfile, lancewal
 >>> uri = tempfile.mkdtemp() + "/table"
->>> _ = lance.write_dataset(pa.schema([key, pa.field("text", pa.string())]).empty_table(), uri)
->>> table = lancewal.initialize(uri, bucket=("id", 4))
+>>> table = lancewal.create(uri, [{"id": 1, "text": "a"}, {"id": 2, "text": "b"}], key="id")
 >>> with table.writer() as writer:
-...     _ = writer.put(pa.table({"id": [1, 2], "text": ["a", "b"]}))
-...     _ = writer.put(pa.table({"id": [2], "text": ["newer"]}))
+...     _ = writer.put({"id": 2, "text": "newer"})
 ...     _ = writer.delete(1)
 >>> lancewal.open(uri).scan().to_table().to_pylist()
 [{'id': 2, 'text': 'newer'}]
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
         connect,
         share,
     )
-    from lancewal.initialization import initialize, restore
+    from lancewal.initialization import create, initialize, restore, uninitialize
     from lancewal.maintenance import Checkpoint, UpkeepSettings
     from lancewal.reader import LookupResult, Scan, TableView
     from lancewal.shard import ShardRouter, WalAppender, WalTailer
@@ -83,10 +80,12 @@ _HOMES = {
     "WalTailer": ("lancewal.shard", "WalTailer"),
     "WriteResult": ("lancewal.writer", "WriteResult"),
     "connect": ("lancewal.gateway", "connect"),
+    "create": ("lancewal.initialization", "create"),
     "initialize": ("lancewal.initialization", "initialize"),
     "open": ("lancewal.table", "open_table"),
     "share": ("lancewal.gateway", "share"),
     "restore": ("lancewal.initialization", "restore"),
+    "uninitialize": ("lancewal.initialization", "uninitialize"),
 }
 
 __all__ = [
@@ -117,11 +116,13 @@ __all__ = [
     "WriteResult",
     "__version__",
     "connect",
+    "create",
     "errors",
     "initialize",
     "open",
     "restore",
     "share",
+    "uninitialize",
 ]
 
 

@@ -158,7 +158,7 @@ class Table(MaintainedTable):
         self,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         upkeep: bool = False,
         **overrides: Any,
@@ -225,7 +225,7 @@ class Table(MaintainedTable):
         shard_id: UUID | str,
         config: ShardWriterConfig | None = None,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         take_over: TakeOver = "when_gone",
         **overrides: Any,
     ) -> ShardWriter:

@@ -38,11 +38,13 @@ PUBLIC_NAMES = {
     "WriteResult",
     "__version__",
     "connect",
+    "create",
     "errors",
     "initialize",
     "open",
     "restore",
     "share",
+    "uninitialize",
 }
 
 #: Longer than this a module holds more than one concept.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from bench.pages import README, README_END, README_START, RESULTS, with_measured
+from bench.pages import README, README_END, README_START, stored_results, with_measured
 
 _ROW = {
     "name": "durable put",
@@ -27,6 +25,6 @@ def test_the_readme_gets_the_measures_with_a_target_and_keeps_the_rest() -> None
 
 
 def test_the_readme_holds_what_was_measured_last() -> None:
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = stored_results()
     readme = README.read_text()
     assert with_measured(readme, results) == readme

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_create_ignored_the_key_of_a_table_that_is_there_and_took_rows_twice(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text('{"id": 1, "name": "a"}\n')
-    lance.write_dataset(pa.table({"id": [5], "name": ["x"]}), str(tmp_path / "plain"))
+    lance.write_dataset(pa.table({"id": [5, 5], "name": ["x", "y"]}), str(tmp_path / "plain"))
     ok("ingest", tmp_path / "keyless", source, "--create")
     ok("ingest", tmp_path / "keyed", source, "--create", "--key", "id", "--bucket", "id:2")
     for table, *arguments in (

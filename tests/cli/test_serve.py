@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import lancewal
-from tests.cli.support import SOURCE, run
+from tests.cli.support import SOURCE, ok, run
 from tests.tables import rows, wal_table
 
 TOKEN = "token-of-the-serve-tests"
@@ -77,6 +77,8 @@ def test_a_served_table_is_written_read_and_handed_over(tmp_path: Path) -> None:
             writer.put(rows(0, 10))
             (owner,) = table.owners()
             assert (owner.pid, owner.address) == (child.pid, said["address"])
+            shown = " ".join(ok("status", table.uri, columns=300).out.split())
+            assert f"process {child.pid} on {owner.host}, at {said['address']}: 2 shards" in shown
             assert probe(said["http"], "/ready")[0] == 200
             assert probe(said["http"], "/live")[0] == 200
             assert probe(said["http"], "/metrics")[0] == 401

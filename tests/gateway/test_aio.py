@@ -15,7 +15,7 @@ import lancewal
 from lancewal.errors import ClosedError, InvalidInputError
 from lancewal.gateway import Gateway
 from lancewal.gateway.aio import AsyncTable, AsyncWriter
-from tests.tables import APPEND_ONLY, ids, rows, wal_table
+from tests.tables import APPEND_ONLY, fast, ids, rows, wal_table
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -160,3 +160,22 @@ def test_a_cancelled_coroutine_disturbs_nobody(table: AsyncTable) -> None:
         return found
 
     asyncio.run(run())
+
+
+def test_rows_of_python_go_together_and_their_vectors_are_rounded(tmp_path: Path) -> None:
+    first = [{"id": 0, "vector": [0.5, 1.0]}]
+    table = lancewal.create(tmp_path / "t", first, key="id", writer_defaults=fast())
+
+    async def main() -> int:
+        async with AsyncTable(table).writer() as writer:
+            await asyncio.gather(*(writer.put({"id": n, "vector": [0.1, n]}) for n in range(1, 20)))
+            with pytest.raises(InvalidInputError, match="column id, row 0"):
+                await writer.put({"id": "x"})
+        async with AsyncTable(table).writer() as writer:
+            with pytest.raises(InvalidInputError, match="no column nope"):
+                await writer.put({"nope": 1})
+        return await AsyncTable(table).count_rows()
+
+    assert asyncio.run(main()) == 20
+    assert table.lookup(7) == {"id": 7, "vector": [pytest.approx(0.1), 7.0]}
+    assert table.owners() == [], "the writers were closed"

@@ -330,7 +330,7 @@ def test_a_file_that_grows_is_not_whole(tmp_path: Path) -> None:
 def test_a_table_whose_shards_are_chosen_by_hand_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
     """A part that was begun and can never be written was left in the journal."""
     lance.write_dataset(APPEND_ONLY.empty_table(), str(tmp_path / "t"))
-    table = lancewal.initialize(tmp_path / "t")
+    table = lancewal.initialize(tmp_path / "t", by_hand=True)
     source = write_parquet(tmp_path / "rows.parquet", 0, 3)
     with pytest.raises(InvalidInputError, match="no sharding spec"):
         job(table).run(find_files([source]))

@@ -433,8 +433,8 @@ BUGS = (
     Bug(
         "a job is asked for before the claim",
         "publish/publishing.py",
-        "        found = _earlier_write(store, log, claimed, end)\n        if found is not None:\n",
-        "        found = _earlier_write(store, log, claimed, end)\n"
+        "        found = _earlier_write(store, log, claimed, end, seen[0])\n        if found is not None:\n",
+        "        found = _earlier_write(store, log, claimed, end, seen[0])\n"
         "        if found is not None and found.position is None:\n",
         "a task that is run again appends its rows twice",
         _PUBLISH,

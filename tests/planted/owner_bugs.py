@@ -38,7 +38,7 @@ OWNER_BUGS = (
     Bug(
         "a process that died here is waited for",
         "service/owners.py",
-        "    return _is_ours(owner) and not _runs(owner.pid, owner.started)\n",
+        "    return _is_ours(owner) and not process_runs(owner.pid, owner.started)\n",
         "    return False\n",
         "a service that is started again waits for a lease",
         _OWNERS,

@@ -256,7 +256,7 @@ def test_a_pointers_rows_count_for_the_limit_of_bytes(table: lancewal.Table, sto
 
 def test_a_shard_that_appears_later_is_read_from_its_beginning(tmp_path: Path) -> None:
     lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
-    table = lancewal.initialize(str(tmp_path / "table"), writer_defaults=fast())
+    table = lancewal.initialize(str(tmp_path / "table"), by_hand=True, writer_defaults=fast())
     with table.shard_writer(UUID(int=1)) as writer:
         writer.put(rows(1, 1))
     place = ChangeFeed.open(table.uri).latest()

@@ -63,7 +63,7 @@ def test_rows_go_all_the_way_to_the_base_table_and_the_rest_is_collected(
 def test_a_compaction_job_changed_what_reads_give_for_keys_in_two_shards(tmp_path: Path) -> None:
     """Two shards by hand with the same keys; one task, whose parts end at the first that fails."""
     lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
-    table = lancewal.initialize(str(tmp_path / "table"), writer_defaults=fast())
+    table = lancewal.initialize(str(tmp_path / "table"), by_hand=True, writer_defaults=fast())
     one, other = sorted(uuid4() for _ in range(2))
     for shard, prefix in [(one, "a"), (other, "b"), (other, "c"), (one, "d"), (other, "e")]:
         with table.shard_writer(shard) as writer:

@@ -78,7 +78,7 @@ def test_all_levels_are_merged_as_the_plain_reader_does(
 
 def test_shards_made_by_hand_that_share_keys_are_read_by_one_task(tmp_path: Path) -> None:
     lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
-    table = lancewal.initialize(str(tmp_path / "table"))
+    table = lancewal.initialize(str(tmp_path / "table"), by_hand=True)
     for number in (1, 2):
         with table.shard_writer(f"00000000-0000-0000-0000-00000000000{number}") as writer:
             writer.put(rows(0, 5, prefix=f"shard{number}"))

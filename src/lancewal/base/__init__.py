@@ -1,8 +1,10 @@
 """The Lance table underneath: its newest version, columns, markers, and Lance's own errors."""
 
 from lancewal.base.columns import MEM_WAL_INDEX
+from lancewal.base.keys import check_key_columns, check_unique, declare_key
 from lancewal.base.lance import (
     fragments_of,
+    key_marks,
     lance_errors,
     locate,
     next_fragment_id,
@@ -36,12 +38,16 @@ __all__ = [
     "TAGGED_COLUMNS",
     "BaseTable",
     "appended_generations",
+    "check_key_columns",
+    "check_unique",
     "column_log",
+    "declare_key",
     "fence_id",
     "find_manifest",
     "forget_columns",
     "fragments_of",
     "is_fence",
+    "key_marks",
     "lance_errors",
     "locate",
     "manifest_info",

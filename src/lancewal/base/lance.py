@@ -13,7 +13,7 @@ import pyarrow as pa
 from lance.lance import LanceSchema
 
 from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
-from lancewal.format import FieldMessage, TableManifestMessage
+from lancewal.format import PRIMARY_KEY_KEY, FieldMessage, KeyFieldMessage, TableManifestMessage
 from lancewal.storage import is_panic, scrub_error
 
 # For a damaged file pylance raises not only storage errors.
@@ -131,6 +131,31 @@ def with_column_metadata(
         del column.metadata[:]
         for key, value in sorted(metadata.items()):
             column.metadata.add(key=key, value=value)
+        changed.append(bytes(column.SerializeToString()))
+    result: LanceSchema = restore(schema_metadata, *changed)
+    return result
+
+
+def key_marks(place: int) -> dict[str, str]:
+    """Lance's metadata for the column at ``place`` of a primary key, counted from 1."""
+    mark = PRIMARY_KEY_KEY.decode()
+    return {mark: "true", f"{mark}:position": str(place)}
+
+
+def with_key_columns(schema: LanceSchema, key: Sequence[str]) -> LanceSchema:
+    """``schema`` with the columns ``key`` as its primary key, in this order and not null; ids stay."""
+    reduced: Any = schema.__reduce__()
+    restore, (schema_metadata, *fields) = reduced
+    changed = []
+    for raw in fields:
+        column = KeyFieldMessage.FromString(raw)
+        if column.parent_id == _ROOT and column.name in key:
+            place = list(key).index(column.name) + 1
+            column.nullable = False
+            column.unenforced_primary_key = True
+            column.unenforced_primary_key_position = place
+            for name, value in key_marks(place).items():
+                column.metadata.add(key=name, value=value.encode())
         changed.append(bytes(column.SerializeToString()))
     result: LanceSchema = restore(schema_metadata, *changed)
     return result

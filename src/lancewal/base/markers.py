@@ -34,6 +34,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from lancewal.errors import NotInitializedError
 from lancewal.format import BaseManifest, newest_manifest_name, read_base_manifest
 from lancewal.storage import ObjectStore, layout
 
@@ -68,13 +69,15 @@ def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | N
 def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
     """The markers in the newest version at ``store``; none where there is no table.
 
-    Used to create a shard: it reads one file, and needs neither Lance nor the rest of the version.
+    Used to create a shard: it reads one file, and needs neither Lance nor the rest of the version. Refuses a
+    table whose write path is gone.
     """
     manifest = newest_manifest(store)
     if manifest is None:
         return {}
-    stored = {} if manifest.mem_wal is None else manifest.mem_wal.compacted
-    return _with_tags(stored, map(_parse, manifest.metadata_keys))
+    if manifest.mem_wal is None:
+        raise NotInitializedError(f"the table at {store.uri} has no MemWAL index any more; open it again")
+    return _with_tags(manifest.mem_wal.compacted, map(_parse, manifest.metadata_keys))
 
 
 def newest_manifest(store: ObjectStore) -> BaseManifest | None:

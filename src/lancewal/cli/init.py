@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from lancewal.status import TableStatus
     from lancewal.table import Table
 
-DEFAULT_BUCKETS = 4
-
 
 @dataclass(frozen=True)
 class Plan:
-    """The key, sharding and settings that a user wants. By default, buckets of the first key column."""
+    """The key, sharding and settings that a user wants.
+
+    What is left out is as in :func:`lancewal.initialize`.
+    """
 
     key: Sequence[str] | None = None
     vectors: Sequence[str] = ()
@@ -41,8 +42,7 @@ class Plan:
         """Give the table at ``uri`` a write path."""
         import lancewal
 
-        key = _key_of(_dataset(uri, options))
-        return lancewal.initialize(uri, storage_options=options, **self._arguments(key))
+        return lancewal.initialize(uri, key=self.key, storage_options=options, **self._arguments())
 
     def open_or_create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> tuple[Table, bool]:
         """The table, created from the columns of ``file`` if it is missing, and whether it was created.
@@ -54,7 +54,6 @@ class Plan:
         try:
             table = lancewal.open(uri, options)
         except NotInitializedError:
-            self.set_key(uri, options)
             self._refuse_other_vectors(_dataset(uri, options).schema)
             return self.initialize(uri, options), True
         except TableNotFoundError:
@@ -76,51 +75,16 @@ class Plan:
 
         opened = open_file(file)
         first = next(opened.batches, None) if self.vectors else None
-        key = self.key or []
-        columns = table_columns(opened.schema, key, self._dimensions(first))
-        create_table(uri, columns, options, **self._arguments(key))
+        columns = table_columns(opened.schema, self.key or [], self._dimensions(first))
+        create_table(uri, columns, options, **self._arguments())
 
-    def set_key(self, uri: str, options: Mapping[str, str]) -> None:
-        """Declare the primary key of a table that has none; the same key again is fine."""
-        if self.key is None:
-            return
-        import pyarrow as pa
-
-        from lancewal.base import lance_errors
-        from lancewal.initialization import check_new_table, key_marks
-
-        dataset = _dataset(uri, options)
-        present = _key_of(dataset)
-        if present == list(self.key):
-            return
-        if present:
-            raise InvalidInputError(
-                f"the table at {uri} has the primary key {', '.join(present)}, which cannot be changed"
-            )
-        columns = {field.name: field for field in dataset.schema}
-        marks = {name: key_marks(place) for place, name in enumerate(self.key, 1)}
-        for name in self.key:
-            if name not in columns:
-                raise InvalidInputError(f"the table has no column {name} that could be its key")
-            if columns[name].nullable:
-                raise InvalidInputError(
-                    f"column {name} is nullable, which a key column must not be and Lance cannot change; "
-                    "write the table anew with a column that is not"
-                )
-            columns[name] = columns[name].with_metadata({**(columns[name].metadata or {}), **marks[name]})
-        check_new_table(pa.schema(list(columns.values())), dataset=dataset, **self._arguments(self.key))
-        with lance_errors(f"declare the primary key of {uri}"):
-            dataset.update_field_metadata(marks)
-
-    def _arguments(self, key: Sequence[str]) -> dict[str, Any]:
-        """The arguments of :func:`lancewal.initialize` for a table with this key."""
-        bucket, unsharded = self.bucket, self.unsharded
-        if not (bucket or self.identity or unsharded or self.by_hand):
-            bucket, unsharded = ((key[0], DEFAULT_BUCKETS), False) if key else (None, True)
+    def _arguments(self) -> dict[str, Any]:
+        """Sharding and settings as :func:`lancewal.initialize` takes them."""
         return {
-            "bucket": bucket,
+            "bucket": self.bucket,
             "identity": self.identity,
-            "unsharded": unsharded,
+            "unsharded": self.unsharded,
+            "by_hand": self.by_hand,
             "maintained_indexes": self.indexes,
             "writer_defaults": self.settings or None,
         }
@@ -208,12 +172,6 @@ def table_columns(schema: pa.Schema, key: Sequence[str], dimensions: Mapping[str
     return with_key(pa.schema(columns), key)
 
 
-def _key_of(dataset: object) -> list[str]:
-    from lancewal.base import table_schema
-
-    return list(table_schema(dataset).primary_key)
-
-
 def _vector_column(text: str) -> tuple[str, int | None]:
     column, colon, number = text.rpartition(":")
     return (column, int(number)) if colon and number.isdecimal() else (text, None)
@@ -288,8 +246,6 @@ def init(
             f"there is no Lance table at {table}; write one with Lance, or create it here with --like FILE",
             NOT_FOUND,
         )
-    else:
-        plan.set_key(table, storage)
     made = plan.initialize(table, storage)
     status = made.status()
     text = (

@@ -22,8 +22,13 @@ from lancewal.format.bucket import (
     result_type_to_arrow,
 )
 from lancewal.format.key_set import KeySet, key_words, superseded
-from lancewal.format.keys import check_key_types, key_columns, key_values
-from lancewal.format.protos import FieldMessage, MemWalIndexDetailsMessage, TableManifestMessage
+from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values
+from lancewal.format.protos import (
+    FieldMessage,
+    KeyFieldMessage,
+    MemWalIndexDetailsMessage,
+    TableManifestMessage,
+)
 from lancewal.format.put_id import PUT_IDS_TAG, PutId, put_ids_of, put_ids_tag
 from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.row_sum import RowSum, row_hashes
@@ -90,6 +95,7 @@ __all__ = [
     "ColumnSource",
     "EntryHeader",
     "FieldMessage",
+    "KeyFieldMessage",
     "KeySet",
     "MemWalDetails",
     "MemWalIndexDetailsMessage",
@@ -111,6 +117,7 @@ __all__ = [
     "can_rule_out",
     "check_bucket_type",
     "check_columns",
+    "check_key_type",
     "check_key_types",
     "check_new_columns",
     "check_readable",

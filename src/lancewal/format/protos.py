@@ -92,6 +92,15 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "int32 parent_id = 4",
         "repeated BytesPair metadata = 10",
     ),
+    # The same message, for those who declare a key.
+    "KeyField": (
+        "string name = 2",
+        "int32 parent_id = 4",
+        "bool nullable = 6",
+        "repeated BytesPair metadata = 10",
+        "bool unenforced_primary_key = 12",
+        "uint32 unenforced_primary_key_position = 13",
+    ),
     "TableManifest": (
         "repeated Field fields = 1",
         "repeated DataFragment fragments = 2",
@@ -160,6 +169,7 @@ def _build() -> dict[str, Any]:
 _CLASSES = _build()
 
 FieldMessage: Any = _CLASSES["Field"]
+KeyFieldMessage: Any = _CLASSES["KeyField"]
 ShardManifestMessage: Any = _CLASSES["ShardManifest"]
 MemWalIndexDetailsMessage: Any = _CLASSES["MemWalIndexDetails"]
 IndexSectionMessage: Any = _CLASSES["IndexSection"]

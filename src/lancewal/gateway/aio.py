@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 
 class _Writer(Protocol):
+    @property
+    def schema(self) -> pa.Schema: ...
+
     def put(self, data: Any) -> Any: ...
 
     def delete(self, keys: Any) -> Any: ...
@@ -147,6 +150,9 @@ class AsyncWriter:
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         self._open_writer = open_writer
+        self._opening = threading.Lock()
+        self._writer: _Writer | None = None
+        self._columns: pa.Schema | None = None
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
         self._waiting: list[_Waiting] = []
@@ -160,7 +166,12 @@ class AsyncWriter:
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
-        batches = [batch for batch in as_batches(data) if batch.num_rows]
+        if self._columns is None and not isinstance(data, pa.RecordBatch | pa.Table):
+            # The table's columns decide what rows of Python become.
+            self._columns = await asyncio.get_running_loop().run_in_executor(
+                None, lambda: self._opened().schema
+            )
+        batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
             return 0
         rows = sum(batch.num_rows for batch in batches)
@@ -176,8 +187,8 @@ class AsyncWriter:
             self._closed = True
             self._come.notify_all()
             thread = self._thread
-        if thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        end = thread.join if thread is not None else self._close_writer
+        await asyncio.get_running_loop().run_in_executor(None, end)
         if self._ended is not None:
             ended, self._ended = self._ended, None
             raise ended
@@ -205,20 +216,29 @@ class AsyncWriter:
 
     def _write_all(self) -> None:
         """The writing thread: goes on until the writer is closed and nothing waits."""
-        writer: _Writer | None = None
         while group := self._next_group():
             try:
-                writer = writer or self._open_writer()
+                writer = self._opened()
             except Exception as error:
                 for each in group:
                     each.settle(error)
                 continue
             self._write(writer, group)
+        self._close_writer()
+
+    def _close_writer(self) -> None:
         try:
-            if writer is not None:
-                writer.close()
+            if self._writer is not None:
+                self._writer.close()
         except Exception as error:
             self._ended = error
+
+    def _opened(self) -> _Writer:
+        """The writer; opened by whoever needs it first, in a thread that may wait."""
+        with self._opening:
+            if self._writer is None:
+                self._writer = self._open_writer()
+            return self._writer
 
     def _next_group(self) -> list[_Waiting]:
         """What goes together next; empty at the end. Only puts of the same columns go together."""

@@ -70,7 +70,7 @@ class RemoteTable:
         """The key columns in key order; empty for an append-only table. Read anew."""
         return self._read_schema().primary_key
 
-    def writer(self, *, cast: Cast = False) -> RemoteWriter:
+    def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
         """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
         return RemoteWriter(self._connection, self._name, self._known_schema(), cast)
 

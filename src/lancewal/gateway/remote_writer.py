@@ -25,7 +25,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.storage import check_process
-from lancewal.writer import RETRY_WINDOW, Cast, Intake, as_batches, is_stream, streamed_batches
+from lancewal.writer import RETRY_WINDOW, Cast, Intake, is_stream, streamed_batches
 
 #: A connection that no put uses for so long is given back to the gateway.
 _IDLE_SECONDS = 5.0
@@ -73,7 +73,11 @@ class RemoteWriter:
 
     def put(self, data: Any) -> RemoteResult:
         """Write rows: what :meth:`TableWriter.put` takes. Large ones are sent as several puts."""
-        batches = streamed_batches(data) if is_stream(data) else _joined(as_batches(data))
+        batches = (
+            streamed_batches(data, self._intake.plain)
+            if is_stream(data)
+            else _joined(self._intake.batches(data))
+        )
         return RemoteResult(sum(self._send("put", batch) for batch in batches if batch.num_rows))
 
     def delete(self, keys: Any) -> RemoteResult:
@@ -164,7 +168,7 @@ class RemoteWriter:
         if found is not None:
             return found
         client, turn = self._connection.client()
-        args = {"session": self._session, **({"cast": self._cast} if self._cast else {})}
+        args = {"session": self._session, **({} if self._cast == "numbers" else {"cast": self._cast})}
         command = flight.FlightDescriptor.for_command(Request(op, self._table, args).encode())
         # The timeout is that of all puts of a stream together, so an old stream is not used for another.
         # Without one, a put to a machine that vanished would wait for ever.

@@ -177,7 +177,8 @@ class _Served:
             )
         writer = self._open_writer()
         write = writer.delete if op == "delete" else writer.put
-        data: Any = batch if op == "delete" or not cast else self._intake(writer, cast).upserts(batch)
+        as_given = op == "delete" or cast == "numbers"
+        data: Any = batch if as_given else self._intake(writer, cast).upserts(batch)
         try:
             with self.times.timed(self.name, op):
                 return write(data, put_id=put_id, patience=self.limits.patience).num_rows
@@ -234,7 +235,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = _put_request(descriptor)
             served = self._served(request.table)
             _check_writes(context)
-            session, cast = request.args.get("session"), request.args.get("cast", False)
+            session, cast = request.args.get("session"), request.args.get("cast", "numbers")
             for chunk in _chunks(reader, call):
                 said = chunk.app_metadata
                 answer = _answered(served, request.op, session, cast, chunk.data, said)

@@ -97,7 +97,7 @@ class SharedTable:
         """Whether this process has the shards now."""
         return self._gateway is not None
 
-    def writer(self, *, cast: Cast = False) -> RemoteWriter:
+    def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
         """A writer whose puts the leader takes; they are durable when they return."""
         return self._remote.writer(cast=cast)
 

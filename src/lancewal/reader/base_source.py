@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lance
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, lance_errors, projection, row_count
+from lancewal.base import BaseTable, fragments_of, lance_errors, projection, row_count
 from lancewal.format import (
     KeySet,
     has_dictionary,
@@ -51,10 +52,20 @@ _MIN_BATCH_ROWS = 1024
 _MAX_BATCH_ROWS = 65_536
 #: Words are learned anew for each batch that is read to be searched.
 _SEARCHED_ROWS = 32_768
+#: So many rows that a full-text index lacks are indexed in memory, once for each version.
+_MAX_FRESH_ROWS = 1 << 16
 #: Values of variable length are taken to be of this size.
 _VARIABLE_BYTES = 64
 #: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
 _UNCOPIED_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """Fragments that an index does not cover, and how many rows they have."""
+
+    fragments: tuple[lance.LanceFragment, ...] = ()
+    rows: int = 0
 
 
 class BaseSource:
@@ -180,11 +191,44 @@ class BaseSource:
             return self._live(found, newer)
 
         column, names, sql = query.column, self._key_names, sql_of(query.predicate)
-        return [
-            LanceLevel(
-                query, self, self.indexes, self._dataset, column, names, live, len(newer), "_rowid", sql
-            )
+        fresh = self.indexes.once(("fresh", query.field_id), lambda: self._fresh_fragments(query.field_id))
+        covered = LanceLevel(
+            query,
+            self,
+            self.indexes,
+            self._dataset,
+            column,
+            names,
+            live,
+            len(newer),
+            "_rowid",
+            sql,
+            fresh.rows,
+        )
+        return [covered, self._indexed_words(query, newer, fresh.fragments)] if fresh.rows else [covered]
+
+    def _fresh_fragments(self, field_id: int) -> _Fresh:
+        """What a compaction brought that the column's full-text index lacks, if it is little.
+
+        Lance reads all texts of such fragments for every search. None where Lance may find rows of theirs in
+        the index all the same: with stable row ids a row keeps its id in its new fragment.
+        """
+        segments = [
+            each
+            for each in self.base.manifest.indexes
+            if each.field_ids == (field_id,) and "Inverted" in each.details_type
         ]
+        known = {each.name for each in segments}
+        if len(known) != 1 or any(each.fragments is None for each in segments) or self._has_stable_row_ids():
+            return _Fresh()
+        lacking = self.base.manifest.fragment_ids - self.base.manifest.covered_fragments(known.pop())
+        found = [each for each in fragments_of(self._dataset) if each.fragment_id in lacking]
+        rows = sum(int(each.physical_rows) for each in found)
+        return _Fresh(tuple(found), rows) if rows <= _MAX_FRESH_ROWS else _Fresh()
+
+    def _has_stable_row_ids(self) -> bool:
+        with lance_errors("read the base table"):
+            return bool(self._dataset.has_stable_row_ids)
 
     def explain(self, predicate: Predicate | None) -> str:
         return "" if predicate is None else ", filter pushed down"
@@ -278,11 +322,15 @@ class BaseSource:
             return np.ones(rows.num_rows, np.bool_)
         return ~newer.contains(_keys_of(rows, self._key_names))
 
-    def _indexed_words(self, query: WordsQuery, newer: Newer) -> IndexedLevel:
+    def _indexed_words(
+        self, query: WordsQuery, newer: Newer, fragments: Sequence[lance.LanceFragment] | None = None
+    ) -> IndexedLevel:
+        """The words of all rows, or of some fragments, indexed in memory."""
         # A version of a table that was deleted and made anew would be another one: its files tell.
         files = self.indexes.once("files", lambda: _data_files(self._dataset))
-        key = (files, self.base.version, query.column, query.params)
-        made = FIXED.get(key, lambda: self._index_of_words(query))
+        part = None if fragments is None else tuple(each.fragment_id for each in fragments)
+        key = (files, self.base.version, query.column, query.params, part)
+        made = FIXED.get(key, lambda: self._index_of_words(query, fragments))
         live = np.ones(len(made.rows), np.bool_)
         if len(newer) and made.keys is not None:
             live = ~newer.contains(made.keys)
@@ -290,15 +338,19 @@ class BaseSource:
         if query.predicate is not None:
             with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
                 found = self._dataset.scanner(
-                    columns=[], filter=sql_of(query.predicate), with_row_id=True
+                    columns=[], filter=sql_of(query.predicate), with_row_id=True, fragments=fragments
                 ).to_table()
             matching = live & np.isin(made.rows, _row_ids(found))
         return IndexedLevel(query, self, made.index, made.index.rows, live, matching, made.rows)
 
-    def _index_of_words(self, query: WordsQuery) -> FixedIndex:
+    def _index_of_words(
+        self, query: WordsQuery, fragments: Sequence[lance.LanceFragment] | None
+    ) -> FixedIndex:
         columns = list(dict.fromkeys([query.column, *self._key_names]))
         with lance_errors("read the base table"):
-            rows = self._dataset.scanner(columns=columns, with_row_id=True, scan_in_order=True).to_table()
+            rows = self._dataset.scanner(
+                columns=columns, with_row_id=True, scan_in_order=True, fragments=fragments
+            ).to_table()
         index = index_of(one_array(rows.column(query.column)), query.params)
         keys = _keys_of(rows, self._key_names) if self._key_names else None
         return FixedIndex(index, _row_ids(rows), keys)

@@ -115,8 +115,10 @@ class LanceIndexes:
 
         return self.once(("words", column), find)
 
-    def statistics(self, column: str, params: FullTextParams, text: str) -> CorpusStatistics:
+    def statistics(self, column: str, params: FullTextParams, text: str, fresh: int = 0) -> CorpusStatistics:
         """Document frequencies of the words of ``text`` as Lance finds them, lengths from a sample.
+
+        Without the ``fresh`` rows, if there are some that the index does not cover.
 
         Rows that newer levels replace count, as they do in Lance's own scores. A word in more than
         some thousand rows counts by its share of the sample.
@@ -126,7 +128,7 @@ class LanceIndexes:
             return CorpusStatistics()
         sample = self.once(("sample", column, params), lambda: self._sample(column, params, rows))
         in_sample = sample.statistics(text, sample.rows)
-        scale = rows / sample.rows
+        scale = max(rows - fresh, 0) / sample.rows
         counts: dict[str, int] = self.once(("counts", column), dict)
         if len(counts) > _MAX_REMEMBERED_WORDS:
             counts.clear()
@@ -134,7 +136,7 @@ class LanceIndexes:
         for term, word in _words(params, text).items():
             count = counts.get(word)
             if count is None:
-                count = counts[word] = self._count(column, word)
+                count = counts[word] = self._count(column, word, indexed_only=bool(fresh))
             if count >= _MAX_COUNTED:
                 count = max(count, round(scale * in_sample.document_frequency[term]))
             frequency[term] = count
@@ -148,7 +150,7 @@ class LanceIndexes:
             texts = self._dataset().take(chosen.tolist(), columns=[column]).column(column)
         return index_of(texts, params)
 
-    def _count(self, column: str, word: str) -> int:
+    def _count(self, column: str, word: str, *, indexed_only: bool) -> int:
         with lance_errors("count the rows that contain a word"):
             found = (
                 self._dataset()
@@ -158,6 +160,7 @@ class LanceIndexes:
                     limit=_MAX_COUNTED,
                     with_row_id=True,
                     disable_scoring_autoprojection=True,
+                    fast_search=indexed_only,
                 )
                 .to_table()
             )
@@ -216,12 +219,14 @@ class LanceLevel:
     superseded: int
     row_column: str
     filter: str | None
+    #: Rows of the dataset that its index does not cover, and another level searches.
+    fresh: int = 0
 
     waits = True
     scores_alone = True
 
     def statistics(self) -> CorpusStatistics:
-        return self.indexes.statistics(self.column, self.query.params, self.query.text)
+        return self.indexes.statistics(self.column, self.query.params, self.query.text, self.fresh)
 
     def search(self, corpus: CorpusStatistics) -> Hits:
         rows = row_count(self.dataset)
@@ -239,6 +244,7 @@ class LanceLevel:
                 with_row_id=self.row_column == "_rowid",
                 with_row_address=self.row_column == "_rowaddr",
                 disable_scoring_autoprojection=True,
+                fast_search=bool(self.fresh),
             ).to_table()
         rows = numbers(found.column(self.row_column)).astype(np.int64)
         scores = numbers(found.column(SCORE)).astype(np.float32)

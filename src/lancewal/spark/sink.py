@@ -30,7 +30,7 @@ from lancewal.errors import (
     TableNotFoundError,
 )
 from lancewal.format import MemWalDetails, TableSchema
-from lancewal.initialization import create_table, initialize, with_key
+from lancewal.initialization import DEFAULT_BUCKETS, create_table, initialize, with_key
 from lancewal.publish import DEFAULT_STAGING_BYTES, Staged, Stager, Transaction
 from lancewal.service import publish_through_owners
 from lancewal.shard import BUCKET, IDENTITY, ShardRouter
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 #: The property of a stream's tasks that names the query; the same after a restart from its checkpoint.
 _QUERY_ID_PROPERTY = "sql.streaming.queryId"
-DEFAULT_BUCKETS = 8
 
 
 @dataclass
@@ -240,7 +239,7 @@ def _sharding(options: Options) -> dict[str, Any]:
         return {"bucket": (column, number or DEFAULT_BUCKETS)}
     if number is not None and number > 1:
         raise InvalidInputError("option numBuckets needs bucketColumn, or primaryKey, to hash by")
-    return {"unsharded": True}
+    return {}
 
 
 def _refuse_contradictions(

@@ -11,7 +11,7 @@ from lancewal.writer.drain import (
     unseal_shard,
 )
 from lancewal.writer.flush import Worker
-from lancewal.writer.intake import Cast, Intake, as_batches, is_condition, is_key_sequence, is_tabular
+from lancewal.writer.intake import Cast, Intake, is_condition
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
     live_writer,
@@ -20,9 +20,18 @@ from lancewal.writer.open import (
     written,
 )
 from lancewal.writer.put_ids import RETRY_WINDOW
+from lancewal.writer.rows import (
+    as_batches,
+    is_key_sequence,
+    is_row,
+    is_stream,
+    is_tabular,
+    new_table_of,
+    streamed_batches,
+)
 from lancewal.writer.shard_writer import Durability, ShardWriter, WalStats, WriteResult
 from lancewal.writer.state import WriteStats, WriteStatsSnapshot
-from lancewal.writer.table_writer import TableWriter, TableWriteResult, is_stream, streamed_batches
+from lancewal.writer.table_writer import TableWriter, TableWriteResult
 
 __all__ = [
     "RETRY_WINDOW",
@@ -48,9 +57,11 @@ __all__ = [
     "flush_shards",
     "is_condition",
     "is_key_sequence",
+    "is_row",
     "is_stream",
     "is_tabular",
     "live_writer",
+    "new_table_of",
     "open_shard_writer",
     "open_writers",
     "seal_shard",

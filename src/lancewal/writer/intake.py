@@ -7,14 +7,12 @@ effect anywhere, and one that passed cannot fail later at flush.
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, LanceWalError
@@ -39,21 +37,22 @@ from lancewal.format import (
 from lancewal.index import IndexSpec
 from lancewal.predicate import Predicate
 from lancewal.sstable import check_storable, needs_present_structs, present_values, refuse_null_structs
+from lancewal.writer.kinds import is_text, same_kind, same_values
+from lancewal.writer.rows import as_batches, is_key_sequence, is_row, is_tabular, key_sequence
 
 #: A slice holds on to its whole parent; above this much waste it is copied instead.
 _SLICE_WASTE_BYTES = 64 * 1024
 
-#: What several keys come in, beside columns of pandas and polars.
-_SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
 #: What a condition has and few keys do.
 _COMPARES = re.compile(r"[=<>]|\b(is|in|like|ilike|between)\b", re.IGNORECASE)
 
 _Convert = Callable[[pa.Array], pa.Array]
 
-#: How types that are not the table's are taken: not at all, where no value changes (``True`` is
-#: the same as ``"exact"``), or with floats rounded to the table's precision.
-Cast = bool | Literal["exact", "round"]
-_CASTS = (False, True, "exact", "round")
+#: How types that are not the table's are taken: numbers and times where no value changes; not at all; also
+#: text that says a number (``True`` is the same as ``"exact"``); or with floats rounded to the table's
+#: precision.
+Cast = bool | Literal["numbers", "exact", "round"]
+_CASTS = (False, True, "numbers", "exact", "round")
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,16 @@ class Rows(NamedTuple):
 class Intake:
     """Checks rows against one table and shapes them as its MemTables hold them.
 
-    Columns are matched by name; a nullable column that is missing is filled with nulls.
-    Types must be the table's. Another physical form of the same values (large or view
-    strings, large lists, dictionaries) is accepted; a change of value type only with ``cast``,
-    and then only where no value is altered, or with ``"round"`` where floats lose digits.
+    Columns are matched by name; a nullable column that is missing is filled with nulls. Another physical form
+    of the same values (large or view strings, large lists, dictionaries) is accepted, and so are numbers and
+    times of another type where no value changes. ``cast`` takes more, or less.
     """
 
     def __init__(
         self,
         schema: TableSchema,
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         storage_version: str | None = None,
         newest: Callable[[], TableSchema] | None = None,
     ) -> None:
@@ -126,7 +124,7 @@ class Intake:
         later from one that is not there.
         """
         if cast not in _CASTS:
-            raise InvalidInputError(f'cast is {cast!r}; pass False, True ("exact") or "round"')
+            raise InvalidInputError(f'cast is {cast!r}; pass "numbers", False, True ("exact") or "round"')
         if storage_version is not None:
             check_storable(schema, storage_version)
         self.schema = schema
@@ -138,9 +136,9 @@ class Intake:
         # Callers send the same schema over and over; pyarrow makes a new object for every
         # look at it, so the last one is compared by value.
         self._last_plan: _Plan | None = None
-        self._plain = schema.plain
+        self.plain = schema.plain
         self._stored = schema.stored
-        self._key_plain = pa.schema([self._plain.field(name) for name in schema.primary_key])
+        self._key_plain = pa.schema([self.plain.field(name) for name in schema.primary_key])
         self._strict = [
             i for i, f in enumerate(schema.columns) if not f.nullable or f.name in schema.primary_key
         ]
@@ -157,7 +155,13 @@ class Intake:
 
     def upserts(self, data: Any) -> Rows:
         """Rows to write, in ``schema.stored``."""
-        return self.shaped(as_batches(data))
+        return self.shaped(self.batches(data))
+
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """``data`` as Arrow has it, in whatever form it comes; nothing is checked that Arrow says itself."""
+        if isinstance(data, pa.RecordBatch):
+            return [data]
+        return list(data.to_batches()) if isinstance(data, pa.Table) else as_batches(data, self.plain)
 
     def shaped(self, batches: Sequence[pa.RecordBatch]) -> Rows:
         """``batches`` as rows to write, in ``schema.stored``."""
@@ -202,14 +206,14 @@ class Intake:
     def key_batches(self, keys: Any) -> list[pa.RecordBatch]:
         """``keys`` as batches of exactly the key columns, in key order, checked."""
         names = self.schema.primary_key
-        if is_tabular(keys):
-            batches = as_batches(keys)
+        if is_tabular(keys) or is_row(keys):
+            batches = as_batches(keys, self._key_plain)
         else:
             if len(names) != 1:
                 raise InvalidInputError(
                     f"the key has the columns {', '.join(names)}; pass a table with these columns"
                 )
-            values = _key_values(keys) if is_key_sequence(keys) else [keys]
+            values = key_sequence(keys) if is_key_sequence(keys) else [keys]
             batches = [self._key_batch(values)] if len(values) else []
         return [self._only_keys(batch, index) for index, batch in enumerate(batches)]
 
@@ -302,7 +306,7 @@ class Intake:
         if unknown:
             raise self._unknown_columns(unknown)
         columns: list[tuple[int | None, _Convert | None, pa.Field]] = []
-        for field in self._plain:
+        for field in self.plain:
             position = schema.get_field_index(field.name)
             if position < 0 and not field.nullable:
                 raise InvalidInputError(f"column {field.name} is missing and cannot be null; add it")
@@ -333,20 +337,22 @@ class Intake:
         annotated = self.schema.columns.field(wanted.name).type
         if given.type.equals(annotated):
             return None
-        if _same_values(without_field_ids(given).type, wanted.type):
+        if same_values(without_field_ids(given).type, wanted.type):
             return _reformer(annotated, wanted.name)
-        if self._cast:
+        numbers = self._cast == "numbers"
+        if self._cast and (not numbers or same_kind(given.type, wanted.type)):
             return _caster(annotated, wanted.name, rounding=self._cast == "round")
+        more = "cast=True, which also takes numbers from text" if numbers else 'cast="numbers"'
         raise InvalidInputError(
             f"column {wanted.name} is {given.type}, the table has {wanted.type}; convert it, "
-            "or pass cast=True to convert where no value changes"
+            f"or open the writer with {more}"
         )
 
     def _json_conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert:
         """Text, or Arrow's JSON, into the form in which the table's MemTables hold it."""
-        if is_json(wanted.type) and (_is_text(given.type) or is_json(given.type)):
+        if is_json(wanted.type) and (is_text(given.type) or is_json(given.type)):
             return encode_json
-        if not _same_values(without_field_ids(given).type, wanted.type):
+        if not same_values(without_field_ids(given).type, wanted.type):
             raise InvalidInputError(
                 f"column {wanted.name} is {given.type}, the table has {wanted.type}; "
                 "pass JSON as text or in Arrow's JSON type"
@@ -366,20 +372,6 @@ class Intake:
             )
 
 
-def is_tabular(data: Any) -> bool:
-    """Whether ``data`` has columns (as opposed to being key values)."""
-    if isinstance(data, list | tuple):
-        return bool(data) and all(isinstance(item, pa.RecordBatch) for item in data)
-    if is_key_sequence(data):
-        return False
-    return hasattr(data, "__arrow_c_stream__") or isinstance(data, pa.RecordBatch) or _is_pandas(data)
-
-
-def is_key_sequence(keys: Any) -> bool:
-    """Whether ``keys`` is several key values: a list, set or range, an array, a Series or an Index."""
-    return isinstance(keys, _SEQUENCES) or _is_series(keys)
-
-
 def is_condition(text: str, schema: pa.Schema) -> bool:
     """Whether a text is an SQL condition on columns of ``schema``.
 
@@ -392,46 +384,6 @@ def is_condition(text: str, schema: pa.Schema) -> bool:
         return bool(Predicate.parse(text, schema).columns)
     except InvalidInputError:
         return False
-
-
-def as_batches(data: Any) -> list[pa.RecordBatch]:
-    """Record batches from whatever holds Arrow data: batches, tables, readers, frames."""
-    if isinstance(data, pa.RecordBatch):
-        return [data]
-    if isinstance(data, pa.Table):
-        return list(data.to_batches())
-    try:
-        if _is_pandas(data):
-            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
-        if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
-            return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
-    except pa.ArrowException as error:
-        raise InvalidInputError(f"cannot read rows from this {type(data).__name__}: {error}") from error
-    if isinstance(data, Iterable) and not isinstance(data, str | bytes | dict):
-        return [batch for item in data for batch in as_batches(item)]
-    raise InvalidInputError(
-        f"cannot read rows from {type(data).__name__}; pass a RecordBatch, Table, RecordBatchReader, "
-        "a pandas or polars frame, a list of these, or any object with __arrow_c_stream__"
-    )
-
-
-def _is_series(data: Any) -> bool:
-    """A column of pandas or polars, neither of which need be installed."""
-    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
-    return (pandas is not None and isinstance(data, (pandas.Series, pandas.Index))) or (
-        polars is not None and isinstance(data, polars.Series)
-    )
-
-
-def _key_values(keys: Any) -> Any:
-    """Several key values as Arrow takes them."""
-    if _is_series(keys):
-        return keys.to_arrow() if hasattr(keys, "to_arrow") else keys
-    return list(keys) if isinstance(keys, Set) else keys
-
-
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.startswith("pandas") and hasattr(data, "columns")
 
 
 def _false(rows: int) -> pa.Array:
@@ -468,49 +420,14 @@ def _caster(target: pa.DataType, name: str, *, rounding: bool) -> _Convert:
     return convert
 
 
-def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types hold the same values in another physical form."""
-    types = pa.types
-    if types.is_dictionary(given):
-        given = given.value_type
-    if given.equals(wanted) or types.is_null(given):
-        return True
-    for family in (_is_text, _is_bytes):
-        if family(given) and family(wanted):
-            return True
-    if _is_list(given) and _is_list(wanted):
-        return _same_values(given.value_type, wanted.value_type)
-    if types.is_fixed_size_list(given) and types.is_fixed_size_list(wanted):
-        return given.list_size == wanted.list_size and _same_values(given.value_type, wanted.value_type)
-    if types.is_struct(given) and types.is_struct(wanted) and given.num_fields == wanted.num_fields:
-        pairs = [(given.field(i), wanted.field(i)) for i in range(wanted.num_fields)]
-        return all(g.name == w.name and _same_values(g.type, w.type) for g, w in pairs)
-    return False
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-    )
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_)
-    )
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
-
-
 def _has_strict_child(type_: pa.DataType) -> bool:
     children = [type_.field(i) for i in range(type_.num_fields)]
     return any(not child.nullable or _has_strict_child(child.type) for child in children)
 
 
-def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
+def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int, path: str = "") -> None:
     """Nulls below a column where the table allows none; those under a null parent do not count."""
+    path = f"{path}.{field.name}" if path else field.name
     if pa.types.is_map(field.type):
         # Arrow takes a map apart only as the list of pairs that it is.
         field = field.with_type(pa.list_(field.type.field(0)))
@@ -521,10 +438,8 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int) -> None:
             column.flatten() if not pa.types.is_struct(field.type) else column.drop_null().field(position)
         )
         if not child.nullable and values.null_count:
-            raise InvalidInputError(
-                f"batch {index} has nulls in {field.name}.{child.name}, which cannot be null"
-            )
-        _refuse_nested_nulls(values, child, index)
+            raise InvalidInputError(f"batch {index} has nulls in {path}.{child.name}, which cannot be null")
+        _refuse_nested_nulls(values, child, index, path)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def open_shard_writer(
     look: Callable[[ShardManifestStore], ShardManifest | None] = ShardManifestStore.read_to_claim,
     claimed: Callable[[int], object] | None = None,
     indexes: Sequence[IndexSpec] | None = None,
-    cast: Cast = False,
+    cast: Cast = "numbers",
     clock: Clock = boot_time,
 ) -> ShardWriter:
     """Claim the shard, fence whoever held it, and load what is in the WAL but in no SSTable.

@@ -28,7 +28,7 @@ from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked
 from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
-from lancewal.writer.intake import Adapter, Intake, Rows, as_batches
+from lancewal.writer.intake import Adapter, Intake, Rows
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats, WriteMode
 from lancewal.writer.put_ids import PutIds
 from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
@@ -256,7 +256,7 @@ class ShardWriter:
         return self._intake.schema.plain
 
     def put(self, data: Any, *, put_id: PutId | None = None) -> WriteResult:
-        """Write rows: a RecordBatch, a list of them, a Table, a reader, or a frame.
+        """Write rows, in any form that :meth:`TableWriter.put` takes.
 
         All batches of one call become visible together and are durable together. Returns
         when the rows are readable and, with ``durable_write``, in the WAL. Rows are kept
@@ -264,7 +264,7 @@ class ShardWriter:
         while they are in memory. With a ``put_id`` rows that landed under the same id before, also
         through another writer, are not written again.
         """
-        batches = as_batches(data)
+        batches = self._intake.batches(data)
         if self._adapter is None and self._intake.fit_as_given(batches):
             rows = Rows.of(batches, unshaped=self._intake)
             if rows.num_bytes <= _LARGE_PUT_BYTES:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -28,7 +28,8 @@ from lancewal.errors import (
 from lancewal.format import PutId, TableSchema
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
-from lancewal.writer.intake import Cast, Intake, Rows, as_batches
+from lancewal.writer.intake import Cast, Intake, Rows
+from lancewal.writer.rows import is_stream, streamed_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
 from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added
 
@@ -96,7 +97,7 @@ class TableWriter:
         router: ShardRouter,
         open_shard: Callable[[Shard], ShardWriter],
         *,
-        cast: Cast = False,
+        cast: Cast = "numbers",
         storage_version: str | None = None,
         newest: Callable[[], TableSchema] | None = None,
         max_bytes_in_hand: float = float("inf"),
@@ -161,10 +162,10 @@ class TableWriter:
         room in memory; a shard that has none by then fails with :class:`BusyError`.
         """
         progress = _Progress()
-        if is_stream(data):
+        if not isinstance(data, pa.RecordBatch | pa.Table) and is_stream(data):
             if put_id is not None:
                 raise InvalidInputError("a stream is several puts, so it takes no put_id; put its batches")
-            for batch in streamed_batches(data):
+            for batch in streamed_batches(data, self._intake.plain):
                 self._put_streamed(batch, progress)
         else:
             self._write("put", data, progress, put_id, patience)
@@ -271,7 +272,7 @@ class TableWriter:
         """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
         self._refuse_if_closed()
         accepted = data if isinstance(data, Rows) else None
-        batches = accepted.batches if accepted else [batch for batch in as_batches(data) if batch.num_rows]
+        batches = accepted.batches if accepted else [b for b in self._intake.batches(data) if b.num_rows]
         if not batches:
             return
         call = threading.Lock()
@@ -431,25 +432,3 @@ class _Progress:
 
     rows: dict[UUID, int] = field(default_factory=dict)
     results: dict[UUID, WriteResult] = field(default_factory=dict)
-
-
-def is_stream(data: Any) -> bool:
-    """Whether ``data`` can only be gone through once, or may be larger than memory."""
-    if isinstance(data, pa.Table | pa.RecordBatch | pa.ChunkedArray | list | tuple):
-        return False
-    # Frames have the stream interface too, but all their rows are here already.
-    is_frame = type(data).__name__ == "DataFrame" and type(data).__module__.startswith(("pandas", "polars"))
-    return not is_frame and (hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator))
-
-
-def streamed_batches(stream: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream, as they come."""
-    if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
-        for item in stream:
-            yield from streamed_batches(item) if is_stream(item) else as_batches(item)
-    else:
-        try:
-            reader = pa.RecordBatchReader.from_stream(stream)
-        except pa.ArrowException as error:
-            raise InvalidInputError(f"cannot read rows from this {type(stream).__name__}: {error}") from error
-        yield from reader

@@ -14,7 +14,15 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.dataset import Index
 
-from lancewal.base import BaseTable, lance_errors, locate, table_schema
+from lancewal.base import (
+    BaseTable,
+    check_key_columns,
+    declare_key,
+    key_marks,
+    lance_errors,
+    locate,
+    table_schema,
+)
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     InvalidInputError,
@@ -25,40 +33,22 @@ from lancewal.errors import (
 )
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
-    PRIMARY_KEY_KEY,
     MemWalDetails,
     MemWalIndexDetailsMessage,
-    ShardingField,
-    ShardingSpec,
-    TableSchema,
     check_key_types,
     check_new_columns,
 )
-from lancewal.index import maintained_specs
-from lancewal.maintenance import UpkeepSettings, restore_backup, store_upkeep_settings
-from lancewal.shard import (
-    BUCKET,
-    IDENTITY,
-    MAX_BUCKETS,
-    UNSHARDED,
-    Shard,
-    ShardManifestStore,
-    ShardRouter,
-    check_shard_column,
-    discover_shards,
-    identity_result_type,
-)
+from lancewal.index import is_text, is_vector, maintained_specs
+from lancewal.initialization.sharding import Sharding, num_shards
+from lancewal.maintenance import UpkeepSettings, store_upkeep_settings
+from lancewal.shard import Shard, ShardManifestStore, ShardRouter, discover_shards
 from lancewal.sstable import check_storable
 from lancewal.storage import ObjectStore, layout, ordered_map
-from lancewal.table import Table, open_table
+from lancewal.table import Table
 
 logger = logging.getLogger(__name__)
 
-_KEY_MARK = PRIMARY_KEY_KEY.decode()
 _DETAILS_TYPE = "/lance.table.MemWalIndexDetails"
-#: The spec id and the field name that Lance uses.
-_SPEC_ID = 1
-_FIELD_ID = "bucket"
 #: Never stored: they select a shard, and are not settings of its writer.
 _NOT_DEFAULTS = ("shard_id", "shard_spec_id")
 
@@ -70,24 +60,38 @@ _SHARD_CREATORS = 16
 def initialize(
     uri_or_dataset: str | os.PathLike[str] | lance.LanceDataset,
     *,
+    key: str | Sequence[str] | None = None,
     bucket: tuple[str, int] | None = None,
     identity: str | None = None,
     unsharded: bool = False,
+    by_hand: bool = False,
     maintained_indexes: Sequence[str] | None = None,
     writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
     upkeep: UpkeepSettings | Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
-    """Give an existing Lance table a streaming write path. Done once per table.
+    """Give an existing Lance table a streaming write path. Done once per table; :func:`create` makes a new
+    one.
 
-    At most one way of sharding: ``bucket=("id", 8)`` hashes a column into 1 to 1024 shards,
+    ``key`` names the primary key, one column or several in order, of a table that has none yet. All rows
+    are checked first: a key has no nulls and no value twice. Nullable columns become non-null, in the commit
+    that declares the key. Without a key a table only takes rows; with one it takes newer versions of
+    them and deletes. A key cannot be changed later.
+
+    Sharding need not be chosen: rows go to 4 buckets of the first key column, or to a single shard where
+    there is no key. Otherwise ``bucket=("id", 8)`` hashes a column into 1 to 1024 shards,
     ``identity="tenant"`` makes a shard for every value of a column, ``unsharded=True`` one
-    for all rows. With none of them shards are chosen by hand, see ``Table.shard_writer``.
+    for all rows, and with ``by_hand=True`` writers name their shard, see ``Table.shard_writer``.
     Where the table has a primary key, the sharding column must be part of it: otherwise two
     versions of a row could lie in different shards, where nothing tells which one is newer.
 
     ``maintained_indexes`` names the indexes that writers keep up to date on rows that are not
     compacted yet; by default all, also those created later; ``[]`` is none.
+
+    A LanceDB application goes on as before if the table has a key: LanceDB reads the write path too, by the
+    indexes of vectors and texts that the table names as maintained, and by default it names all of them, and
+    those that are made later under the names that LanceDB gives them. It takes vector queries, texts with
+    ``fts_columns``, and for hybrid queries ``use_lsm(False)``; see the page *Beside LanceDB*.
 
     ``writer_defaults`` is stored in the table and applied by every later writer, unless it is
     given another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
@@ -99,16 +103,18 @@ def initialize(
     Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
 
     Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
+    :func:`uninitialize` takes the write path away again.
 
-    >>> import tempfile, lance, pyarrow as pa
-    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> uri = tempfile.mkdtemp() + "/table"
-    >>> _ = lance.write_dataset(pa.table({"id": [1]}, pa.schema([key])), uri)
-    >>> table = initialize(uri, bucket=("id", 4), writer_defaults={"durable_write": "false"})
-    >>> len(table.shards()), table.details.writer_config_defaults
-    (4, {'durable_write': 'false'})
+    >>> _ = lance.write_dataset(pa.table({"id": [1, 2], "text": ["a", "b"]}), uri)
+    >>> table = lancewal.initialize(uri, key="id", writer_defaults={"durable_write": "false"})
+    >>> table.primary_key, len(table.shards()), table.details.writer_config_defaults
+    (('id',), 4, {'durable_write': 'false'})
     """
-    defaults = _persisted(writer_defaults)
+    sharding = Sharding(bucket, identity, unsharded, by_hand)
+    wanted = key_columns(key)
+    defaults = persisted_defaults(writer_defaults)
     kept_within = UpkeepSettings.of(upkeep)
     uri, options = locate(uri_or_dataset, storage_options)
     store = ObjectStore.from_uri(uri, options)
@@ -118,23 +124,28 @@ def initialize(
         if leftovers:
             raise InvalidInputError(
                 f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
-                "this place, whose rows would come back; delete that directory first. Where the MemWAL index "
+                "this place, whose rows would come back; delete that directory first. Where uninitialize was "
+                "interrupted, call it again. Where the MemWAL index "
                 "was only dropped and those rows belong to the table, make the index again as it was, with "
                 "LanceDataset.initialize_mem_wal, and open the table with lancewal.open"
             )
         schema = table_schema(dataset)
+        if wanted and wanted != schema.primary_key:
+            check_new_table(marked_key(dataset.schema, wanted), sharding, maintained_indexes, dataset)
+            declare_key(dataset, wanted)
+            schema = table_schema(dataset)
         check_key_types(schema)
         check_new_columns(schema)
         check_storable(schema, str(dataset.data_storage_version))
-        spec = sharding_spec(schema, bucket, identity, unsharded)
+        spec = sharding.spec(schema)
         details = MemWalDetails(
-            num_shards=_num_shards(spec),
+            num_shards=num_shards(spec),
             sharding_specs=() if spec is None else (spec,),
-            maintained_indexes=_checked_indexes(dataset, maintained_indexes),
+            maintained_indexes=_maintained(dataset, maintained_indexes),
             maintain_all_indexes=maintained_indexes is None,
             writer_config_defaults=defaults,
         )
-        if _commit(dataset, details):
+        if commit_index(dataset, details):
             break
     else:
         raise StorageError(
@@ -147,22 +158,39 @@ def initialize(
     return Table.open(uri, options)
 
 
+def key_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of a key from what a caller passed; none for none."""
+    if key is None:
+        return ()
+    if not key:
+        raise InvalidInputError(f"the key is {key!r}; name its columns, or leave it out")
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def marked_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """``columns`` with ``key`` as their primary key, in this order and not null."""
+    if not key:
+        return columns
+    check_key_columns(columns, key)
+    for place, name in enumerate(key, 1):
+        position = columns.get_field_index(name)
+        field = columns.field(position)
+        metadata = {**(field.metadata or {}), **key_marks(place)}
+        columns = columns.set(position, field.with_nullable(False).with_metadata(metadata))
+    return columns
+
+
 def check_new_table(
     columns: pa.Schema,
-    *,
-    bucket: tuple[str, int] | None = None,
-    identity: str | None = None,
-    unsharded: bool = False,
+    sharding: Sharding,
     maintained_indexes: Sequence[str] | None = None,
-    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
     dataset: lance.LanceDataset | None = None,
 ) -> None:
-    """Refuse columns and settings that are unfit for a table with a write path.
+    """Refuse columns and a sharding that are unfit for a table with a write path.
 
     Checked in memory, so that no half-made table is left. ``dataset`` is the existing table with its
     indexes, if there is one.
     """
-    _persisted(writer_defaults)
     try:
         tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -170,38 +198,11 @@ def check_new_table(
     schema = table_schema(tried)
     check_key_types(schema)
     check_new_columns(schema)
-    sharding_spec(schema, bucket, identity, unsharded)
-    _checked_indexes(dataset or tried, maintained_indexes)
+    sharding.spec(schema)
+    _maintained(dataset or tried, maintained_indexes)
 
 
-def key_marks(place: int) -> dict[str, str]:
-    """Lance's metadata for the column at ``place`` of a primary key, counted from 1."""
-    return {_KEY_MARK: "true", f"{_KEY_MARK}:position": str(place)}
-
-
-def with_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """``columns`` for a new table: ``key`` marked in this order and not null, all others nullable."""
-    return pa.schema(
-        [
-            field.with_nullable(False).with_metadata(key_marks(list(key).index(field.name) + 1))
-            if field.name in key
-            else field.with_nullable(True)
-            for field in columns
-        ]
-    )
-
-
-def create_table(
-    uri: str, columns: pa.Schema, storage_options: Mapping[str, str] | None = None, **settings: Any
-) -> None:
-    """Write an empty Lance table that :func:`initialize` accepts with the same ``settings``."""
-    check_new_table(columns, **settings)
-    where = ObjectStore.from_uri(uri, storage_options).uri
-    with lance_errors(f"create the table at {uri}", commits=True):
-        lance.write_dataset(columns.empty_table(), where, storage_options=dict(storage_options or {}) or None)
-
-
-def _persisted(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
+def persisted_defaults(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
     if given is None:
         return {}
     if isinstance(given, ShardWriterConfig):
@@ -242,83 +243,32 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     )
 
 
-def sharding_spec(
-    schema: TableSchema, bucket: tuple[str, int] | None, identity: str | None, unsharded: bool
-) -> ShardingSpec | None:
-    """The sharding that :func:`initialize` would give a table; refuses what it would refuse."""
-    if (bucket is not None) + (identity is not None) + bool(unsharded) > 1:
-        raise InvalidInputError("choose one of bucket, identity and unsharded")
-    if unsharded:
-        field = ShardingField(_FIELD_ID, (), UNSHARDED, None, "int32")
-    elif identity is not None:
-        source = _source(schema, identity, IDENTITY)
-        field = ShardingField(
-            _FIELD_ID,
-            (schema.field_ids[identity],),
-            IDENTITY,
-            None,
-            identity_result_type(schema.columns.field(source).type) or "",
-        )
-    elif bucket is not None:
-        column, num_buckets = _bucket_arguments(bucket)
-        _source(schema, column, BUCKET)
-        parameters = {"num_buckets": str(num_buckets)}
-        field = ShardingField(_FIELD_ID, (schema.field_ids[column],), BUCKET, None, "int32", parameters)
-    else:
-        return None
-    return ShardingSpec(_SPEC_ID, (field,))
+def _maintained(dataset: lance.LanceDataset, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of maintained indexes that the table stores: those that are ``wanted``, or all.
 
-
-def _bucket_arguments(bucket: tuple[str, int]) -> tuple[str, int]:
-    if not isinstance(bucket, tuple | list) or len(bucket) != 2:
-        raise InvalidInputError(f"bucket is {bucket!r}; pass a column and a number, such as ('id', 8)")
-    column, num_buckets = bucket
-    is_number = isinstance(num_buckets, int) and not isinstance(num_buckets, bool)
-    if not is_number or not 1 <= num_buckets <= MAX_BUCKETS:
-        raise InvalidInputError(f"the number of buckets must be from 1 to {MAX_BUCKETS}, not {num_buckets!r}")
-    return column, num_buckets
-
-
-def _source(schema: TableSchema, column: str, transform: str) -> str:
-    if column not in schema.field_ids:
-        raise InvalidInputError(
-            f"the table has no column {column!r} to shard by; its columns are {', '.join(schema.names)}"
-        )
-    check_shard_column(schema.columns.field(column), transform)
-    if schema.primary_key and column not in schema.primary_key:
-        raise InvalidInputError(
-            f"column {column} is not part of the primary key ({', '.join(schema.primary_key)}), so two "
-            "versions of a row could land in different shards; shard by a key column, or add "
-            f"{column} to the key"
-        )
-    return column
-
-
-def _num_shards(spec: ShardingSpec | None) -> int:
-    if spec is None or spec.fields[0].transform == IDENTITY:
-        return 0
-    return int(spec.fields[0].parameters.get("num_buckets", "1"))
-
-
-def _checked_indexes(dataset: lance.LanceDataset, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    Where all are maintained, Lance and lancewal need no names. LanceDB does: it refuses to search a column
+    whose index the table does not name. So all are named, also those that do not exist yet.
+    """
+    with lance_errors("read the indexes of the table"):
+        present = [each.name for each in dataset.describe_indices() if each.name != MEM_WAL_INDEX_NAME]
     if wanted is None:
-        return ()
+        named = [spec.name for spec in maintained_specs(dataset, (), maintain_all=True)]
+        searched = [field.name for field in dataset.schema if is_text(field.type) or is_vector(field.type)]
+        later = [f"{name}_idx" for name in searched]
+        return tuple(dict.fromkeys([*named, *(name for name in later if name not in present)]))
     if isinstance(wanted, str):
         raise InvalidInputError(f"maintained_indexes is the text {wanted!r}; pass a list of index names")
-    with lance_errors("read the indexes of the table"):
-        names = {description.name for description in dataset.describe_indices()}
-    present = sorted(names - {MEM_WAL_INDEX_NAME})
     unknown = [name for name in wanted if name not in present]
     if unknown:
         raise InvalidInputError(
             f"the table has no index {', '.join(map(repr, unknown))}; "
-            f"its indexes are {', '.join(present) or 'none'}"
+            f"its indexes are {', '.join(sorted(present)) or 'none'}"
         )
     maintained_specs(dataset, wanted, maintain_all=False)  # refuses what cannot be maintained
     return tuple(dict.fromkeys(wanted))
 
 
-def _commit(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
+def commit_index(dataset: lance.LanceDataset, details: MemWalDetails) -> bool:
     """Add the index; False if a concurrent commit may have initialised the table.
 
     ``LanceDataset.initialize_mem_wal`` makes the same commit, but takes only its own settings. Two of
@@ -368,6 +318,8 @@ def _encode(details: MemWalDetails) -> bytes:
             )
             for key, value in sorted(field.parameters.items()):
                 added.parameters.add(key=key, value=value)
+    for shard_id, generation in details.compacted.items():
+        message.compacted_sstables.add(generation=generation).shard_id.uuid = shard_id.bytes
     for key, value in sorted(details.writer_config_defaults.items()):
         message.writer_config_defaults.add(key=key, value=value)
     return bytes(message.SerializeToString(deterministic=True))
@@ -390,22 +342,3 @@ def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
         list(ordered_map(create, shards, min(_SHARD_CREATORS, len(shards))))
     except LanceWalError as error:
         logger.warning("not all %d shards were created, their first writers will: %s", len(shards), error)
-
-
-def restore(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    *,
-    backup: str | None = None,
-    source_options: Mapping[str, str] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-) -> Table:
-    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
-
-    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
-    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
-    for the table's.
-    """
-    store = ObjectStore.from_uri(destination, storage_options)
-    restore_backup(ObjectStore.from_uri(source, source_options), store, backup)
-    return open_table(store.uri, storage_options)

@@ -1,0 +1,143 @@
+"""New tables: with a key and a write path in one call, or from a backup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from lancewal.base import check_unique, lance_errors
+from lancewal.config import ShardWriterConfig
+from lancewal.errors import InvalidInputError
+from lancewal.initialization.initialize import (
+    check_new_table,
+    initialize,
+    key_columns,
+    marked_key,
+    persisted_defaults,
+)
+from lancewal.initialization.sharding import Sharding
+from lancewal.maintenance import restore_backup
+from lancewal.storage import ObjectStore
+from lancewal.table import Table, open_table
+from lancewal.writer import is_stream, new_table_of
+
+
+def create(
+    uri: str | os.PathLike[str],
+    schema_or_data: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    bucket: tuple[str, int] | None = None,
+    identity: str | None = None,
+    unsharded: bool = False,
+    by_hand: bool = False,
+    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Make a new Lance table with a streaming write path, and write the rows that are given.
+
+    ``schema_or_data`` is an Arrow schema, or rows as :meth:`TableWriter.put` takes them: dicts, dataclasses,
+    pandas, polars, numpy, Arrow. Types of Arrow data and schemas are taken as they are. Of other rows, lists
+    of floats that all have one length become vectors of ``float32``, which Lance searches.
+
+    ``key`` names the primary key, one column or several in order: rows are then written by key, and deleted.
+    Its columns become non-null. Without one the table only takes rows. Sharding, writer defaults and
+    storage options are those of :func:`initialize`, and need not be given.
+
+    Nothing is made where a table is already, or where rows have a key twice. A call that was killed may
+    leave the table without its write path: :func:`initialize` adds it.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "vector": [0.5, 1.0]}], key="id")
+    >>> table.schema.field("vector").type, table.primary_key
+    (FixedSizeListType(fixed_size_list<item: float>[2]), ('id',))
+    >>> with table.writer() as writer:
+    ...     _ = writer.put({"id": 2, "vector": [0.1, 0.2]})
+    >>> table.count_rows()
+    2
+    """
+    sharding = Sharding(bucket, identity, unsharded, by_hand)
+    persisted_defaults(writer_defaults)
+    later = isinstance(schema_or_data, pa.RecordBatchReader) or (
+        is_stream(schema_or_data) and not isinstance(schema_or_data, pa.Schema)
+    )
+    if isinstance(schema_or_data, pa.Schema):
+        rows = schema_or_data.empty_table()
+    elif isinstance(schema_or_data, pa.RecordBatchReader):
+        rows = schema_or_data.schema.empty_table()
+    elif later:
+        raise InvalidInputError(
+            "rows that come one by one do not tell the table's columns; create it with a schema, "
+            "and put them with table.writer()"
+        )
+    else:
+        rows = new_table_of(schema_or_data)
+    names = key_columns(key)
+    columns = marked_key(rows.schema, names)
+    check_new_table(columns, sharding)
+    if names:
+        check_unique(lambda: rows.to_batches(), names)
+    _write(uri, rows.cast(columns), storage_options)
+    table = initialize(
+        uri,
+        bucket=bucket,
+        identity=identity,
+        unsharded=unsharded,
+        by_hand=by_hand,
+        writer_defaults=writer_defaults,
+        storage_options=storage_options,
+    )
+    if later:
+        with table.writer() as writer:
+            writer.put(schema_or_data)
+    return table
+
+
+def with_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """``columns`` for a new table: ``key`` marked in this order and not null, all others nullable."""
+    nullable = pa.schema([field.with_nullable(True).remove_metadata() for field in columns])
+    return marked_key(nullable, key)
+
+
+def create_table(
+    uri: str | os.PathLike[str],
+    columns: pa.Schema,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    writer_defaults: ShardWriterConfig | Mapping[str, str] | None = None,
+    maintained_indexes: Sequence[str] | None = None,
+    **sharding: Any,
+) -> None:
+    """Write an empty Lance table that :func:`initialize` accepts with the same settings."""
+    persisted_defaults(writer_defaults)
+    check_new_table(columns, Sharding(**sharding), maintained_indexes)
+    _write(uri, columns.empty_table(), storage_options)
+
+
+def _write(uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping[str, str] | None) -> None:
+    where = ObjectStore.from_uri(uri, storage_options).uri
+    with lance_errors(f"create the table at {os.fspath(uri)}", commits=True):
+        lance.write_dataset(rows, where, storage_options=dict(storage_options or {}) or None)
+
+
+def restore(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    backup: str | None = None,
+    source_options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
+
+    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
+    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
+    for the table's.
+    """
+    store = ObjectStore.from_uri(destination, storage_options)
+    restore_backup(ObjectStore.from_uri(source, source_options), store, backup)
+    return open_table(store.uri, storage_options)

@@ -1,0 +1,147 @@
+"""Uninitialize: bring all rows into the base table and take the write path away, in an order that may be cut
+off.
+
+1. Every shard is drained and sealed: nobody can write to it any more, of lancewal or Lance.
+2. Compaction brings all rows into the base table. A record says that the directory is not needed from here
+on.
+3. One commit drops the MemWAL index. From here on the table is an ordinary one.
+4. The shards are listed again. A writer that made a new shard looks for the index afterwards, so either it
+finds
+   that the index is gone, or the shard is found here: then the index is put back.
+5. The directory of the write path is deleted, the record last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from uuid import UUID
+
+import lance
+
+from lancewal.base import BaseTable, lance_errors, locate
+from lancewal.errors import ConflictError, InvalidInputError, LanceWalError, NotInitializedError
+from lancewal.format import MEM_WAL_INDEX_NAME, ShardStatus, encode_record
+from lancewal.initialization.initialize import commit_index
+from lancewal.service import look_at_owners
+from lancewal.shard import discover_manifests
+from lancewal.storage import ObjectStore, layout
+from lancewal.table import Table
+
+logger = logging.getLogger(__name__)
+
+#: Says that the base table holds all rows that were in the directory.
+_DONE_WITH = f"{layout.OWN_DIR}/uninitialized.json"
+#: Shards may turn up while others are sealed.
+_ROUNDS = 5
+
+
+def uninitialize(
+    uri_or_dataset: str | os.PathLike[str] | lance.LanceDataset,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> None:
+    """Take the write path of a table away; all its rows are in the base table then.
+
+    Lance and LanceDB use the table as before :func:`initialize`, which may be called again. The primary key
+    stays. What goes: the shards with their logs, so that the change feed ends, and rows that tagged
+    versions of the base table have not compacted yet.
+
+    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Rows that
+    are in logs alone are flushed and compacted. Where it fails before the end, the table is as it was; where
+    it was killed, call it again.
+
+    >>> import tempfile, lance, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with table.writer() as writer:
+    ...     _ = writer.put({"id": 2})
+    >>> lancewal.uninitialize(table.uri)
+    >>> lance.dataset(table.uri).count_rows()
+    2
+    """
+    uri, options = locate(uri_or_dataset, storage_options)
+    store = ObjectStore.from_uri(uri, options)
+    try:
+        table = Table.open(uri, options)
+    except NotInitializedError:
+        if store.head(_DONE_WITH) is None:
+            raise
+        _remove(store)
+        return
+    _refuse_owners(store)
+    sealed: list[UUID] = []
+    try:
+        _seal(table, store, sealed)
+        table.compact()
+        if table.plan_compaction():
+            raise ConflictError("rows came while the table was compacted; try again")
+        base = BaseTable.open(uri, options, store=store)
+        store.put(_DONE_WITH, encode_record({"base_version": base.version}))
+        _drop_index(base)
+    except BaseException:
+        _unseal(table, sealed)
+        raise
+    late = _unsealed(store)
+    if late:
+        commit_index(base.dataset, base.details)
+        _unseal(table, sealed)
+        raise ConflictError(
+            f"a writer made shard {late[0]} meanwhile, so the table is as it was; close it first"
+        )
+    _remove(store)
+
+
+def _refuse_owners(store: ObjectStore) -> None:
+    for owner in look_at_owners(store):
+        for shard_id in () if owner.gone else owner.shards:
+            raise owner.error(shard_id, "a table is not uninitialised while somebody writes to it")
+
+
+def _seal(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
+    """Seal every shard; ``sealed`` gets those that were not."""
+    for _ in range(_ROUNDS):
+        unsealed = _unsealed(store)
+        if not unsealed:
+            return
+        for shard_id in unsealed:
+            table.seal_shard(shard_id)
+            sealed.append(shard_id)
+    raise ConflictError(
+        f"new shards kept coming while those of {store.uri} were sealed; stop the writers first"
+    )
+
+
+def _unsealed(store: ObjectStore) -> list[UUID]:
+    manifests = discover_manifests(store)
+    return [each.shard_id for each in manifests if each.status is not ShardStatus.SEALED]
+
+
+def _unseal(table: Table, sealed: list[UUID]) -> None:
+    for shard_id in sealed:
+        try:
+            table.unseal_shard(shard_id)
+        except LanceWalError as error:
+            logger.warning("shard %s stays sealed, unseal it by hand: %s", shard_id, error)
+
+
+def _drop_index(base: BaseTable) -> None:
+    with lance_errors(f"drop the MemWAL index of {base.uri}", commits=True):
+        base.dataset.drop_index(MEM_WAL_INDEX_NAME)
+
+
+def _remove(store: ObjectStore) -> None:
+    """Delete the directory of the write path, and last the record that says that this may be done."""
+    unsealed = _unsealed(store)
+    if unsealed:
+        raise InvalidInputError(
+            f"shard {unsealed[0]} of {store.uri} takes writers and may have rows, but the table has no "
+            "MemWAL index any more; make it again with LanceDataset.initialize_mem_wal, and see Table.repair"
+        )
+    for name in store.list_directories(layout.MEM_WAL_DIR):
+        path = f"{layout.MEM_WAL_DIR}/{name}"
+        if path != layout.OWN_DIR:
+            store.delete_prefix(path)
+    records = [each.path for each in store.list(layout.OWN_DIR)]
+    store.delete_many([path for path in records if path != _DONE_WITH])
+    store.delete_prefix(layout.MEM_WAL_DIR)

@@ -1,0 +1,89 @@
+"""Which types a column of the table takes: the same values in another form, or the same kind of value."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_types = pa.types
+
+
+def same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether two types hold the same values in another physical form.
+
+    >>> same_values(pa.large_string(), pa.string()), same_values(pa.int32(), pa.int64())
+    (True, False)
+    """
+    if _types.is_dictionary(given):
+        given = given.value_type
+    if given.equals(wanted) or _types.is_null(given):
+        return True
+    for family in (is_text, is_bytes):
+        if family(given) and family(wanted):
+            return True
+    if _is_list(given) and _is_list(wanted):
+        return same_values(given.value_type, wanted.value_type)
+    if _types.is_fixed_size_list(given) and _types.is_fixed_size_list(wanted):
+        return given.list_size == wanted.list_size and same_values(given.value_type, wanted.value_type)
+    if _types.is_struct(given) and _types.is_struct(wanted) and given.num_fields == wanted.num_fields:
+        pairs = [(given.field(i), wanted.field(i)) for i in range(wanted.num_fields)]
+        return all(g.name == w.name and same_values(g.type, w.type) for g, w in pairs)
+    return False
+
+
+def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type may equal values of the other: numbers, times, words, and lists of them.
+
+    Truth values are no numbers, and text is none, whatever it says.
+
+    >>> same_kind(pa.int64(), pa.float32()), same_kind(pa.string(), pa.int64())
+    (True, False)
+    """
+    given, wanted = _plain(given), _plain(wanted)
+    if _types.is_null(given) or given.equals(wanted):
+        return True
+    for family in (_is_number, _is_moment, _types.is_time, _types.is_duration, is_text, is_bytes):
+        if family(given) and family(wanted):
+            return True
+    if is_list(given) and is_list(wanted):
+        return same_kind(given.value_type, wanted.value_type)
+    if _types.is_struct(given) and _types.is_struct(wanted):
+        present = {field.name: field.type for field in wanted}
+        return all(field.name in present and same_kind(field.type, present[field.name]) for field in given)
+    if _types.is_map(given) and _types.is_map(wanted):
+        return same_kind(given.key_type, wanted.key_type) and same_kind(given.item_type, wanted.item_type)
+    return False
+
+
+def is_float_list(type_: pa.DataType) -> bool:
+    """Whether a type is a vector, or any other list of floats."""
+    return is_list(type_) and bool(_types.is_floating(type_.value_type))
+
+
+def is_list(type_: pa.DataType) -> bool:
+    return _is_list(type_) or bool(_types.is_fixed_size_list(type_))
+
+
+def is_text(type_: pa.DataType) -> bool:
+    return bool(_types.is_string(type_) or _types.is_large_string(type_) or _types.is_string_view(type_))
+
+
+def is_bytes(type_: pa.DataType) -> bool:
+    return bool(_types.is_binary(type_) or _types.is_large_binary(type_) or _types.is_binary_view(type_))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(_types.is_list(type_) or _types.is_large_list(type_))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(_types.is_integer(type_) or _types.is_floating(type_) or _types.is_decimal(type_))
+
+
+def _is_moment(type_: pa.DataType) -> bool:
+    return bool(_types.is_timestamp(type_) or _types.is_date(type_))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
+    return type_.value_type if _types.is_dictionary(type_) else type_

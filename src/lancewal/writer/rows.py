@@ -1,0 +1,338 @@
+"""Rows as callers have them, as record batches: Arrow, frames, dicts, dataclasses, numpy.
+
+Arrow data says its types, and they are left as they are. Python, pandas, polars and numpy have fewer of them:
+a vector is a list of doubles there. So the table's columns decide what such rows become, and a value that a
+column cannot hold is refused with its row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lancewal.errors import InvalidInputError
+from lancewal.format import CastRefusedError, exactly, is_json
+from lancewal.writer.kinds import is_float_list, same_kind
+
+#: What several keys come in, beside columns of pandas and polars.
+_SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
+#: What building an array from Python values raises.
+_FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+#: Rows that come one by one are put so many at a time.
+_ROWS_AT_A_TIME = 1024
+_SHOWN_VALUE = 60
+
+
+def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch]:
+    """Record batches from whatever holds rows.
+
+    ``table`` are the columns that they are for, if that is known.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        return list(data.to_batches())
+    if is_row(data):
+        return [_from_rows([data], table)]
+    if _is_pandas(data):
+        return _from_pandas(data, table)
+    if isinstance(data, np.ndarray) and data.dtype.names:
+        return [_from_columns({name: _numpy_column(data[name]) for name in data.dtype.names}, table)]
+    try:
+        if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
+            batches = [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
+            return [_from_frame(b, table) for b in batches] if _is_polars(data) else batches
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"cannot read rows from this {type(data).__name__}: {error}") from error
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        items = list(data)
+        if items and is_row(items[0]):
+            return [_from_rows(items, table)]
+        return [batch for item in items for batch in as_batches(item, table)]
+    raise InvalidInputError(
+        f"cannot read rows from {type(data).__name__}; pass a dict, a dataclass, a RecordBatch, Table or "
+        "RecordBatchReader, a pandas or polars frame, a structured numpy array, a list of these, or any "
+        "object with __arrow_c_stream__"
+    )
+
+
+def new_table_of(data: Any) -> pa.Table:
+    """Rows for a table that is yet to be made.
+
+    Lists of floats that have one length become vectors of float32.
+    """
+    batches = as_batches(data)
+    if not batches:
+        raise InvalidInputError("there are no rows to take columns from; pass an Arrow schema")
+    try:
+        rows = pa.Table.from_batches(batches).combine_chunks()
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"the rows have different columns: {error}") from None
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_null(field.type):
+            raise InvalidInputError(
+                f"column {field.name} holds nothing but nulls, so its type is unknown; pass an Arrow "
+                "schema, or Arrow data with types"
+            )
+        if not _is_arrow(data) and is_float_list(field.type):
+            size = _common_length(rows.column(place))
+            if size:
+                vector = pa.list_(pa.float32(), size)
+                values = _rounded(rows.column(place).combine_chunks(), vector, field.name)
+                rows = rows.set_column(place, pa.field(field.name, vector), values)
+    return rows
+
+
+def is_row(data: Any) -> bool:
+    """Whether ``data`` is one row: a dict, a dataclass, a named tuple or a model with fields."""
+    if isinstance(data, Mapping):
+        return True
+    if isinstance(data, type):
+        return False
+    return dataclasses.is_dataclass(data) or hasattr(data, "_asdict") or hasattr(data, "model_dump")
+
+
+def is_tabular(data: Any) -> bool:
+    """Whether ``data`` is rows with columns, as opposed to key values, or to one row."""
+    if isinstance(data, list | tuple) and not hasattr(data, "_asdict"):
+        return bool(data) and all(isinstance(item, pa.RecordBatch) or is_row(item) for item in data)
+    if isinstance(data, np.ndarray):
+        return bool(data.dtype.names)
+    if is_key_sequence(data):
+        return False
+    return hasattr(data, "__arrow_c_stream__") or isinstance(data, pa.RecordBatch) or _is_pandas(data)
+
+
+def is_key_sequence(keys: Any) -> bool:
+    """Whether ``keys`` is several key values: a list, set or range, an array, a Series or an Index."""
+    return isinstance(keys, _SEQUENCES) or _is_series(keys)
+
+
+def key_sequence(keys: Any) -> Any:
+    """Several key values as Arrow takes them."""
+    if _is_series(keys):
+        return keys.to_arrow() if hasattr(keys, "to_arrow") else keys
+    return list(keys) if isinstance(keys, Set) else keys
+
+
+def is_stream(data: Any) -> bool:
+    """Whether ``data`` can only be gone through once, or may be larger than memory."""
+    if isinstance(data, pa.Table | pa.RecordBatch | pa.ChunkedArray | list | tuple):
+        return False
+    # Frames have the stream interface too, but all their rows are here already.
+    if _is_pandas(data) or _is_polars(data) or is_row(data):
+        return False
+    return hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator)
+
+
+def streamed_batches(stream: Any, table: pa.Schema | None = None) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream, as they come; single rows are gathered."""
+    if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
+        rows: list[Any] = []
+        for item in stream:
+            if is_row(item):
+                rows.append(item)
+                if len(rows) == _ROWS_AT_A_TIME:
+                    yield _from_rows(rows, table)
+                    rows = []
+                continue
+            if rows:
+                yield _from_rows(rows, table)
+                rows = []
+            yield from streamed_batches(item, table) if is_stream(item) else as_batches(item, table)
+        if rows:
+            yield _from_rows(rows, table)
+    else:
+        try:
+            reader = pa.RecordBatchReader.from_stream(stream)
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"cannot read rows from this {type(stream).__name__}: {error}") from error
+        yield from reader
+
+
+def _from_rows(rows: Sequence[Any], table: pa.Schema | None) -> pa.RecordBatch:
+    dicts = []
+    for place, row in enumerate(rows):
+        if not is_row(row):
+            raise InvalidInputError(
+                f"row {place} is {_shown(row)}, of type {type(row).__name__}; the rows before are like dicts"
+            )
+        dicts.append(_fields(row))
+    names = dict.fromkeys(name for row in dicts for name in row)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"a row has the column {name!r}; names of columns are text")
+    if not names:
+        raise InvalidInputError("the rows have no columns; pass dicts with a value for each column")
+    return _from_columns({name: [row.get(name) for row in dicts] for name in names}, table)
+
+
+def _fields(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return row
+    if hasattr(row, "_asdict"):
+        return dict(row._asdict())
+    if hasattr(row, "model_dump"):
+        return dict(row.model_dump())
+    # Not asdict: it copies every number of a vector.
+    return {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
+
+
+def _from_pandas(frame: Any, table: pa.Schema | None) -> list[pa.RecordBatch]:
+    try:
+        batches = pa.Table.from_pandas(frame, preserve_index=False).to_batches()
+    except _FAILURES:
+        # Columns of mixed objects: the values themselves tell which row is wrong.
+        return [_from_columns({str(name): frame[name].tolist() for name in frame.columns}, table)]
+    return [_from_frame(batch, table) for batch in batches]
+
+
+def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None) -> pa.RecordBatch:
+    return _from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), table)
+
+
+def _numpy_column(column: Any) -> pa.Array:
+    """One field of a structured array; a field that is an array itself is a vector."""
+    native = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("="), copy=False)
+    if native.ndim == 1:
+        return pa.array(native)
+    return pa.FixedSizeListArray.from_arrays(
+        _numpy_column(native.reshape(-1)), int(np.prod(native.shape[1:]))
+    )
+
+
+def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None) -> pa.RecordBatch:
+    made = {}
+    for name, values in columns.items():
+        place = -1 if table is None else table.get_field_index(name)
+        field = None if table is None or place < 0 else table.field(place)
+        made[name] = _column(name, values, field)
+    return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+
+
+def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
+    """``values`` as an array that the writer takes for the table's ``field``."""
+    if field is not None and is_json(field.type) and not isinstance(values, pa.Array):
+        values = [_json_text(name, row, value) for row, value in enumerate(values)]
+    try:
+        array = values if isinstance(values, pa.Array) else pa.array(_plain_values(values))
+    except _FAILURES as error:
+        return _typed(name, values, field, error)
+    if field is None or is_json(field.type):
+        return array
+    if is_float_list(field.type) and same_kind(array.type, field.type):
+        return _rounded(array, field.type, name)
+    if same_kind(array.type, field.type) or isinstance(values, pa.Array):
+        return array
+    return _typed(name, values, field, None)
+
+
+def _plain_values(values: Sequence[Any]) -> Sequence[Any]:
+    """Values that Arrow knows: nested dataclasses as dicts."""
+    if any(dataclasses.is_dataclass(value) for value in values):
+        return [dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for v in values]  # type: ignore[arg-type]
+    return values
+
+
+def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exception | None) -> pa.Array:
+    """Values that do not tell their type by themselves, such as maps, in that of ``field``; or a refusal."""
+    if field is not None and _cannot_be_told(field.type):
+        try:
+            return pa.array(values, field.type)
+        except _FAILURES as typed_error:
+            error = error or typed_error
+    row = _first_misfit(values, field)
+    wanted = "" if field is None else f", the table has {field.type}"
+    text = f"column {name}, row {row}: {_shown(values[row])} is {type(values[row]).__name__}{wanted}"
+    if field is None or error is not None:
+        raise InvalidInputError(f"{text}: {error}; convert the value") from None
+    raise InvalidInputError(
+        f"{text}; convert the value, or open the writer with cast=True, which also takes numbers from text"
+    )
+
+
+def _cannot_be_told(type_: pa.DataType) -> bool:
+    """Whether Python has no values of its own for a type.
+
+    (A struct has, and Arrow drops fields it has not.)
+    """
+    children = (type_.field(place).type for place in range(type_.num_fields))
+    return bool(pa.types.is_map(type_) or pa.types.is_fixed_size_binary(type_)) or any(
+        map(_cannot_be_told, children)
+    )
+
+
+def _json_text(name: str, row: int, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"column {name}, row {row}: {_shown(value)} is no JSON: {error}") from None
+
+
+def _first_misfit(values: Sequence[Any], field: pa.Field | None) -> int:
+    """The first row whose value is not of the field's kind, or cannot follow the values before it."""
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        try:
+            kind = pa.array(_plain_values([value])).type
+        except _FAILURES:
+            return row
+        if field is not None and not same_kind(kind, field.type):
+            return row
+    for row in range(1, len(values)):
+        try:
+            pa.array(_plain_values(values[: row + 1]))
+        except _FAILURES:
+            return row
+    return 0
+
+
+def _rounded(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+    try:
+        return exactly(array, target, rounding=True)
+    except CastRefusedError as error:
+        raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}") from None
+
+
+def _common_length(column: pa.ChunkedArray) -> int | None:
+    lengths = pc.unique(pc.list_value_length(column).drop_null()).to_pylist()
+    return int(lengths[0]) if len(lengths) == 1 and lengths[0] else None
+
+
+def _is_arrow(data: Any) -> bool:
+    if isinstance(data, list | tuple) and data:
+        data = data[0]
+    if isinstance(data, np.ndarray) or is_row(data) or _is_pandas(data) or _is_polars(data):
+        return False
+    return isinstance(data, pa.RecordBatch | pa.Table) or hasattr(data, "__arrow_c_stream__")
+
+
+def _is_series(data: Any) -> bool:
+    """A column of pandas or polars, neither of which need be installed."""
+    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
+    return (pandas is not None and isinstance(data, (pandas.Series, pandas.Index))) or (
+        polars is not None and isinstance(data, polars.Series)
+    )
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas") and hasattr(data, "columns")
+
+
+def _is_polars(data: Any) -> bool:
+    return type(data).__module__.startswith("polars") and type(data).__name__ == "DataFrame"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 1] + "…"

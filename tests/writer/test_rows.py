@@ -1,0 +1,256 @@
+"""Rows in every form that callers have them: what they become, and what is refused with column and row."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lancewal
+from lancewal.errors import InvalidInputError
+from lancewal.writer.rows import as_batches, is_stream, streamed_batches
+from tests.tables import fast
+
+NOON = dt.datetime(2026, 1, 2, 12, 0, 0, 5000)
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+        pa.field("small", pa.int8()),
+        pa.field("score", pa.float32()),
+        pa.field("at", pa.timestamp("ms")),
+        pa.field("price", pa.decimal128(8, 2)),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.float32())])),
+        pa.field("counts", pa.map_(pa.string(), pa.int64())),
+        pa.field("raw", pa.binary()),
+        pa.field("flag", pa.bool_()),
+        pa.field("json", pa.json_()),
+    ]
+)
+
+
+@dataclass
+class Place:
+    x: int
+    y: float
+
+
+@dataclass
+class Document:
+    id: int
+    text: str
+    vector: list[float]
+    place: Place
+
+
+Named = collections.namedtuple("Named", ["id", "text", "vector"])
+
+
+class Model:
+    """What pydantic models have."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"id": 1, "text": "a", "vector": [0.1, 2]}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> lancewal.Table:
+    return lancewal.create(tmp_path / "t", COLUMNS, key="id", writer_defaults=fast())
+
+
+ROW = {"id": 1, "text": "a", "vector": [0.1, 2.0]}
+KIND = np.dtype([("id", ">i4"), ("text", "U3"), ("vector", "<f8", (2,))])
+FORMS: dict[str, Callable[[], Any]] = {
+    "dict": lambda: ROW,
+    "dicts": lambda: [ROW],
+    "tuple of dicts": lambda: (ROW,),
+    "iterator of dicts": lambda: iter([ROW]),
+    "mapping": lambda: collections.ChainMap(ROW),
+    "integers in a vector": lambda: {**ROW, "id": 1.0},
+    "dataclass": lambda: Document(1, "a", [0.1, 2.0], Place(1, 0.5)),
+    "named tuples": lambda: [Named(1, "a", (0.1, 2))],
+    "model": Model,
+    "numpy in a dict": lambda: {"id": np.int32(1), "text": "a", "vector": np.array([0.1, 2.0])},
+    "half floats": lambda: {"id": 1, "text": "a", "vector": np.array([0.1, 2.0], np.float32)},
+    "pandas": lambda: pd.DataFrame([ROW]),
+    "pandas with arrays": lambda: pd.DataFrame({"id": [1], "text": ["a"], "vector": [np.array([0.1, 2.0])]}),
+    "polars": lambda: pl.DataFrame([ROW]),
+    "polars array": lambda: pl.DataFrame([ROW], schema_overrides={"vector": pl.Array(pl.Float64, 2)}),
+    "structured numpy": lambda: np.array([(1, "a", [0.1, 2.0])], KIND),
+    "list of frames": lambda: [pd.DataFrame([ROW])],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_in_any_form_is_the_same_row(table: lancewal.Table, form: str) -> None:
+    with table.writer() as writer:
+        assert writer.put(FORMS[form]()).num_rows == 1
+    expected = {"id": 1, "text": "a", "vector": [float(np.float32(0.1)), 2.0]}
+    assert table.lookup(1, columns=["id", "text", "vector"]) == expected
+
+
+def test_values_of_all_kinds(table: lancewal.Table) -> None:
+    row = {
+        "id": 2**40,
+        "small": 7.0,
+        "score": 1,
+        "at": NOON,
+        "price": Decimal("12.5"),
+        "tags": ["a", None],
+        "place": {"x": 1, "y": 0.5},
+        "counts": [("a", 1), ("b", 2)],
+        "raw": b"\x00",
+        "flag": True,
+        "json": {"a": [1, None]},
+    }
+    with table.writer() as writer:
+        writer.put([row, {"id": 3, "tags": [], "place": {"x": 4}, "counts": [], "json": '{"b": 1}'}])
+    found = table.lookup(2**40)
+    assert found is not None
+    assert found == {
+        **row,
+        "small": 7,
+        "text": None,
+        "vector": None,
+        "json": '{"a":[1,null]}',
+        "counts": row["counts"],
+    }
+    other = table.lookup(3, columns=["tags", "place", "counts", "json"])
+    assert other == {"tags": [], "place": {"x": 4, "y": None}, "counts": [], "json": '{"b":1}'}
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "text for a number": ([{"id": 1}, {"id": "x"}], "column id, row 1: 'x' is str"),
+    "text for every number": ([{"id": "7"}], "column id, row 0: '7' is str, the table has int64.*cast=True"),
+    "a number for text": ([{"id": 1, "text": 5}], "column text, row 0: 5 is int, the table has string"),
+    "truth for a number": ([{"id": 1, "small": True}], "column small, row 0: True is bool"),
+    "too large": ([{"id": 1, "small": 1}, {"id": 2, "small": 300}], "column small .* row 1 is 300"),
+    "a fraction": ([{"id": 1.5}], "column id .* row 0 is 1.5"),
+    "digits of a number": ([{"id": 1, "score": 0.1}], 'column score .* row 0 is 0.1.*cast="round"'),
+    "digits of a time": ([{"id": 1, "at": NOON.replace(microsecond=1)}], "column at .* row 0"),
+    "another length": (
+        [{"id": 1, "vector": [1.0, 2]}, {"id": 2, "vector": [1.0]}],
+        "column vector .* row 1 is",
+    ),
+    "too large for a float": ([{"id": 1, "vector": [1e300, 0.0]}], "column vector .* row 0 is"),
+    "words in a vector": ([{"id": 1, "vector": ["a", "b"]}], "column vector, row 0"),
+    "an unknown column": ([{"id": 1, "nope": 2}], "no column nope; its columns are id, text"),
+    "no key": ([{"text": "a"}], "column id is missing"),
+    "a null key": ([{"id": 1}, {"id": None}], "1 nulls in key column id"),
+    "a field too many": ([{"id": 1, "place": {"z": 1}}], "column place, row 0"),
+    "digits in a struct": ([{"id": 1, "place": {"x": 1, "y": 0.1}}], "column place .* row 0"),
+    "a list for a number": ({"id": [1, 2]}, "column id, row 0"),
+    "something else": ([{"id": 1, "text": object()}], "column text, row 0"),
+    "rows of two kinds": ([{"id": 1}, 7], "row 1 is 7"),
+    "no columns": ([{}], "no columns"),
+    "a number for a name": ([{1: 2}], "names of columns are text"),
+    "mixed pandas": (pd.DataFrame({"id": [1, 2], "text": ["a", 5]}), "column text, row 1: 5 is int"),
+    "no rows": (7, "cannot read rows from int; pass a dict"),
+    "JSON that is none": ([{"id": 1, "json": "{"}], "no JSON"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_with_column_and_row_and_nothing_is_written(
+    table: lancewal.Table, case: str
+) -> None:
+    data, text = REFUSED[case]
+    with table.writer() as writer:
+        with pytest.raises(InvalidInputError, match=text):
+            writer.put(data)
+        assert table.count_rows() == 0
+
+
+def test_arrow_says_its_types_and_is_never_rounded(table: lancewal.Table) -> None:
+    doubles = pa.table({"id": [1], "vector": pa.array([[0.1, 2.0]], pa.list_(pa.float64(), 2))})
+    with table.writer() as writer, pytest.raises(InvalidInputError, match=r'row 0 is .*cast="round"'):
+        writer.put(doubles)
+    exact = pa.table({"id": pa.array([1], pa.uint8()), "vector": [[0.5, 2.0]], "score": [2]})
+    with table.writer() as writer:
+        writer.put(exact)
+    assert table.lookup(1, columns=["vector", "score"]) == {"vector": [0.5, 2.0], "score": 2.0}
+
+
+def test_keys_as_rows_delete(tmp_path: Path) -> None:
+    rows = [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}]
+    table = lancewal.create(tmp_path / "t", rows, key=["a", "b"], writer_defaults=fast())
+    with table.writer() as writer:
+        writer.delete({"a": 1, "b": "x"})
+        writer.delete([{"b": "x", "a": 2.0}])
+        with pytest.raises(InvalidInputError, match="lacks the key column b"):
+            writer.delete({"a": 1})
+    assert table.scan().to_table().to_pylist() == [{"a": 1, "b": "y"}]
+
+
+def test_single_rows_of_a_stream_are_gathered() -> None:
+    def rows() -> Iterator[Any]:
+        yield from ({"id": n} for n in range(2500))
+        yield pa.record_batch({"id": [2500]})
+        yield {"id": 2501}
+
+    assert is_stream(rows())
+    batches = list(streamed_batches(rows(), COLUMNS))
+    assert [batch.num_rows for batch in batches] == [1024, 1024, 452, 1, 1]
+    assert [n for batch in batches for n in batch["id"].to_pylist()] == list(range(2502))
+
+
+def test_the_gateway_takes_the_same_rows(table: lancewal.Table) -> None:
+    with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=30) as remote:
+        with remote.writer() as writer:
+            writer.put(ROW)
+            writer.put(pl.DataFrame([{**ROW, "id": 2}]))
+            writer.put(pa.table({"id": pa.array([3], pa.int8())}))
+            writer.put(iter([{"id": 4}, {"id": 5}]))
+            writer.delete({"id": 5})
+            with pytest.raises(InvalidInputError, match="column id, row 0"):
+                writer.put({"id": "x"})
+        with remote.writer(cast=False) as writer, pytest.raises(InvalidInputError, match='cast="numbers"'):
+            writer.put(pa.table({"id": pa.array([6], pa.int8())}))
+    assert sorted(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+
+
+_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(width=64),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.datetimes(),
+    st.dates(),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2),
+    st.uuids(),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2)), max_size=3),
+    st.dictionaries(st.sampled_from("xyz"), st.one_of(st.integers(), st.floats()), max_size=2),
+)
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(COLUMNS.names), _scalars, max_size=4), min_size=1, max_size=4)
+)
+def test_any_row_becomes_a_batch_or_is_refused_by_a_typed_error(rows: list[dict[str, Any]]) -> None:
+    try:
+        (batch,) = as_batches(rows, COLUMNS)
+    except InvalidInputError:
+        return
+    assert batch.num_rows == len(rows)
+
+
+def test_uuids_are_told_how(table: lancewal.Table) -> None:
+    with table.writer() as writer, pytest.raises(InvalidInputError, match="column text, row 0: UUID"):
+        writer.put({"id": 1, "text": uuid.uuid4()})
