@@ -26,7 +26,7 @@ from bench.far import FarStorage
 from bench.operations import OPERATIONS, Lab, Operation
 from bench.proxy import Recording, Request
 
-STORED = Path(__file__).parent / "results" / "chain.json"
+STORED = Path(__file__).parent / "compaction_chain.json"
 OURS = "lancewal"
 #: Well above what a busy machine takes between two requests.
 LATENCY = 0.120

@@ -14,6 +14,7 @@ from bench.growth_profile import PROFILES
 from bench.registry import load_workloads
 
 STEADY = "steady"
+UPKEEP = "upkeep_steady"
 
 HEAD = """# Scale
 
@@ -32,6 +33,15 @@ _STEADY_HEAD = """## Steady state
 The table holds the same rows all the time, with a BTree on the key
 and indexes on a text and a vector column. Times are those of the processor. "First lookup" is the first one
 after a compaction.
+"""
+
+_UPKEEP_HEAD = """## Left alone
+
+`make bench ARGS=upkeep_steady`: {description}.
+
+Nobody flushes, compacts or collects by hand. Times are those of a clock, so a busy machine makes them longer;
+"CPU" is the processor time of the reading process, which it does not. The machine had other users: its load
+was {load} near the end, on two processors.
 """
 
 _PROFILES_HEAD = """## Profiles
@@ -55,7 +65,7 @@ def write_scale(results: Sequence[dict[str, Any]], docs: Path) -> None:
             parts.append(_section(this, result))
             _plot(this.axis, _curves(result), docs / _picture(result), scale="log")
     for result in results:
-        if result["workload"] == STEADY:
+        if result["workload"] in (STEADY, UPKEEP):
             parts.append(_steady_section(result))
             _plot("minute", _curves(result), docs / _picture(result), scale="linear")
     paths = sorted(PROFILES.glob("*.txt"), key=lambda path: (path.name.split(".")[0], "after" in path.name))
@@ -110,8 +120,10 @@ def _section(this: Growth, result: dict[str, Any]) -> str:
 
 def _steady_section(result: dict[str, Any]) -> str:
     lines = [
-        _STEADY_HEAD.format(description=result["description"]),
-        f"![Steady state: cost of each operation by minute]({_picture(result)})",
+        (_UPKEEP_HEAD if result["workload"] == UPKEEP else _STEADY_HEAD).format(
+            description=result["description"], load=result["machine"].get("load", "not noted")
+        ),
+        f"![Cost of each operation by minute]({_picture(result)})",
         "",
         "| measure | last minute | compared with | ratio | bound |",
         "|---|---|---|---|---|",

@@ -557,6 +557,8 @@ def _a_poll(shards: int) -> Goal:
 
 _OPEN = Goal(depth=7, text="depth ≤ 6 and the put")
 _READ = Goal(depth=3, text="depth ≤ 3 beyond plain Lance")
+#: What is read beside a merge may fall between its requests on a busy machine: the chain gets longer by one.
+_ASIDE = 1.1
 _COMPACT = Goal(depth=15, text="depth ≤ 15")
 #: What pylance does in its calls is more than that already, see ``bench.chain``.
 _NO_DEEPER = Goal(depth=0, text="no deeper than plain Lance")
@@ -630,12 +632,14 @@ OPERATIONS: Sequence[Operation] = (
         _compact(lambda lab: lab.flushed, optimize_indexes=False, compact_files=False),
         _merge(lambda lab: lab.flushed),
         goal=_COMPACT,
+        tolerance=_ASIDE,
     ),
     Operation(
         "compact 8 SSTables, no indexes",
         _compact(lambda lab: lab.plain),
         _merge(lambda lab: lab.plain),
         goal=_COMPACT,
+        tolerance=_ASIDE,
     ),
     Operation(
         "compact 8 SSTables",
@@ -643,6 +647,7 @@ OPERATIONS: Sequence[Operation] = (
         _merge(lambda lab: lab.flushed, _index),
         goal=_NO_DEEPER,
         beyond_peer=True,
+        tolerance=_ASIDE,
     ),
     Operation(
         "compact 8 SSTables and join files",
@@ -650,6 +655,7 @@ OPERATIONS: Sequence[Operation] = (
         _merge(lambda lab: lab.scattered, _index, _join, _index),
         goal=_NO_DEEPER,
         beyond_peer=True,
+        tolerance=_ASIDE,
     ),
     Operation("gc with nothing to do", _collect(lambda lab: lab.flushed, timedelta(0))),
     Operation(

@@ -63,6 +63,12 @@ class ShardWriterConfig:
         is split into several entries.
     ``max_memtable_size``, ``max_memtable_rows``, ``max_memtable_batches``
         The MemTable is frozen and flushed when it reaches any of them; the size includes its indexes.
+    ``max_memtable_age``
+        So too when its oldest rows have been in it for this long (``None``: never), so that a trickle of rows
+        does not stay in the log for ever.
+    ``slowdown_sstables``
+        Puts are delayed while a shard has more SSTables than this and somebody compacts, each time twice as
+        long for every one above it, up to some seconds.
     ``max_unflushed_memtable_bytes``
         Puts wait while frozen and active MemTables hold this much (in WAL-only mode: the
         queue of rows that are not in the log yet).
@@ -86,6 +92,8 @@ class ShardWriterConfig:
     max_memtable_size: int = 256 * MB
     max_memtable_rows: int = 100_000
     max_memtable_batches: int = 8_000
+    max_memtable_age: timedelta | None = timedelta(minutes=5)
+    slowdown_sstables: int = 20
     manifest_scan_batch_size: int = 2
     max_unflushed_memtable_bytes: int = 1024 * MB
     backpressure_log_interval: timedelta = timedelta(seconds=30)
@@ -189,9 +197,9 @@ class ShardWriterConfig:
         cls(**values)
 
 
-_OPTIONAL = {"max_wal_flush_interval", "stats_log_interval"}
+_OPTIONAL = {"max_wal_flush_interval", "max_memtable_age", "stats_log_interval"}
 _DURATIONS = {"backpressure_log_interval", "async_index_interval", "owner_lease", *_OPTIONAL}
-_NEVER_ZERO = {"backpressure_log_interval", "owner_lease"}
+_NEVER_ZERO = {"backpressure_log_interval", "max_memtable_age", "owner_lease"}
 _FLAGS = {"durable_write", "sync_indexed_write", "enable_memtable", "fsync", "row_sums"}
 
 

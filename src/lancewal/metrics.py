@@ -55,6 +55,8 @@ WRITER_COUNTERS = (
     ("lancewal_flush_failures", "memtable_flush_failures", "Flushes that failed and are tried again"),
     ("lancewal_backpressure", "backpressure_count", "Puts that had to wait for memory"),
     ("lancewal_backpressure_seconds", "backpressure_wait", "Time that they waited"),
+    ("lancewal_slowdowns", "slowdown_count", "Puts that were delayed because compaction is behind"),
+    ("lancewal_slowdown_seconds", "slowdown_wait", "Time that they were delayed"),
     ("lancewal_replayed_entries", "replayed_entries", "WAL entries replayed at open"),
     ("lancewal_replayed_rows", "replayed_rows", "Rows of those entries"),
     ("lancewal_replay_seconds", "replay_time", "Time spent replaying"),

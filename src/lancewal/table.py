@@ -218,6 +218,7 @@ class Table(MaintainedTable):
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
             companion=self.upkeeper() if upkeep else None,
+            find=lambda where, columns: self._reader.scan(columns, where).to_batches(),
         )
 
     def shard_writer(

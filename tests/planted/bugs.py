@@ -168,7 +168,7 @@ BUGS = (
         "                raise StorageError(",
         "            if False:\n                raise StorageError(",
         "a flush that was published is published again",
-        _WRITER,
+        ("tests/writer/test_group_puts.py", *_WRITER),
     ),
     Bug(
         "a flush does not look for a copy of its writer",
@@ -192,7 +192,7 @@ BUGS = (
         "        finally:\n            logged.result()\n",
         "        finally:\n            pass\n",
         "the cursor is that of an earlier entry",
-        _WRITER,
+        ("tests/writer/test_group_puts.py", *_WRITER),
     ),
     Bug(
         "a fenced flush goes on",

@@ -71,7 +71,7 @@ def judged(bug: Bug, worlds: int = WORLDS) -> Verdict:
             done = _run(copy, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test)
             if done is None:
                 return Verdict(bug, test, None, "a test does not end")
-            failed = [line for line in done.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            failed = [line for line in done.splitlines() if line.startswith(("FAILED ", "ERROR tests"))]
             if failed:
                 return Verdict(bug, test, None, failed[0].partition("::")[2].partition(" - ")[0][:120])
     return Verdict(bug, "", None, "")

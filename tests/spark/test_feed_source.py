@@ -252,3 +252,26 @@ def test_places_that_the_table_does_not_have_are_refused(tmp_path: Path) -> None
     batch = FeedReader(parsed, spark_schema(feed_schema(OpenTable.open(parsed).base.schema)))
     with pytest.raises(InvalidInputError, match=r"endingPosition.*beyond its end"):
         batch.partitions()
+
+
+def test_a_feed_of_some_shards_or_some_changes_leaves_the_others_out(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 30))
+        writer.delete([3, 4, 5])
+    whole = stream_of(table, startingPosition="earliest")
+    start, end = whole.initialOffset(), whole.reportLatestOffset()
+    everything = read(whole, start, end)
+    deleted = read(stream_of(table, changeTypes="delete"), start, end)
+    assert sorted(deleted) == [(i, None, "delete") for i in (3, 4, 5)]
+    upserted = read(stream_of(table, changeTypes="upsert, insert"), start, end)
+    assert sorted(upserted + deleted, key=str) == sorted(everything, key=str)
+    ids = [str(info.shard_id) for info in table.shards()]
+    by_shard = [read(stream_of(table, shards=each), start, end) for each in ids]
+    assert all(by_shard)
+    assert sorted((each for some in by_shard for each in some), key=str) == sorted(everything, key=str)
+    assert len(stream_of(table, shards=ids[0]).partitions(start, end)) == 1, "other logs are not read"
+    with pytest.raises(InvalidInputError, match="there are upsert"):
+        read(stream_of(table, changeTypes="deleted"), start, end)
+    with pytest.raises(InvalidInputError, match="excludes a snapshot"):
+        stream_of(table, shards=ids[0], startingPosition="snapshot").initialOffset()

@@ -226,3 +226,54 @@ def test_a_large_compaction_is_shared_out_among_the_slots(monkeypatch: pytest.Mo
     assert len(sizes([mega] * 8, slots=2)) == 1, "little work makes one commit"
     assert len(sizes([100 * mega], slots=4)) == 1, "a shard is one task's"
     assert sorted(map(len, sizes([0] * 40, slots=2))) == [13, 13, 14]
+
+
+def verified(uri: str) -> dict[str | None, dict[str, Any]]:
+    """What the tasks of the job say, each in turn."""
+    reader = JobReader(options_of(uri), "verify")
+    rows_ = [row for unit in reader.partitions() for b in reader.read(unit) for row in b.to_pylist()]
+    assert [row["error"] for row in rows_] == [None] * len(rows_)
+    return {row["shard_id"]: json.loads(row["details"]) for row in rows_}
+
+
+def test_a_verification_finds_what_is_wrong_in_a_shard_and_between_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    found = verified(table.uri)
+    assert found.keys() == {None, *(str(info.shard_id) for info in table.shards())}
+    assert all(each["ok"] for each in found.values())
+    whole, parts = table.verify(), found.values()
+    checked = {name: sum(each["checked"].get(name, 0) for each in parts) for name in whole.checked}
+    assert checked == dict(whole.checked), "together they check what one process does"
+
+    damaged = table.shards()[0].shard_id
+    entry = manifest_of(ObjectStore.from_uri(table.uri), damaged).sstables[-1]
+    for path in (Path(table.uri) / layout.sstable_dir(damaged, entry.path) / "data").iterdir():
+        path.write_bytes(b"damaged")
+    lance.write_dataset(lance.dataset(table.uri).to_table().slice(0, 1), table.uri, mode="append")
+    found = verified(table.uri)
+    assert [shard for shard, each in found.items() if not each["ok"]] in (
+        [str(damaged), None],
+        [None, str(damaged)],
+    )
+
+
+def test_a_summary_has_shards_failures_and_sums() -> None:
+    done = [
+        jobs.ShardOutcome(uuid4(), 1.5, {"rows": 7, "through": 3}),
+        jobs.ShardOutcome(uuid4(), 0.5, {"rows": 1_000}, "StorageError: gone"),
+        jobs.ShardOutcome(None, 0.1, {"bytes": 12}),
+    ]
+    expected = "flush: 2 shards in 2.0 s (longest 1.5 s), 1 failed, bytes 12, rows 1,007"
+    assert jobs.summary("flush", done, 2.0) == expected
+
+
+def test_jobs_have_descriptions_only_while_they_run(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    context.setJobDescription("the user's own")
+    with jobs._described(spark, "lancewal flush somewhere"):
+        assert context.getLocalProperty("spark.job.description") == "lancewal flush somewhere"
+    assert context.getLocalProperty("spark.job.description") == "the user's own"
+    context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]

@@ -40,9 +40,13 @@ def verify(
     shards: Sequence[UUID | str] | None = None,
     *,
     deep: bool = True,
+    between_shards: bool = False,
     progress: Callable[[UUID], object] | None = None,
 ) -> VerifyReport:
     """Check a table, or some of its shards; changes nothing, and may run beside everything else.
+
+    ``between_shards`` leaves out what is checked of each shard by itself, for jobs that check shards one by
+    one: the base table is left, and what two shards must not both have.
 
     ``deep`` reads all rows of SSTables, the whole retained WAL and the keys of the base table;
     otherwise only metadata and the unflushed WAL are read.
@@ -55,8 +59,9 @@ def verify(
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(absent)))} in {store.uri}")
     check_keys = partial(_check_keys, store) if deep and wanted is None else partial(VerifyReport, store.uri)
     # Where each request is a network round trip, keys of all shards are read beside everything else.
+    checked = [] if between_shards else present
     (base, compacted), keys = both(
-        lambda: _verify(store, present, wanted is None, deep, progress, report),
+        lambda: _verify(store, present, checked, wanted is None, deep, progress, report),
         check_keys,
         at_once=not store.is_local,
     )
@@ -70,12 +75,16 @@ def verify(
 def _verify(
     store: ObjectStore,
     present: Sequence[UUID],
+    checked: Sequence[UUID],
     whole: bool,
     deep: bool,
     progress: Callable[[UUID], object] | None,
     report: VerifyReport,
 ) -> tuple[BaseTable, list[Compacted]]:
-    """Check shards, and with ``whole`` the base table; that table, and what of the shards was compacted."""
+    """Check shards, and with ``whole`` the base table; that table, and what of the shards was compacted.
+
+    Those that are ``checked`` are some of those ``present``.
+    """
     workers = 1 if store.is_local else max(1, min(len(present), _AT_ONCE))
     readers = 1 if store.is_local else min(_MOST_READERS, _AT_ONCE // workers)
     manifests = list(ordered_map(partial(_manifest, store), present, workers))
@@ -89,8 +98,9 @@ def _verify(
         return _verify_shard(store, *shard, base, deep, readers)
 
     def check_shards() -> None:
-        found = zip(present, manifests, strict=True)
-        for shard_id, (part, held) in zip(present, ordered_map(check, found, workers), strict=True):
+        read = dict(zip(present, manifests, strict=True))
+        found = [(shard_id, read[shard_id]) for shard_id in checked]
+        for shard_id, (part, held) in zip(checked, ordered_map(check, found, workers), strict=True):
             _add(report, part)
             compacted.extend(() if held is None else (held,))
             if progress is not None:

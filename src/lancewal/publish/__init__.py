@@ -2,6 +2,7 @@
 
 from lancewal.publish.feed import (
     CHANGE_TYPE,
+    DELETE,
     FEED_COLUMNS,
     INSERT,
     SHARD_ID,
@@ -29,6 +30,7 @@ from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, Tr
 __all__ = [
     "CHANGE_TYPE",
     "DEFAULT_STAGING_BYTES",
+    "DELETE",
     "FEED_COLUMNS",
     "INSERT",
     "SHARD_ID",

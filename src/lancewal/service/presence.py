@@ -203,9 +203,21 @@ class Presence:
         now = time.monotonic()
         if self._due <= now:
             self.beat()
+            self._tend_writers()
         if self._look_due <= now:
             self._look_due = now + self._look_interval(now)
             self._look_for_requests()
+
+    def _tend_writers(self) -> None:
+        """Rows that come in a trickle fill no MemTable: they are flushed by their age."""
+        with self._lock:
+            writers = [held() for held in self._held.values()]
+        for writer in writers:
+            try:
+                if writer is not None:
+                    writer.tend()
+            except LanceWalError as error:
+                logger.warning("a writer of %s was not tended: %s", self.uri, error)
 
     def _look_interval(self, now: float) -> float:
         """A look is a request to the storage: with the heartbeat, unless it is free, or somebody asks."""

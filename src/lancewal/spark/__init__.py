@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lancewal.spark.columns import spark_schema
+    from lancewal.spark.debezium import from_debezium
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
-    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
     from lancewal.spark.low_latency import route, stream, write
     from lancewal.spark.row_changes import delete, merge, update
     from lancewal.spark.search import full_text_search, vector_search
@@ -33,6 +34,7 @@ _HOMES = {
     "flush": "jobs",
     "delete": "row_changes",
     "full_text_search": "search",
+    "from_debezium": "debezium",
     "gc": "jobs",
     "merge": "row_changes",
     "register_functions": "search_functions",
@@ -42,6 +44,7 @@ _HOMES = {
     "stream": "low_latency",
     "update": "row_changes",
     "vector_search": "search",
+    "verify": "jobs",
     "write": "low_latency",
 }
 
@@ -54,6 +57,7 @@ __all__ = [
     "delete",
     "doctor",
     "flush",
+    "from_debezium",
     "full_text_search",
     "gc",
     "merge",
@@ -64,6 +68,7 @@ __all__ = [
     "stream",
     "update",
     "vector_search",
+    "verify",
     "write",
 ]
 

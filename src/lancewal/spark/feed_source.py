@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -16,6 +17,7 @@ from lancewal.base import find_manifest
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.publish import (
     CHANGE_TYPE,
+    DELETE,
     FEED_COLUMNS,
     INSERT,
     SHARD_ID,
@@ -63,12 +65,15 @@ def changes(
     starting_position: Place = "latest",
     max_entries_per_trigger: int | None = None,
     max_bytes_per_trigger: int | None = None,
+    shards: Sequence[UUID | str] | None = None,
+    change_types: Sequence[str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The change feed of a table as a streaming DataFrame.
 
     ``starting_position``: "earliest" (all that is retained), "latest", "snapshot" (the table's rows
-    now, then what follows), or a map from shard id to WAL position.
+    now, then what follows), or a map from shard id to WAL position. ``shards`` and ``change_types``
+    ("upsert", "delete", "insert") leave out the others, which are not read.
 
     .. code-block:: python
 
@@ -82,6 +87,10 @@ def changes(
         reader = reader.option("maxEntriesPerTrigger", str(max_entries_per_trigger))
     if max_bytes_per_trigger is not None:
         reader = reader.option("maxBytesPerTrigger", str(max_bytes_per_trigger))
+    if shards is not None:
+        reader = reader.option("shards", ",".join(map(str, shards)))
+    if change_types is not None:
+        reader = reader.option("changeTypes", ",".join(change_types))
     for name, value in (storage_options or {}).items():
         reader = reader.option(f"storage.{name}", value)
     return reader.load(uri)
@@ -117,6 +126,8 @@ class _FeedRows:
         options.refuse(["versionAsOf"], "does not apply to the change feed; read the checkpoint without it")
         self._options = options
         self._schema = schema
+        self._shards = wanted_shards(options)
+        self._kinds = wanted_changes(options)
 
     def feed(self) -> ChangeFeed:
         return ChangeFeed.open(self._options.uri, self._options.storage)
@@ -124,12 +135,17 @@ class _FeedRows:
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         wanted = arrow_schema(self._schema)
         for batch in self._changes(partition):
-            yield for_spark(batch, wanted)
+            if self._kinds is not None:
+                kinds = pa.array(self._kinds, batch.column(CHANGE_TYPE).type)
+                batch = batch.filter(pc.is_in(batch.column(CHANGE_TYPE), value_set=kinds))
+            if batch.num_rows:
+                yield for_spark(batch, wanted)
 
     def ranges(self, start: Mapping[UUID, int], end: Mapping[UUID, int]) -> list[InputPartition]:
         pairs = [
             FeedPartition(shard, start.get(shard, layout.FIRST_WAL_POSITION), stop)
             for shard, stop in end.items()
+            if self._shards is None or shard in self._shards
         ]
         return [pair for pair in pairs if pair.start < pair.end]
 
@@ -261,6 +277,27 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing to release."""
+
+
+def wanted_shards(options: Options) -> frozenset[UUID] | None:
+    """Those that the option ``shards`` names; ``None`` for all."""
+    names = options.names("shards")
+    if names is None:
+        return None
+    if options.position("startingPosition", LATEST) == SNAPSHOT:
+        raise InvalidInputError("option shards excludes a snapshot, which is not kept by shard")
+    return frozenset(layout.parse_shard_id(name) for name in names)
+
+
+def wanted_changes(options: Options) -> list[str] | None:
+    """Those that the option ``changeTypes`` names; ``None`` for all."""
+    names = options.names("changeTypes")
+    unknown = [name for name in names or () if name not in (UPSERT, DELETE, INSERT)]
+    if unknown:
+        raise InvalidInputError(
+            f"option changeTypes names {', '.join(unknown)}; there are {UPSERT}, {DELETE} and {INSERT}"
+        )
+    return names
 
 
 def _resolved(feed: ChangeFeed, place: str | dict[UUID, int], option: str) -> dict[UUID, int]:

@@ -1,4 +1,4 @@
-"""Flush, compaction and garbage collection as Spark jobs, one task per shard or for some shards.
+"""Flush, compaction, garbage collection and checks as Spark jobs, one task per shard or for some shards.
 
 A job is a data source: every partition is a task's work, every row the report of a shard. That needs
 neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
@@ -18,7 +18,9 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,6 +41,7 @@ from lancewal.maintenance import (
     finish_compaction,
     plan_compaction,
 )
+from lancewal.maintenance import verify as verify_table
 from lancewal.service import flush_one_through_owner
 from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
@@ -65,6 +68,8 @@ Parts: TypeAlias = Sequence[Details]
 #: Shard, what was done, and why it failed.
 Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
 
+#: The property that Spark's UI shows as a job's description.
+_DESCRIPTION = "spark.job.description"
 #: A task for fewer small shards costs more than it saves; more tasks only make more commits.
 _SHARDS_PER_TASK = 16
 _MOST_TASKS = 8
@@ -201,12 +206,23 @@ def _gc(table: OpenTable, arguments: Details, parts: Parts) -> Done:
     return [(shard_id, details, None)]
 
 
+def _verify(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    shard_id, deep = parts[0]["shard_id"], bool(arguments.get("deep", True))
+    if shard_id is None:
+        report = verify_table(table.store, deep=deep, between_shards=True)
+    else:
+        report = verify_table(table.store, [shard_id], deep=deep)
+    findings = [finding.to_dict() for finding in report.findings]
+    return [(shard_id, {"ok": report.ok, "findings": findings, "checked": dict(report.checked)}, None)]
+
+
 _Plan = Callable[[OpenTable, Details], list[Unit]]
 _Work = Callable[[OpenTable, Details, Parts], Done]
 _JOBS: dict[str, tuple[_Plan, _Work]] = {
     "flush": (_per_shard, _flush),
     "compact": (_plan_compact, _compact),
     "gc": (_plan_gc, _gc),
+    "verify": (_plan_gc, _verify),
 }
 
 
@@ -289,6 +305,24 @@ def gc(
     return _finished("gc", outcomes)
 
 
+def verify(
+    spark: SparkSession,
+    uri: str,
+    *,
+    deep: bool = True,
+    storage_options: Mapping[str, str] | None = None,
+) -> list[ShardOutcome]:
+    """Check every shard in a task of its own, and what spans shards in one more; changes nothing.
+
+    An outcome's ``details`` have ``ok`` and ``findings``. ``deep`` as in ``Table.verify``.
+
+    .. code-block:: python
+
+        assert all(outcome.details["ok"] for outcome in verify(spark, "s3://bucket/documents"))
+    """
+    return _finished("verify", _run(spark, "verify", uri, storage_options, deep=deep))
+
+
 def _run(
     spark: SparkSession,
     job: str,
@@ -297,8 +331,10 @@ def _run(
     **arguments: Any,
 ) -> list[ShardOutcome]:
     options = Options.of(uri, storage_options, {"job": job, "jobArguments": json.dumps(arguments)})
-    rows = spark.read.format("lancewal").options(**options.values).load().collect()
-    return [
+    started = time.perf_counter()
+    with _described(spark, f"lancewal {job} {options.uri}"):
+        rows = spark.read.format("lancewal").options(**options.values).load().collect()
+    outcomes = [
         ShardOutcome(
             None if row.shard_id is None else UUID(row.shard_id),
             row.seconds,
@@ -307,6 +343,39 @@ def _run(
         )
         for row in sorted(rows, key=lambda row: row.shard_id or "")
     ]
+    logger.info("%s", summary(job, outcomes, time.perf_counter() - started))
+    return outcomes
+
+
+@contextmanager
+def _described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Name the jobs of a block in Spark's UI; over Spark Connect there is no way to."""
+    try:
+        context = spark.sparkContext
+    except Exception:  # its class over Spark Connect has changed from version to version
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
+
+
+def summary(job: str, outcomes: Sequence[ShardOutcome], seconds: float) -> str:
+    """A line about a whole job: shards, failures, time, and the rows and bytes of all."""
+    sums: Counter[str] = Counter()
+    for outcome in outcomes:
+        for name, value in outcome.details.items():
+            if isinstance(value, int) and name.startswith(("rows", "bytes")):
+                sums[name] += value
+    shards = {outcome.shard_id for outcome in outcomes if outcome.shard_id is not None}
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    longest = max((outcome.seconds for outcome in outcomes), default=0.0)
+    counted = "".join(f", {name} {value:,}" for name, value in sorted(sums.items()) if value)
+    failures = f", {failed} failed" if failed else ""
+    return f"{job}: {len(shards)} shards in {seconds:.1f} s (longest {longest:.1f} s){failures}{counted}"
 
 
 def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
@@ -317,10 +386,11 @@ def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one job and print a line of JSON for each shard; 1 when some failed."""
+    """Run one job and print a line of JSON for each shard; 1 when some failed, or have findings."""
     given = _parser().parse_args(arguments)
     storage = dict(pair.split("=", 1) for pair in given.storage)
     failure = None
+    started = time.perf_counter()
     spark = session(given.master, app_name=f"lancewal {given.job}")
     try:
         if given.job == "flush":
@@ -334,6 +404,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 compact_files=given.files,
                 storage_options=storage,
             )
+        elif given.job == "verify":
+            outcomes = verify(spark, given.uri, storage_options=storage)
         else:
             age = None if given.min_age_hours is None else timedelta(hours=given.min_age_hours)
             outcomes = gc(spark, given.uri, min_age=age, dry_run=given.dry_run, storage_options=storage)
@@ -342,14 +414,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in outcomes:
         sys.stdout.write(json.dumps(asdict(outcome), default=str) + "\n")
     sys.stdout.flush()
+    sys.stderr.write(f"{summary(given.job, outcomes, time.perf_counter() - started)}\n")
     if failure is not None:
         sys.stderr.write(f"{failure}\n")
-    return 0 if failure is None else 1
+    return 0 if failure is None and all(each.details.get("ok", True) for each in outcomes) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lancewal.spark.jobs", description=__doc__.split("\n")[0])
-    parser.add_argument("job", choices=["flush", "compact", "gc"])
+    parser.add_argument("job", choices=["flush", "compact", "gc", "verify"])
     parser.add_argument("uri", help="the table")
     parser.add_argument(
         "--storage", action="append", default=[], metavar="KEY=VALUE", help="a storage option"

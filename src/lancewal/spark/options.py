@@ -22,6 +22,8 @@ FEED_OPTIONS = (
     "endingPosition",
     "maxEntriesPerTrigger",
     "maxBytesPerTrigger",
+    "shards",
+    "changeTypes",
 )
 WRITE_OPTIONS = ("changeTypeColumn", "roundFloats", "txnAppId", "txnVersion", "stagingBytes")
 CREATE_OPTIONS = (

@@ -43,6 +43,11 @@ class DefaultSource(DataSource):
         # Checked here, because Spark replaces the errors of a stream's reader by its own.
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
+        if options.flag("readChangeFeed"):
+            from lancewal.spark.feed_source import wanted_changes, wanted_shards
+
+            wanted_shards(options)
+            wanted_changes(options)
         if options.text("versionAsOf") is None:
             schema = OpenTable.open(options).base.schema
         else:

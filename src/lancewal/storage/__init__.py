@@ -6,6 +6,7 @@ from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, proce
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked
 from lancewal.storage.layout import is_plain_name
+from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
     LOOK_AGAIN_SECONDS,
     Bell,
@@ -37,6 +38,7 @@ __all__ = [
     "ObjectStore",
     "PutOutcome",
     "Room",
+    "RowMemory",
     "Shelf",
     "Task",
     "boot_time",
@@ -51,10 +53,12 @@ __all__ = [
     "lance_cache_bytes",
     "layout",
     "lazy_property",
+    "memory_bytes",
     "observe_all",
     "ordered_map",
     "process_cache",
     "remember_password",
+    "row_memory",
     "scratch_directory",
     "scrub_error",
     "scrubbed",

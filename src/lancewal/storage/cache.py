@@ -20,11 +20,14 @@ from typing import Any, Generic, TypeVar
 
 from lancewal.errors import InvalidInputError
 from lancewal.storage.forks import in_forked_child
+from lancewal.storage.memory import memory_bytes
 
 #: The budget for all tables of a process, unless the environment sets another.
 CACHE_BYTES = 1 << 30
 CACHE_VARIABLE = "LANCEWAL_CACHE_BYTES"
 
+#: The part of the process's memory (``lancewal.storage.memory``) that caches get, up to the budget above.
+_OF_MEMORY = 0.25
 #: The part of the budget that Lance's own caches get.
 _LANCE_SHARE = 0.5
 #: The cache's own overhead for each value.
@@ -35,8 +38,8 @@ V = TypeVar("V")
 
 
 def cache_bytes() -> int:
-    """The process's budget in bytes: ``LANCEWAL_CACHE_BYTES``, by default 1 GiB."""
-    text = os.environ.get(CACHE_VARIABLE, str(CACHE_BYTES))
+    """The budget in bytes: ``LANCEWAL_CACHE_BYTES``, by default a quarter of the memory, 1 GiB at most."""
+    text = os.environ.get(CACHE_VARIABLE) or str(min(CACHE_BYTES, int(memory_bytes() * _OF_MEMORY)))
     if not text.isdecimal():
         raise InvalidInputError(f"{CACHE_VARIABLE} must be a number of bytes, not {text!r}")
     return int(text)

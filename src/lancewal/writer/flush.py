@@ -20,6 +20,7 @@ from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.sstable import write_sstable
 from lancewal.storage import Bell, ObjectStore, in_thread, start_thread
+from lancewal.writer.backlog import Backlog
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.state import WriterState, WriteStats, fresh_copy
 
@@ -176,6 +177,10 @@ class WalFlushWorker:
         return None
 
 
+def _nothing() -> None:
+    """Nobody asks for more."""
+
+
 class FlushQueue:
     """Flushes frozen MemTables in the background; they stay readable until published.
 
@@ -195,8 +200,14 @@ class FlushQueue:
         stats: WriteStats,
         *,
         row_sums: bool,
+        slowdown_sstables: int,
     ) -> None:
         self._row_sums = row_sums
+        self.backlog = Backlog(slowdown_sstables)
+        #: Freezes what was asked for, and told when something was flushed; set by the mode.
+        self.before_flush: Callable[[], object] = _nothing
+        self.after_flush: Callable[[], object] = _nothing
+        self._asked = False
         self._base = base
         self._indexes = indexes
         self._store = store
@@ -229,6 +240,11 @@ class FlushQueue:
             self.frozen.append(memtable)
         if start:
             self._worker.kick()
+
+    def ask(self) -> None:
+        """Have the active MemTable frozen and flushed by the thread that flushes."""
+        self._asked = True
+        self._worker.kick_for_later()
 
     def start(self) -> None:
         """Flush what waits; ends the pause after a failure."""
@@ -270,6 +286,9 @@ class FlushQueue:
         self._changed.ring()
 
     def _step(self) -> float | None:
+        if self._asked:
+            self._asked = False
+            self.before_flush()
         while not self._worker.stopping and self._state.ended.fence is None:
             with self._lock:
                 if not self.frozen:
@@ -294,6 +313,7 @@ class FlushQueue:
             self.frozen.popleft()
             self._last_error = None
             self._failures_in_a_row = 0
+        self.after_flush()
         self._changed.ring()
         seconds = time.perf_counter() - started
         self._stats.add(
@@ -360,7 +380,7 @@ class FlushQueue:
             )
 
         self._appender.check_alone()
-        self._appender.manifests.commit_update(self._state.epoch, published)
+        self.backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))
 
     def _failed(self, memtable: MemTable, error: BaseException) -> float:
         if not isinstance(error, LanceWalError):

@@ -195,8 +195,7 @@ class Intake:
         if isinstance(keys, str) and is_condition(keys, self.schema.plain):
             raise InvalidInputError(
                 f"delete takes keys, and {keys!r} is a condition; delete what matches it with "
-                "writer.delete(table.scan(columns=[…key columns…], filter=…).to_table()), or pass a list "
-                "where it really is a key"
+                "delete(where=…), or pass a list where it really is a key"
             )
         batches = [self._tombstones(batch, index) for index, batch in enumerate(self.key_batches(keys))]
         if not batches:

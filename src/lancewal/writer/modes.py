@@ -18,7 +18,8 @@ from lancewal.format import WalEntry
 from lancewal.index import IndexSpec, IndexStore
 from lancewal.memtable import MemTable, MemTableView
 from lancewal.shard import WalAppender
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectStore, layout, row_memory
+from lancewal.writer.backlog import Backlog
 from lancewal.writer.flush import CLOSE_ATTEMPTS, FlushQueue, Worker
 from lancewal.writer.group_commit import CommitLog, Put
 from lancewal.writer.state import WriterState, WriteStats
@@ -77,8 +78,23 @@ class MemTableMode:
         self._state = state
         self._stats = stats
         self._flushes = FlushQueue(
-            base, indexes, store, appender, log, state, stats, row_sums=config.row_sums
+            base,
+            indexes,
+            store,
+            appender,
+            log,
+            state,
+            stats,
+            row_sums=config.row_sums,
+            slowdown_sstables=config.slowdown_sstables,
         )
+        #: How far compaction is behind.
+        self.backlog = self._flushes.backlog
+        self._flushes.before_flush = self.seal_active
+        self._flushes.after_flush = self._note_flushed
+        self._memory = row_memory
+        # When the first rows of the active MemTable came.
+        self._active_since = 0.0
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
         #: What ``unflushed_bytes`` became when rows were last inserted: flushes have lowered it since.
@@ -104,6 +120,31 @@ class MemTableMode:
         total = self._active.estimated_size
         return total + sum([memtable.estimated_size for memtable in list(frozen)]) if frozen else total
 
+    @property
+    def active_bytes(self) -> int:
+        """Bytes that are not on their way to an SSTable yet."""
+        return self._active.estimated_size if self._active.batch_count else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its rows are never flushed: it has failed, and the log has them."""
+        return self._state.ended.failure is not None
+
+    def flush_soon(self) -> None:
+        """Freeze the active MemTable and flush it, in the thread that flushes."""
+        self._flushes.ask()
+
+    def seal_if_old(self) -> None:
+        """Freeze the active MemTable if its rows have been there for as long as they may."""
+        age = self._config.max_memtable_age
+        with self.lock:
+            waited = time.monotonic() - self._active_since if self._active.batch_count else 0.0
+            if age is not None and waited >= age.total_seconds():
+                self._seal()
+
+    def _note_flushed(self) -> None:
+        self._memory.flushed(self, self.unflushed_bytes)
+
     def make_room(self) -> None:
         """See that a flush is under way: without one, ``unflushed_bytes`` would never fall."""
         with self.lock:
@@ -123,6 +164,8 @@ class MemTableMode:
             active = self._active
             others -= active.estimated_size
             before = active.index_seconds
+            if not active.batch_count:
+                self._active_since = time.monotonic()
             try:
                 active.insert(rows.batches, rows.num_bytes)
                 # Before the put is queued: from then on it does not count as let in any more.
@@ -131,6 +174,7 @@ class MemTableMode:
             except BaseException as error:
                 self._end_between("a put", error)
                 raise
+            self._memory.hold(self, self.bytes_at_last_put)
             if self._indexes and self._config.sync_indexed_write:
                 self._count_indexed(active.index_seconds - before, rows.num_rows)
             elif self._indexes:
@@ -206,6 +250,8 @@ class MemTableMode:
     def finish_replay(self) -> None:
         """All entries were read: what is full or belongs to an older generation may be flushed."""
         self.bytes_at_last_put = self.unflushed_bytes
+        self._active_since = time.monotonic()
+        self._memory.hold(self, self.bytes_at_last_put)
         if not self._active.takes(1, 1, self._config):
             self._seal()
         self._flushes.start()
@@ -271,6 +317,7 @@ class MemTableMode:
     def stop(self) -> None:
         """End background threads without flushing."""
         patience = self._state.patience()
+        self._memory.release(self)
         self._indexer.stop(patience)
         self._flushes.stop(patience)
 
@@ -326,6 +373,10 @@ class WalOnlyMode:
         return self._log.pending_bytes
 
     bytes_at_last_put = unflushed_bytes
+    backlog = Backlog(most=1)
+
+    def seal_if_old(self) -> None:
+        """There is no MemTable."""
 
     def make_room(self) -> None:
         try:

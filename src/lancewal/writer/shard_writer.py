@@ -25,7 +25,8 @@ from lancewal.errors import BusyError, FencedError, LanceWalError, StorageError
 from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
-from lancewal.storage import Room, check_process, is_forked
+from lancewal.storage import Room, check_process, is_forked, row_memory
+from lancewal.writer.backlog import Backlog
 from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
 from lancewal.writer.intake import Adapter, Intake, Rows
@@ -40,6 +41,8 @@ T = TypeVar("T")
 #: Slices above this size may be copied: not by the leader, for whom others wait, and threads that
 #: do it share a budget of memory.
 _LARGE_PUT_BYTES = 256 * 1024
+#: While the memory of the whole process is full.
+_LOOK_AGAIN = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +91,9 @@ class Memory(Protocol):
     def bytes_at_last_put(self) -> int:
         """About as much as ``unflushed_bytes`` or more, without going through what is there."""
 
+    #: How far compaction is behind.
+    backlog: Backlog
+
     def make_room(self) -> None:
         """See that something is under way that lowers ``unflushed_bytes``."""
 
@@ -129,6 +135,9 @@ class Backpressure:
 
         Raises when the writer is closed, or has failed, and :class:`BusyError` when patience ran out.
         """
+        backlog = self._memory.backlog
+        if backlog.excess and (delay := backlog.delay(put.rows.num_bytes)) > 0.0:
+            self._slow_down(delay, patience)
         if self._lets_in(put, counted=False) or self._lets_in(put):
             return
         started = time.monotonic()
@@ -136,7 +145,10 @@ class Backpressure:
         try:
             while True:
                 seen = self._state.changes
-                self._memory.make_room()
+                if row_memory.is_full:
+                    row_memory.relieve()
+                else:
+                    self._memory.make_room()
                 if self._lets_in(put):
                     return
                 if patience is not None and time.monotonic() - started >= patience:
@@ -144,7 +156,10 @@ class Backpressure:
                         f"shard {self._state.shard_id} has {self._memory.unflushed_bytes} bytes to flush, of "
                         f"at most {self._limit}. No row of this put was written to it: send it again"
                     )
-                if not self._state.wait_for_change(seen, wait) and patience is None:
+                if row_memory.is_full:
+                    # Others' flushes make room as well, and nobody tells of them.
+                    self._state.wait_for_change(seen, _LOOK_AGAIN)
+                elif not self._state.wait_for_change(seen, wait) and patience is None:
                     logger.warning(
                         "put has waited %.1f s for a flush: %d unflushed bytes, limit %d",
                         time.monotonic() - started,
@@ -154,6 +169,16 @@ class Backpressure:
                     )
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
+
+    def _slow_down(self, delay: float, patience: float | None) -> None:
+        """Wait because compaction is behind; no lock is held, and a writer that ends ends it."""
+        delay = delay if patience is None else min(delay, patience)
+        until = time.monotonic() + delay
+        self._stats.add(slowdown_count=1, slowdown_wait=delay)
+        while (left := until - time.monotonic()) > 0:
+            seen = self._state.changes
+            self._state.check_usable()
+            self._state.wait_for_change(seen, left)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -181,7 +206,7 @@ class Backpressure:
             if self._held_back:
                 return False
             num_bytes += memory.unflushed_bytes if counted else memory.bytes_at_last_put
-            if num_bytes >= self._limit:
+            if num_bytes >= self._limit or row_memory.is_full:
                 return False
             self.let_in[put] = None
             return True
@@ -381,6 +406,16 @@ class ShardWriter:
         self._state.check_usable()
         self.check_fenced()
         self._mode.seal_active()
+
+    def tend(self) -> None:
+        """What is done from time to time: flush rows that are old, and look whether compaction caught up."""
+        if not self.usable:
+            return
+        self._mode.seal_if_old()
+        if self._mode.backlog.excess:
+            newest = self.manifest()
+            if newest is not None:
+                self._mode.backlog.note(newest)
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""

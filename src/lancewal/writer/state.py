@@ -181,6 +181,8 @@ class WriteStatsSnapshot:
     memtable_flush_failures: int = 0
     backpressure_count: int = 0
     backpressure_wait: timedelta = timedelta(0)
+    slowdown_count: int = 0
+    slowdown_wait: timedelta = timedelta(0)
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)

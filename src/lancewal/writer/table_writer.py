@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -41,6 +41,9 @@ MAX_CONCURRENT_SHARDS = 16
 _REMOTE_SHARDS = 64
 
 T = TypeVar("T")
+
+#: Reads the rows of the newest state that match a condition: these columns of them.
+Find = Callable[[str, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,11 @@ class TableWriter:
         is_remote: bool = False,
         come_back_after: float | None = None,
         companion: Companion | None = None,
+        find: Find | None = None,
     ) -> None:
         """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time.
 
-        ``companion`` is there as long as this writer is.
+        ``companion`` is there as long as this writer is. ``find`` reads the rows that match a condition.
 
         A shard that was lost is opened again, but not twice within ``come_back_after`` seconds (``None``:
         never).
@@ -125,6 +129,7 @@ class TableWriter:
         self._close_lock = threading.Lock()
         self._all_closed = False
         self._companion = companion
+        self._find = find
         self._finalizer = weakref.finalize(self, _dropped, self._crew, companion)
 
     @property
@@ -172,13 +177,31 @@ class TableWriter:
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def delete(
-        self, keys: Any, *, put_id: PutId | None = None, patience: float | None = None
+        self,
+        keys: Any = None,
+        *,
+        where: str | None = None,
+        put_id: PutId | None = None,
+        patience: float | None = None,
     ) -> TableWriteResult:
         """Delete rows by key: one, several (a list, set, array or Series), or a table with the key columns.
 
-        A single text that is an SQL condition on the table's columns is refused; in a list it is a key.
-        ``put_id`` and ``patience`` as in :meth:`put`.
+        Or those that match ``where``, SQL as ``Table.scan`` takes it: their keys are read at one state of the
+        table, and deleted. A row that another writer changes in between is deleted all the same, and
+        one that comes to match in between stays.
+
+        A single text that is an SQL condition on the table's columns is refused as a key; in a list it is
+        one. ``put_id`` and ``patience`` as in :meth:`put`.
         """
+        if (keys is None) == (where is None):
+            raise InvalidInputError("delete takes keys, or where with a condition")
+        if where is not None:
+            keys = pa.Table.from_batches(
+                [batch for batch in self._matching(where, self._intake.schema.primary_key) if batch.num_rows],
+                pa.schema([self.schema.field(name) for name in self._intake.schema.primary_key]),
+            )
+            if not keys.num_rows:
+                return TableWriteResult(0, MappingProxyType({}))
         column = self._router.column
         rows = self._intake.deletes(keys)
         if column is not None and column not in self._intake.schema.primary_key:
@@ -189,6 +212,42 @@ class TableWriter:
         progress = _Progress()
         self._write("delete", rows, progress, put_id, patience)
         return TableWriteResult(rows.num_rows, MappingProxyType(progress.results))
+
+    def update(self, where: str, set: Mapping[str, Any]) -> TableWriteResult:
+        """Give columns of the rows that match ``where`` new values, the same for all of them.
+
+        ``where`` is SQL as ``Table.scan`` takes it, ``set`` has a Python value for each column. Rows are read
+        at one state of the table and written again, batch by batch: what another writer changes in one of
+        them in between is overwritten, and a row that comes to match in between stays as it is.
+        """
+        key = self._intake.schema.primary_key
+        for name in set:
+            if name not in self.schema.names:
+                raise InvalidInputError(
+                    f"the table has no column {name}; its columns are {', '.join(self.schema.names)}"
+                )
+            if name in key:
+                raise InvalidInputError(f"column {name} is part of the key, which an update cannot change")
+        if not set:
+            raise InvalidInputError("set is empty; name at least one column and its value")
+        (values,) = self._intake.batches(dict(set))
+        progress = _Progress()
+        for batch in self._matching(where, self.schema.names):
+            for name in set:
+                new = values.column(name).take(pa.array([0] * batch.num_rows))
+                batch = batch.set_column(batch.schema.get_field_index(name), name, new)
+            self._write("update", batch, progress)
+        return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
+
+    def _matching(self, where: str, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
+        if not self._intake.schema.primary_key:
+            raise InvalidInputError(
+                "this table has no primary key, so its rows cannot be changed through the WAL; "
+                "change the base table with lance.LanceDataset.update or delete"
+            )
+        if self._find is None:
+            raise InvalidInputError("this writer cannot read; open one with Table.writer")
+        return self._find(where, columns)
 
     def flush(self) -> None:
         """Flush the MemTables of all shards that rows went to, and wait until they are published."""

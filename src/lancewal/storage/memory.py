@@ -1,0 +1,133 @@
+"""The memory of this process: one number, and the part of it that rows take that are not flushed yet.
+
+Each writer has a limit of its own. Many of them in one process may reach theirs together, so their MemTables
+share a part of the process's budget as well: when it is nearly full the largest of them is flushed first, and
+when it is full puts wait.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Protocol
+
+from lancewal.errors import InvalidInputError
+from lancewal.storage.forks import in_forked_child
+
+MEMORY_VARIABLE = "LANCEWAL_MEMORY_BYTES"
+#: Of the machine's memory, unless the environment says how much.
+_OF_THE_MACHINE = 0.5
+#: For rows that are not flushed yet. The rest is for caches, compaction, and what puts have in hand.
+_ROWS_SHARE = 0.5
+#: From here on the largest MemTable is flushed.
+_NEARLY_FULL = 0.75
+
+
+def memory_bytes() -> int:
+    """What this process may take: ``LANCEWAL_MEMORY_BYTES``, by default half of the machine's memory."""
+    text = os.environ.get(MEMORY_VARIABLE)
+    if text is None:
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _OF_THE_MACHINE)
+    if not text.isdecimal() or not int(text):
+        raise InvalidInputError(f"{MEMORY_VARIABLE} must be a number of bytes, not {text!r}")
+    return int(text)
+
+
+class Holder(Protocol):
+    """Something that holds rows that are not flushed yet."""
+
+    @property
+    def active_bytes(self) -> int:
+        """What a flush that is not under way yet would free."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will never flush anything any more."""
+
+    def flush_soon(self) -> None:
+        """Begin that flush, in another thread; takes no lock that is held while rows are inserted."""
+
+
+class RowMemory:
+    """Rows that are not flushed yet, of all writers of a process. The process has one; tests make others."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._start_empty()
+        in_forked_child(self._start_empty)
+
+    def _start_empty(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[Holder, int] = {}
+        self._total = 0
+        self._chosen: set[Holder] = set()
+        # The garbage collector may end a holder at any time, also while this thread holds the lock.
+        self._released: deque[Holder] = deque()
+
+    @property
+    def limit(self) -> int:
+        if self._limit is None:
+            self._limit = int(memory_bytes() * _ROWS_SHARE)
+        return self._limit
+
+    @property
+    def total(self) -> int:
+        """Bytes of rows and their indexes, as of the last change of each holder."""
+        with self._lock:
+            self._settle()
+            return self._total
+
+    @property
+    def is_full(self) -> bool:
+        return self._total >= self.limit and self.total >= self.limit
+
+    def hold(self, holder: Holder, num_bytes: int) -> None:
+        """``holder`` has so many bytes now. Above three quarters of the limit the largest is flushed."""
+        with self._lock:
+            self._total += num_bytes - self._held.get(holder, 0)
+            self._held[holder] = num_bytes
+            nearly_full = self._total >= self.limit * _NEARLY_FULL
+        if nearly_full:
+            self.relieve()
+
+    def flushed(self, holder: Holder, num_bytes: int) -> None:
+        """``holder`` has flushed something, and so many bytes are left. The next one comes if it must."""
+        with self._lock:
+            self._chosen.discard(holder)
+        self.hold(holder, num_bytes)
+
+    def relieve(self) -> None:
+        """See that enough is being flushed, the largest first."""
+        with self._lock:
+            self._released.extend([each for each in self._held if each.is_over])
+            self._settle()
+            largest = self._largest()
+        if largest is not None:
+            largest.flush_soon()
+
+    def release(self, holder: Holder) -> None:
+        """``holder`` is closed. Takes no lock."""
+        self._released.append(holder)
+
+    def _settle(self) -> None:
+        while self._released:
+            holder = self._released.popleft()
+            self._total -= self._held.pop(holder, 0)
+            self._chosen.discard(holder)
+
+    def _largest(self) -> Holder | None:
+        """The next to be flushed, unless what is chosen already makes enough room. Requires the lock."""
+        coming = sum(self._held.get(each, 0) for each in self._chosen)
+        if self._total - coming < self.limit * _NEARLY_FULL:
+            return None
+        others = [each for each in self._held if each not in self._chosen]
+        largest = max(others, key=lambda each: each.active_bytes, default=None)
+        if largest is None or not largest.active_bytes:
+            return None
+        self._chosen.add(largest)
+        return largest
+
+
+#: The process's own.
+row_memory = RowMemory()
