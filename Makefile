@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark matrix soak lint typecheck format bench docs lock clean
+.PHONY: help demo test spark matrix soak lint typecheck format bench docs jar lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -54,6 +54,9 @@ bench: $(STAMP) ## Measure against the peers and store the results
 docs: $(STAMP) ## Build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+jar: $(STAMP) ## Compile the front of Spark's planner; needs a Java compiler, which users do not
+	@$(BIN)/python java/build.py
 
 clean: ## Remove the environment and everything that a run leaves behind
 	rm -rf $(VENV) .venv-lock .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site demo-output spark-warehouse

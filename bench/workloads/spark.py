@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
 def spark_write(context: Context) -> list[Comparison]:
     from lancewal.spark import route, write
 
-    spark = _session(SLOTS)
+    spark = spark_session(SLOTS)
     count = context.size(full=1_000_000, quick=20_000)
     rows = _source(spark, context, count)
 
@@ -65,7 +65,7 @@ def spark_write(context: Context) -> list[Comparison]:
     ways = {"wal": by_wal, "sstables": by_format, "parquet": as_parquet}
     for way in ways.values():
         way(0, rows.limit(_WARM_UP_ROWS))
-    seconds = context.in_turn(**{name: _timed(way, 1, rows) for name, way in ways.items()})
+    seconds = context.in_turn(**{name: timed(way, 1, rows) for name, way in ways.items()})
     for name, kind in (("wal-1", "WAL"), ("sstables-1", "SSTable")):
         _expect(lancewal.open(str(context.scratch / name)).scan().count_rows(), count, kind)
     parquet = count / seconds["parquet"]
@@ -79,7 +79,7 @@ def spark_write(context: Context) -> list[Comparison]:
 def spark_read(context: Context) -> list[Comparison]:
     from lancewal.spark import compact, route, write
 
-    spark = _session(SLOTS)
+    spark = spark_session(SLOTS)
     count = context.size(full=1_000_000, quick=20_000)
     rows = _source(spark, context, count)
     table = _table(context.scratch / "table")
@@ -97,7 +97,7 @@ def spark_read(context: Context) -> list[Comparison]:
 
     for warm_up in (ours, theirs):
         warm_up()
-    seconds = context.in_turn(ours=_timed(ours), peer=_timed(theirs))
+    seconds = context.in_turn(ours=timed(ours), peer=timed(theirs))
     _expect(spark.read.format("lancewal").load(table.uri).count(), count, "merged")
     return [
         Comparison("merged read", count / seconds["ours"], count / seconds["peer"], "rows/s", True, PEER, 0.7)
@@ -109,17 +109,17 @@ def spark_compact(context: Context) -> list[Comparison]:
     from lancewal.spark import compact, route
 
     count = context.size(full=1_000_000, quick=20_000)
-    spark = _session(SLOTS)
+    spark = spark_session(SLOTS)
     flushed = _table(context.scratch / "flushed")
     rows = _source(spark, context, count)
     route(rows, flushed.uri).write.format("lancewal").mode("append").save(flushed.uri)
 
     def compacted_by(slots: int) -> float:
-        session = _session(slots)
+        session = spark_session(slots)
         warm_up = shutil.copytree(flushed.uri, context.scratch / f"warm-up-{slots}")
         compact(session, str(warm_up))
         copy = str(shutil.copytree(flushed.uri, context.scratch / f"copy-{slots}"))
-        seconds = _timed(lambda: compact(session, copy))()
+        seconds = timed(lambda: compact(session, copy))()
         _expect(lance.dataset(copy).count_rows(), count, "compacted")
         return seconds
 
@@ -137,7 +137,7 @@ def _environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 
 
-def _session(slots: int) -> SparkSession:
+def spark_session(slots: int) -> SparkSession:
     """A session with so many task slots; one with another number is stopped first."""
     from pyspark.sql import SparkSession
 
@@ -151,6 +151,7 @@ def _session(slots: int) -> SparkSession:
     spark = session(
         master,
         app_name="lancewal bench",
+        front=True,
         conf={
             "spark.ui.enabled": "false",
             "spark.driver.memory": "4g",
@@ -186,7 +187,7 @@ def _consume(df: DataFrame) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def _timed(call: Callable[..., object], *arguments: object) -> Callable[[], float]:
+def timed(call: Callable[..., object], *arguments: object) -> Callable[[], float]:
     def timed() -> float:
         started = time.perf_counter()
         call(*arguments)

@@ -33,7 +33,7 @@ TEST_CONF = {
 def spark(faults: None) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = WORKER_PATH
-    started = session("local[2,4]", app_name="lancewal tests", conf=TEST_CONF)
+    started = session("local[2,4]", app_name="lancewal tests", conf=TEST_CONF, front=True)
     started.sparkContext.setLogLevel("OFF")
     yield started
     started.stop()

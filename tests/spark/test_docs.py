@@ -25,7 +25,9 @@ def test_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest
     namespace: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     for number, block in enumerate(blocks):
-        code = re.sub(r'(["\'])(documents|replica|checkpoints/|incoming)', rf"\1{place}\2", block)
+        code = re.sub(
+            r'(["\'`])(?:\./)?(documents|replica|checkpoints/|incoming|in-sql)', rf"\1{place}\2", block
+        )
         code = code.replace(f"'{place}documents-from-json'", "'documents-from-json'")
         exec(compile(code, f"{GUIDE.name} block {number}", "exec"), namespace)
     assert len(blocks) >= 12

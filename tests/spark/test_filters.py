@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import datasource as ds
 
 from lancewal.predicate.predicate import Predicate
-from lancewal.spark.merged import split_filters, to_sql
+from lancewal.spark.filters import split_filters, to_sql
 
 NOON = dt.datetime(2024, 1, 1, 12, 0, 0, 5)
 ROWS = pa.table(

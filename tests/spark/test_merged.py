@@ -100,7 +100,7 @@ def test_filters_are_asked_after_newer_versions_have_hidden_older_ones(tmp_path:
         reader = reader_of(table, filterPushdown="true")
         left = reader.pushFilters([condition])
         assert left == []
-        sql = reader._merged.sql
+        sql = reader._wanted.sql
         expected = sorted(
             tuple(row.values()) for row in lancewal.open(table.uri).scan(filter=sql).to_table().to_pylist()
         )
@@ -150,7 +150,7 @@ def test_filters_are_left_to_spark_unless_told_otherwise(tmp_path: Path) -> None
     reader = reader_of(new_table(tmp_path / "table"))
     condition = ds.EqualTo(("id",), 40)
     assert list(reader.pushFilters([condition])) == [condition]
-    assert reader._merged.sql is None
+    assert reader._wanted.sql is None
 
 
 def test_a_filter_that_does_not_fit_the_table_is_refused(tmp_path: Path) -> None:

@@ -3,10 +3,16 @@
 from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.fixed import FixedReader
 from lancewal.reader.lookup import LookupResult
+from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
+<<<<<<< HEAD
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
 from lancewal.reader.sql import run_sql
+=======
+from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
+from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, newest_first
+>>>>>>> main
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
 from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
@@ -17,6 +23,7 @@ __all__ = [
     "SOURCE",
     "BaseSource",
     "FixedReader",
+    "Level",
     "LookupResult",
     "MaxStaleness",
     "Newer",
@@ -25,6 +32,8 @@ __all__ = [
     "ShardIdentity",
     "ShardPlace",
     "ShardPruner",
+    "Snapshot",
+    "Source",
     "SsTableSource",
     "StateReader",
     "TableReader",
@@ -32,8 +41,16 @@ __all__ = [
     "TableView",
     "asked_keys",
     "byte_width",
+    "checked_nearest",
+    "checked_words",
+    "find_words",
     "is_one_key",
+    "nearest",
     "newest_first",
     "read_state",
+<<<<<<< HEAD
     "run_sql",
+=======
+    "words_statistics",
+>>>>>>> main
 ]

@@ -94,7 +94,7 @@ class BaseSource:
         self._places = KeyPlaces(base)
 
     def of_fragments(self, fragment_ids: frozenset[int]) -> BaseSource:
-        """A part of the base table, for one of several tasks that read it; only :meth:`batches` knows."""
+        """A part of the table, for one of several tasks; only :meth:`batches` and :meth:`nearest` know."""
         return BaseSource(self.base, fragment_ids)
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
@@ -161,11 +161,18 @@ class BaseSource:
         """Through Lance, which searches fragments that its index does not cover one by one."""
         if self._is_empty_for(None):
             return Hits.none(self)
-        use_index = self.indexes.metric(query.column) is query.metric
+        # An index is searched as a whole: parts of a table compare their rows one by one.
+        use_index = self._fragment_ids is None and self.indexes.metric(query.column) is query.metric
 
         def fetch(k: int) -> Candidates:
             found = self.indexes.nearest(
-                query, query.column, k, columns=self._key_names, use_index=use_index, with_row_id=True
+                query,
+                query.column,
+                k,
+                columns=self._key_names,
+                use_index=use_index,
+                with_row_id=True,
+                fragments=self._fragments(),
             )
             return nearest_candidates(_row_ids(found), found, self._live(found, newer))
 
@@ -289,20 +296,23 @@ class BaseSource:
         offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         with lance_errors("read the base table"), refusing(sql):
-            wanted = self._fragment_ids
             scanner = self._dataset.scanner(
                 columns=projection(columns, self.base.schema.names),
                 filter=sql,
                 limit=limit,
                 offset=offset,
-                fragments=None
-                if wanted is None
-                else [each for each in self._dataset.get_fragments() if each.fragment_id in wanted],
+                fragments=self._fragments(),
                 batch_size=self._batch_rows(columns),
                 with_row_address=with_row_address,
             )
             batches = scanner.to_batches()
             yield from map(without_null_words_in, batches) if self._has_dictionaries else batches
+
+    def _fragments(self) -> list[lance.LanceFragment] | None:
+        wanted = self._fragment_ids
+        if wanted is None:
+            return None
+        return [each for each in self._dataset.get_fragments() if each.fragment_id in wanted]
 
     def _joinable(self, rows: pa.Table) -> pa.Table:
         return without_null_words_in(rows) if self._has_dictionaries else rows

@@ -79,7 +79,7 @@ class LanceIndexes:
         *,
         columns: Sequence[str] = (),
         use_index: bool,
-        **options: bool,
+        **options: Any,
     ) -> pa.Table:
         """The ``k`` nearest rows with some columns, the distance and what ``options`` ask for."""
         nearest: dict[str, Any] = {"column": column, "q": query.vector, "k": k, "metric": query.metric.value}

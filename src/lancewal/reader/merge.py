@@ -6,7 +6,7 @@ process's cache. Rows in memory change with every put: their keys are asked of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -24,6 +24,8 @@ from lancewal.sstable import KeyProbe
 from lancewal.storage import Shelf, lazy_property, ordered_map
 
 R = TypeVar("R")
+#: A level with what is newer than it.
+Level = tuple[Source, Newer]
 
 _REMOTE_READERS = 64
 #: Levels that are read side by side whatever their size, and the bytes up to which more are.
@@ -190,9 +192,10 @@ class Snapshot:
         levels = [level for _, group in self.groups for level in group] if self.schema.primary_key else []
         return NewerThanBase(levels, self._key_readers)
 
-    def ask_levels(self, ask: Callable[[Source, Newer], R]) -> list[R]:
-        """What every level answers, newest level first."""
-        return list(ordered_map(lambda level: ask(*level), self.levels(), self.levels_at_once))
+    def ask_levels(self, ask: Callable[[Source, Newer], R], levels: Iterable[Level] | None = None) -> list[R]:
+        """What every level answers, newest level first, or what some of them do."""
+        asked = self.levels() if levels is None else levels
+        return list(ordered_map(lambda level: ask(*level), asked, self.levels_at_once))
 
     @cached_property
     def levels_at_once(self) -> int:

@@ -7,7 +7,7 @@ when the table is.
 from __future__ import annotations
 
 import operator as operators
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from lancewal.index import (
 )
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
-from lancewal.reader.merge import Snapshot
+from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.source import (
     DISTANCE,
     SCORE,
@@ -82,14 +82,22 @@ def checked_nearest(
     )
 
 
-def nearest(snapshot: Snapshot, query: NearestQuery, columns: Sequence[str] | None = None) -> pa.Table:
-    """The ``k`` nearest rows, nearest first, with their distance as ``_distance``."""
+def nearest(
+    snapshot: Snapshot,
+    query: NearestQuery,
+    columns: Sequence[str] | None = None,
+    levels: Iterable[Level] | None = None,
+) -> pa.Table:
+    """The ``k`` nearest rows, nearest first, with their distance as ``_distance``.
+
+    ``levels`` are those to search, where others search the rest; by default all.
+    """
     refuse_added(snapshot.schema, DISTANCE)
     shown = checked_columns(columns, snapshot.schema)
     parts: list[Hits] = []
     # Under cosine a zero vector has no direction: nothing is near it.
     if query.metric is not Metric.COSINE or query.vector.any():
-        parts = snapshot.ask_levels(lambda source, newer: source.nearest(query, newer))
+        parts = snapshot.ask_levels(lambda source, newer: source.nearest(query, newer), levels)
     return _best_rows(snapshot, parts, query.k, shown, DISTANCE, largest_first=False)
 
 
@@ -125,26 +133,53 @@ def checked_words(
     return WordsQuery(column, field_id, text, _checked_number("k", k), params, operator, phrase, predicate)
 
 
-def find_words(snapshot: Snapshot, query: WordsQuery, columns: Sequence[str] | None = None) -> pa.Table:
-    """The ``k`` best rows, best first, with their score as ``_score``."""
+def find_words(
+    snapshot: Snapshot,
+    query: WordsQuery,
+    columns: Sequence[str] | None = None,
+    levels: Iterable[Level] | None = None,
+    corpus: CorpusStatistics | None = None,
+) -> pa.Table:
+    """The ``k`` best rows, best first, with their score as ``_score``.
+
+    ``levels`` are those to search, where others search the rest; then ``corpus`` is that of all of them.
+    """
     refuse_added(snapshot.schema, SCORE)
     shown = checked_columns(columns, snapshot.schema)
     parts: list[Hits] = []
     if query_terms(query.params, query.text):
-        levels = text_levels(snapshot, query)
-        corpus = CorpusStatistics()
-        at_once = min(snapshot.levels_at_once, sum(level.waits for level in levels))
-        if not all(level.scores_alone for level in levels):
-            counted = ordered_map(lambda level: level.statistics(), levels, at_once)
-            corpus = CorpusStatistics.combined(counted)
-        parts = list(ordered_map(lambda level: level.search(corpus), levels, at_once))
+        found = text_levels(snapshot, query, levels)
+        known = _corpus(snapshot, found) if corpus is None else corpus
+        parts = list(ordered_map(lambda level: level.search(known), found, _texts_at_once(snapshot, found)))
     return _best_rows(snapshot, parts, query.k, shown, SCORE, largest_first=True)
 
 
-def text_levels(snapshot: Snapshot, query: WordsQuery) -> list[TextLevel]:
+def words_statistics(snapshot: Snapshot, query: WordsQuery, levels: Iterable[Level]) -> CorpusStatistics:
+    """What some levels add to the statistics of the table."""
+    if not query_terms(query.params, query.text):
+        return CorpusStatistics()
+    found = text_levels(snapshot, query, levels)
+    counted = ordered_map(lambda level: level.statistics(), found, _texts_at_once(snapshot, found))
+    return CorpusStatistics.combined(counted)
+
+
+def text_levels(
+    snapshot: Snapshot, query: WordsQuery, levels: Iterable[Level] | None = None
+) -> list[TextLevel]:
     """All levels, newest first, in the parts that full-text search sees."""
-    parts = snapshot.ask_levels(lambda source, newer: source.words(query, newer))
+    parts = snapshot.ask_levels(lambda source, newer: source.words(query, newer), levels)
     return [level for levels in parts for level in levels]
+
+
+def _corpus(snapshot: Snapshot, levels: Sequence[TextLevel]) -> CorpusStatistics:
+    if all(level.scores_alone for level in levels):
+        return CorpusStatistics()
+    counted = ordered_map(lambda level: level.statistics(), levels, _texts_at_once(snapshot, levels))
+    return CorpusStatistics.combined(counted)
+
+
+def _texts_at_once(snapshot: Snapshot, levels: Sequence[TextLevel]) -> int:
+    return min(snapshot.levels_at_once, sum(level.waits for level in levels))
 
 
 def _best_rows(

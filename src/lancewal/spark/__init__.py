@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
     from lancewal.spark.low_latency import route, stream, write
+    from lancewal.spark.row_changes import delete, merge, update
+    from lancewal.spark.search import full_text_search, vector_search
+    from lancewal.spark.search_functions import register_functions
     from lancewal.spark.spark_session import session
 
 #: Loaded at first use: executors import this package for every data source of the session.
@@ -29,12 +32,18 @@ _HOMES = {
     "compact": "jobs",
     "doctor": "diagnosis",
     "flush": "jobs",
+    "delete": "row_changes",
+    "full_text_search": "search",
     "from_debezium": "debezium",
     "gc": "jobs",
+    "merge": "row_changes",
+    "register_functions": "search_functions",
     "route": "low_latency",
     "session": "spark_session",
     "spark_schema": "columns",
     "stream": "low_latency",
+    "update": "row_changes",
+    "vector_search": "search",
     "verify": "jobs",
     "write": "low_latency",
 }
@@ -45,14 +54,20 @@ __all__ = [
     "ShardOutcome",
     "changes",
     "compact",
+    "delete",
     "doctor",
     "flush",
     "from_debezium",
+    "full_text_search",
     "gc",
+    "merge",
+    "register_functions",
     "route",
     "session",
     "spark_schema",
     "stream",
+    "update",
+    "vector_search",
     "verify",
     "write",
 ]

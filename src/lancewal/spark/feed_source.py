@@ -28,7 +28,7 @@ from lancewal.publish import (
 from lancewal.reader import ShardPlace, TableState, read_state
 from lancewal.shard import ShardManifestStore
 from lancewal.spark.columns import arrow_schema, for_spark
-from lancewal.spark.merged import MergedState
+from lancewal.spark.merged import MergedState, Wanted
 from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
 from lancewal.storage import ObjectStore, layout
 
@@ -156,7 +156,7 @@ class _FeedRows:
             columns = [name for name in self._schema.fieldNames() if name not in FEED_COLUMNS]
             keyed = partition.merged.state.base(self._options.storage).base.schema.primary_key
             kind = pa.scalar(UPSERT if keyed else INSERT)
-            for batch in partition.merged.read(partition.part, columns):
+            for batch in partition.merged.read(partition.part, Wanted(tuple(columns))):
                 yield _as_changes(batch, kind)
 
 
@@ -264,7 +264,8 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._rows.ranges(_decode(start), _decode(end))
         store = ObjectStore.from_uri(self._options.uri, self._options.storage)
         merged = MergedState(self._options, _decode_state(store, start[_SNAPSHOT]))
-        snapshot: list[InputPartition] = [SnapshotPartition(merged, part) for part in merged.partitions()]
+        parts = merged.partitions(Wanted(tuple(merged.columns)))
+        snapshot: list[InputPartition] = [SnapshotPartition(merged, part) for part in parts]
         # What follows the snapshot comes with it where Spark does not say that the stream begins there.
         return snapshot + self._rows.ranges(_decode(start[_SNAPSHOT]), _decode(end))
 

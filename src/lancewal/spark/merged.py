@@ -2,160 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import math
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import datasource as ds
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from lancewal.base import BaseTable, fragments_of
-from lancewal.errors import InvalidInputError
 from lancewal.format import KeySet
-from lancewal.predicate import Predicate, column_name
-from lancewal.reader import BaseSource, Newer, Request, ShardPlace, TableState, byte_width
+from lancewal.predicate import Predicate
+from lancewal.reader import (
+    BaseSource,
+    Level,
+    Newer,
+    Request,
+    ShardPlace,
+    Snapshot,
+    TableState,
+    byte_width,
+)
 from lancewal.spark.columns import arrow_schema, for_spark
+from lancewal.spark.filters import planned_to_sql, split_filters
 from lancewal.spark.options import Options, state_to_read
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
-
-_COMPARISONS: dict[type[ds.Filter], str] = {
-    ds.EqualTo: "=",
-    ds.GreaterThan: ">",
-    ds.GreaterThanOrEqual: ">=",
-    ds.LessThan: "<",
-    ds.LessThanOrEqual: "<=",
-}
-_TEXT_FUNCTIONS: dict[type[ds.Filter], str] = {
-    ds.StringStartsWith: "starts_with",
-    ds.StringEndsWith: "ends_with",
-    ds.StringContains: "contains",
-}
-#: Longer lists are left to Spark, which looks values up in a hash table.
-_MAX_VALUES = 1_000
-
-
-def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[list[str], list[ds.Filter]]:
-    """The filters that the table can evaluate, as Lance's SQL, and those that are left to Spark."""
-    pushed: list[str] = []
-    left: list[ds.Filter] = []
-    for each in filters:
-        sql = to_sql(each, columns)
-        if sql is None:
-            left.append(each)
-        else:
-            pushed.append(sql)
-    return pushed, left
-
-
-def to_sql(condition: ds.Filter, columns: pa.Schema) -> str | None:
-    """One filter over ``columns``; ``None`` if the table might evaluate it differently from Spark."""
-    negated = isinstance(condition, ds.Not)
-    inner = condition.child if isinstance(condition, ds.Not) else condition
-    path = getattr(inner, "attribute", ())
-    type_ = _type_of(path, columns)
-    if type_ is None:
-        return None
-    sql = _condition(inner, ".".join(column_name(part) for part in path), type_, negated)
-    if sql is None:
-        return None
-    try:
-        Predicate.parse(sql, columns)
-    except InvalidInputError:
-        return None
-    return sql
-
-
-def _condition(condition: ds.Filter, column: str, type_: pa.DataType, negated: bool) -> str | None:
-    negation = "NOT " if negated else ""
-    if isinstance(condition, ds.IsNull | ds.IsNotNull):
-        is_null = isinstance(condition, ds.IsNull) != negated
-        return f"{column} IS {'' if is_null else 'NOT '}NULL"
-    if type(condition) in _TEXT_FUNCTIONS:
-        function = _TEXT_FUNCTIONS[type(condition)]
-        text = _literal(getattr(condition, "value", None), pa.string()) if _is_text(type_) else None
-        return None if text is None else f"{negation}{function}({column}, {text})"
-    if isinstance(condition, ds.In):
-        literals = [_literal(value, type_) for value in condition.value]
-        if not literals or len(literals) > _MAX_VALUES or None in literals:
-            return None
-        return f"{negation}({column} IN ({', '.join(map(str, literals))}))"
-    if isinstance(condition, ds.EqualNullSafe):
-        if condition.value is None:
-            return f"{column} IS {'NOT ' if negated else ''}NULL"
-        literal = _literal(condition.value, type_)
-        if literal is None:
-            return None
-        return f"({column} IS NULL OR {column} != {literal})" if negated else f"{column} = {literal}"
-    operator = _COMPARISONS.get(type(condition))
-    literal = _literal(getattr(condition, "value", None), type_)
-    if operator is None or literal is None:
-        return None
-    return f"{negation}({column} {operator} {literal})" if negated else f"{column} {operator} {literal}"
-
-
-def _literal(value: object, type_: pa.DataType) -> str | None:
-    """``value`` in Lance's SQL for a column of ``type_``; ``None`` if that is not safe."""
-    types = pa.types
-    if isinstance(value, bool):
-        return ("true" if value else "false") if types.is_boolean(type_) else None
-    if isinstance(value, int | Decimal) and types.is_integer(type_):
-        return str(int(value)) if value == int(value) else None
-    if isinstance(value, Decimal) and types.is_decimal(type_):
-        return (
-            f"cast('{value:f}' as decimal({type_.precision}, {type_.scale}))" if _fits(value, type_) else None
-        )
-    if isinstance(value, float) and types.is_floating(type_):
-        # In Spark -0.0 equals 0.0 and all NaNs are equal; the table compares their bits.
-        return repr(value) if math.isfinite(value) and value != 0 else None
-    if isinstance(value, str) and _is_text(type_):
-        return "'" + value.replace("'", "''") + "'" if value.isprintable() or value.isspace() else None
-    if isinstance(value, bytes | bytearray) and (types.is_binary(type_) or types.is_large_binary(type_)):
-        return f"X'{bytes(value).hex()}'"
-    if isinstance(value, dt.datetime) and types.is_timestamp(type_):
-        return _timestamp(value, type_)
-    if isinstance(value, dt.date) and not isinstance(value, dt.datetime) and types.is_date32(type_):
-        return f"date '{value.isoformat()}'"
-    return None
-
-
-def _timestamp(value: dt.datetime, type_: pa.DataType) -> str | None:
-    if type_.unit not in ("us", "ns") or (value.tzinfo is None) != (type_.tz is None):
-        return None
-    if value.tzinfo is not None:
-        value = value.astimezone(dt.UTC).replace(tzinfo=None)
-    zone = "" if type_.tz is None else "Z"
-    return f"timestamp '{value.isoformat(sep=' ', timespec='microseconds')}{zone}'"
-
-
-def _fits(value: Decimal, type_: pa.DataType) -> bool:
-    try:
-        pa.scalar(value, pa.decimal128(type_.precision, type_.scale))
-    except (pa.ArrowException, ValueError):
-        return False
-    return True
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-
-
-def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
-    """The type of a column, or of a field of a struct; ``None`` for a nested type."""
-    if not path or columns.get_field_index(path[0]) < 0:
-        return None
-    type_ = columns.field(path[0]).type
-    for name in path[1:]:
-        if not pa.types.is_struct(type_) or type_.get_field_index(name) < 0:
-            return None
-        type_ = type_.field(name).type
-    return None if type_.num_fields else type_
-
 
 #: About how much one task reads: small enough for an even spread.
 _PARTITION_BYTES = 32 << 20
@@ -168,9 +41,12 @@ T = TypeVar("T")
 
 @dataclass
 class BasePartition(InputPartition):
-    """Fragments of the base table; without fragments it reads nothing, for an empty table."""
+    """Fragments of the base table, or all of it at once, for a search by its index.
 
-    fragment_ids: tuple[int, ...]
+    With no fragment it reads nothing, for an empty table.
+    """
+
+    fragment_ids: tuple[int, ...] | None
 
 
 @dataclass
@@ -184,6 +60,19 @@ class ShardPartition(InputPartition):
 _newer_keys: Shelf[tuple[str, int, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a query needs of a table: its columns, a filter in Lance's SQL, and how many rows are enough.
+
+    With ``counts`` it needs nothing but the number of rows.
+    """
+
+    columns: tuple[str, ...]
+    sql: str | None = None
+    limit: int | None = None
+    counts: bool = False
+
+
 class MergedState:
     """Reads partitions of one snapshot of a table; it is sent to every task.
 
@@ -194,40 +83,91 @@ class MergedState:
     def __init__(self, options: Options, state: TableState) -> None:
         self._options = options
         self.state = state
-        self.sql: str | None = None
 
-    def partitions(self) -> list[InputPartition]:
+    @property
+    def columns(self) -> list[str]:
+        """All columns of the table."""
+        return self._base().base.schema.names
+
+    def partitions(self, wanted: Wanted) -> list[InputPartition]:
         base = self._base()
-        chosen = self._chosen(base, self._predicate(base))
+        predicate = self._predicate(base, wanted.sql)
+        chosen = self._chosen(base, predicate)
         groups: list[tuple[int, ...]] = [(number,) for number in chosen]
         if base.base.schema.primary_key:
             numbers = {self.state.shards[number].identity: number for number in chosen}
             sharing = base.pruner.key_groups(list(numbers))
             groups = [tuple(numbers[shard] for shard in group) for group in sharing]
         store = self._store()
+        width = self._row_bytes(base, wanted, predicate)
+        share = width / max(_width(base.base.schema.plain, base.base.schema.names), 1)
         sizes = ordered_map(
             lambda group: sum(_num_bytes(store, base.base, self.state.shards[number]) for number in group),
             groups,
             1 if store.is_local else _REMOTE_READERS,
         )
         found: list[InputPartition] = [
-            ShardPartition(several) for several in _joined(groups, sizes) if several
+            ShardPartition(several) for several in _joined(groups, (int(size * share) for size in sizes))
         ]
-        found += [BasePartition(ids) for ids in _fragment_groups(base.base)]
+        found += [BasePartition(ids) for ids in _fragment_groups(base.base, width)]
         return found or [BasePartition(())]
 
-    def read(self, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition; no more of them than are enough."""
         base = self._base()
-        request = Request(list(columns), self._predicate(base))
+        request = Request(list(wanted.columns), self._predicate(base, wanted.sql), wanted.limit)
+        left = wanted.limit
+        for source, newer in self.levels(partition, request.predicate):
+            for batch in source.batches(request, newer):
+                if left is not None:
+                    batch = batch.slice(0, left)
+                    left -= batch.num_rows
+                yield batch
+                if left == 0:
+                    return
+
+    def count(self, partition: InputPartition, wanted: Wanted) -> int:
+        """How many rows :meth:`read` would give, by keys and the filter's columns alone."""
+        base = self._base()
+        predicate = self._predicate(base, wanted.sql)
+        total = 0
+        for source, newer in self.levels(partition, predicate):
+            if not isinstance(source, BaseSource):
+                total += source.count(predicate, newer)
+            elif predicate is None and not len(newer):
+                total += _rows_of_fragments(source.base, partition)
+            else:
+                schema = source.base.schema
+                columns = [*schema.primary_key] or schema.names[:1]
+                batches = source.batches(Request(columns, predicate), newer)
+                total += sum(batch.num_rows for batch in batches)
+        return total
+
+    def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
+        """Parts for a search: those of a read, but of an indexed base one."""
+        parts = self.partitions(Wanted((column,)))
+        if not indexed:
+            return parts
+        return [*(part for part in parts if isinstance(part, ShardPartition)), BasePartition(None)]
+
+    def snapshot(self) -> Snapshot:
+        """The base table alone, by which a search is checked; :meth:`levels` has what is searched."""
+        return self.state.open(self._options.storage, [])
+
+    def predicate(self, sql: str | None) -> Predicate | None:
+        return self._predicate(self._base(), sql)
+
+    def levels(self, partition: InputPartition, predicate: Predicate | None) -> Iterator[Level]:
+        """The levels of one partition, newest first, each with what is newer than it."""
+        base = self._base()
         if isinstance(partition, ShardPartition):
             for group in partition.groups:
                 places = [self.state.shards[number] for number in group]
-                snapshot = self.state.open(self._options.storage, places)
-                for source, newer in snapshot.levels_above_base():
-                    yield from source.batches(request, newer)
-        elif isinstance(partition, BasePartition) and partition.fragment_ids:
-            part = base.of_fragments(frozenset(partition.fragment_ids))
-            yield from part.batches(request, Newer([self._newer_than_base(base, request.predicate)]))
+                yield from self.state.open(self._options.storage, places).levels_above_base()
+        elif isinstance(partition, BasePartition) and partition.fragment_ids != ():
+            chosen = partition.fragment_ids
+            part = base if chosen is None else base.of_fragments(frozenset(chosen))
+            yield part, Newer([self._newer_than_base(base, predicate)])
 
     def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
         """The keys of all levels above the base whose shards can hold a matching row."""
@@ -259,8 +199,16 @@ class MergedState:
             if _has_rows(store, base.base, place) and base.pruner.may_match(place.identity, predicate)
         ]
 
-    def _predicate(self, base: BaseSource) -> Predicate | None:
-        return None if self.sql is None else Predicate.parse(self.sql, base.base.schema.plain)
+    def _row_bytes(self, base: BaseSource, wanted: Wanted, predicate: Predicate | None) -> int:
+        """About how much is read of a row."""
+        schema = base.base.schema
+        key = schema.primary_key
+        # Of few keys few rows are read, and of the others the key.
+        few = predicate is not None and key and predicate.values_of(key[0]) is not None
+        return _width(schema.plain, key if wanted.counts or few else wanted.columns)
+
+    def _predicate(self, base: BaseSource, sql: str | None) -> Predicate | None:
+        return None if sql is None else Predicate.parse(sql, base.base.schema.plain)
 
     def _base(self) -> BaseSource:
         return self.state.base(self._options.storage)
@@ -269,37 +217,51 @@ class MergedState:
         return ObjectStore.from_uri(self.state.uri, self._options.storage)
 
 
+#: Where the planner's front puts what a query needs: the metadata of the first column.
+REQUEST_KEY = "lancewal.request"
+
+
 class MergedReader(DataSourceReader):
     """``spark.read.format("lancewal").load(uri)``.
 
     Spark 4.3 keeps one plan for each ``load``, and a filter that one query pushes down also applies to
     every other query, and to every other scan of the same query, of that DataFrame or view: they
-    silently lack rows. So filters are accepted only if ``filterPushdown`` says that there is one scan.
+    silently lack rows. So filters are accepted only if ``filterPushdown`` says that there is one scan,
+    or from the planner's front, which plans each scan by itself.
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
         self._merged = MergedState(options, state_to_read(options))
-        self._columns = schema.fieldNames()
-        self._schema = schema
-        self._conditions: list[str] = []
+        request, self._schema = _taken_request(schema)
         self._table_columns = self._merged.state.base(options.storage).base.schema.plain
+        self._conditions: list[str] = []
         condition = options.text("filter")
         if condition is not None:
             Predicate.parse(condition, self._table_columns)
             self._conditions.append(condition)
-            self._apply_conditions()
+        planned = (planned_to_sql(each, self._table_columns) for each in request.get("conditions", []))
+        self._conditions += [sql for sql in planned if sql is not None]
+        limits = [each for each in (options.number("limit"), request.get("limit")) if each is not None]
+        self._wanted = Wanted(
+            tuple(self._schema.fieldNames()), None, min(limits, default=None), bool(request.get("count"))
+        )
+        self._apply_conditions()
         if options.flag("filterPushdown"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        return self._merged.partitions()
+        return self._merged.partitions(self._wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        wanted = arrow_schema(self._schema)
-        for batch in self._merged.read(partition, self._columns):
+        schema = arrow_schema(self._schema)
+        if self._wanted.counts:
+            found = pa.array([self._merged.count(partition, self._wanted)], pa.int64())
+            yield pa.RecordBatch.from_arrays([found] * len(schema), schema=schema)
+            return
+        for batch in self._merged.read(partition, self._wanted):
             if batch.num_rows:
-                yield for_spark(batch, wanted)
+                yield for_spark(batch, schema)
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Accept the filters that the table can evaluate; returns the rest, for Spark."""
@@ -309,7 +271,15 @@ class MergedReader(DataSourceReader):
         return left
 
     def _apply_conditions(self) -> None:
-        self._merged.sql = " AND ".join(f"({sql})" for sql in self._conditions) or None
+        sql = " AND ".join(f"({each})" for each in self._conditions) or None
+        self._wanted = replace(self._wanted, sql=sql)
+
+
+def _taken_request(schema: st.StructType) -> tuple[dict[str, Any], st.StructType]:
+    """What the front asks for, and the schema without it."""
+    first = schema.fields[0].metadata if schema.fields else {}
+    asked = json.loads(first.get(REQUEST_KEY, "{}"))
+    return asked, st.StructType([st.StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
 
 
 class _PushFilters:
@@ -336,11 +306,20 @@ def _has_rows(store: ObjectStore, base: BaseTable, place: ShardPlace) -> bool:
     return any(entry.generation > held for entry in place.manifest.sstables)
 
 
-def _fragment_groups(base: BaseTable) -> Iterator[tuple[int, ...]]:
-    width = max(sum(byte_width(field.type) for field in base.schema.plain), 1)
+def _fragment_groups(base: BaseTable, width: int) -> Iterator[tuple[int, ...]]:
     fragments = fragments_of(base.dataset)
-    sizes = (int(fragment.physical_rows) * width for fragment in fragments)
+    sizes = (int(fragment.physical_rows) * max(width, 1) for fragment in fragments)
     return _joined([int(fragment.fragment_id) for fragment in fragments], sizes)
+
+
+def _rows_of_fragments(base: BaseTable, partition: InputPartition) -> int:
+    wanted = (isinstance(partition, BasePartition) and partition.fragment_ids) or ()
+    chosen = [each for each in base.dataset.get_fragments() if each.fragment_id in wanted]
+    return sum(int(each.count_rows()) for each in chosen)
+
+
+def _width(schema: pa.Schema, columns: Iterable[str]) -> int:
+    return sum(byte_width(schema.field(name).type) for name in columns)
 
 
 def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:

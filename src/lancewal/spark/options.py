@@ -15,7 +15,7 @@ from lancewal.reader import TableState, read_state
 from lancewal.storage import ObjectStore, layout
 
 #: Every option, as users write it.
-READ_OPTIONS = ("columns", "filter", "filterPushdown", "versionAsOf")
+READ_OPTIONS = ("columns", "filter", "limit", "filterPushdown", "versionAsOf")
 FEED_OPTIONS = (
     "readChangeFeed",
     "startingPosition",

@@ -13,6 +13,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,10 @@ SESSION_CONF = {
     # A worker that lives on keeps its imports and its handles on SSTables.
     "spark.python.worker.reuse": "true",
 }
+FRONT_JAR = Path(__file__).with_name("front.jar")
+FRONT_VERSIONS = ("4.3.",)
+#: The name under which SQL finds tables by their paths.
+CATALOG = "lance"
 _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -115,12 +120,16 @@ def session(
     remote: str | None = None,
     app_name: str = "lancewal",
     conf: Mapping[str, str] | None = None,
+    front: bool = False,
 ) -> SparkSession:
     """The active Spark session, or a new one.
 
     ``master`` is Spark's (default: what the environment or ``spark-submit`` says, else
     ``local[*]``); ``remote`` connects to a Spark Connect server instead, where Java and the
     settings that only matter at start are the server's business. ``conf`` wins over ours.
+
+    ``front`` puts the small JAR of lancewal into the session: queries read only the columns and rows that
+    they need, and SQL has the catalog ``lance``. It is for Spark 4.3; other versions go without.
 
     Java is looked for in JAVA_HOME, then on the PATH, then in the ``jre`` extra.
 
@@ -134,6 +143,9 @@ def session(
     if master is not None and remote is not None:
         raise InvalidInputError("pass master for a session of this process, or remote for a server, not both")
     settings = {**SESSION_CONF, **(conf or {})}
+    # A server that runs has its JARs already, or goes without.
+    if front and (remote is None or remote.startswith("local")):
+        settings |= front_settings(settings)
     if remote is not None:
         if remote.startswith("local"):
             _prepare_process()
@@ -151,6 +163,19 @@ def session(
         if master.startswith("local"):
             settings = _LOCAL_CONF | settings
     return _configured(builder, settings)
+
+
+def front_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Settings that put the planner's front into a new session, beside what is ``given``.
+
+    None for another Spark than it was compiled for: it uses classes that Spark does not promise to keep.
+    """
+    if not version("pyspark").startswith(FRONT_VERSIONS):
+        return {}
+    lists = {"spark.jars": str(FRONT_JAR), "spark.sql.extensions": "lancewal.LanceExtensions"}
+    joined = {name: ",".join(filter(None, [given.get(name), ours])) for name, ours in lists.items()}
+    catalog = f"spark.sql.catalog.{CATALOG}"
+    return {catalog: given.get(catalog, "lancewal.LanceCatalog"), **joined}
 
 
 def slots_of(spark: SparkSession) -> int:

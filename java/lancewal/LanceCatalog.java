@@ -1,0 +1,227 @@
+package lancewal;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Set;
+import java.util.stream.Collectors;
+import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
+import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.ProcedureCatalog;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCatalog;
+import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
+import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.connector.catalog.TableInfo;
+import org.apache.spark.sql.connector.catalog.constraints.Constraint;
+import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey;
+import org.apache.spark.sql.connector.catalog.procedures.UnboundProcedure;
+import org.apache.spark.sql.connector.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.Literal;
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * The tables below one directory: {@code spark.sql.catalog.lance = lancewal.LanceCatalog} with
+ * {@code spark.sql.catalog.lance.root}. A name with a slash is a path of its own.
+ */
+public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
+  private static final String ROOT = "root";
+  /** Properties that Spark adds by itself. */
+  private static final Set<String> SPARKS_OWN = Set.of(PROP_PROVIDER, PROP_OWNER, PROP_COMMENT, PROP_EXTERNAL);
+
+  private String name;
+  private String root;
+  private Map<String, String> settings;
+
+  @Override
+  public void initialize(String name, CaseInsensitiveStringMap options) {
+    this.name = name;
+    this.root = options.get(ROOT);
+    this.settings = new HashMap<>(options.asCaseSensitiveMap());
+    settings.keySet().removeIf(ROOT::equalsIgnoreCase);
+  }
+
+  @Override
+  public String name() {
+    return name;
+  }
+
+  @Override
+  public Set<TableCatalogCapability> capabilities() {
+    return Set.of(TableCatalogCapability.SUPPORT_TABLE_CONSTRAINT);
+  }
+
+  @Override
+  public String[] defaultNamespace() {
+    return new String[0];
+  }
+
+  @Override
+  public Identifier[] listTables(String[] namespace) {
+    if (root == null) {
+      return new Identifier[0];
+    }
+    Map<String, String> place = new HashMap<>(settings);
+    place.put("path", root + String.join("", Arrays.stream(namespace).map(part -> "/" + part).toList()));
+    JsonNode found =
+        Refusals.shown(() -> PythonCalls.ask("list", place, PythonCalls.JSON.createObjectNode()));
+    return Arrays.stream(PythonCalls.JSON.convertValue(found.get("tables"), String[].class))
+        .map(table -> Identifier.of(namespace, table))
+        .toArray(Identifier[]::new);
+  }
+
+  @Override
+  public Table loadTable(Identifier table) throws NoSuchTableException {
+    return load(table, options(table));
+  }
+
+  /** VERSION AS OF the name of a checkpoint. */
+  @Override
+  public Table loadTable(Identifier table, String checkpoint) throws NoSuchTableException {
+    Map<String, String> options = options(table);
+    options.put("versionAsOf", checkpoint);
+    return load(table, options);
+  }
+
+  private Table load(Identifier table, Map<String, String> options) throws NoSuchTableException {
+    try {
+      return new LanceTable(name + "." + table, options, PythonCalls.describe(options));
+    } catch (PythonCalls.RefusedException refused) {
+      if (refused.kind.equals("TableNotFoundError")) {
+        throw new NoSuchTableException(table);
+      }
+      return Refusals.shown(
+          () -> {
+            throw refused;
+          });
+    }
+  }
+
+  @Override
+  public Table createTable(Identifier table, TableInfo info)
+      throws TableAlreadyExistsException {
+    Map<String, String> options = options(table);
+    info.properties()
+        .forEach(
+            (key, value) -> {
+              if (key.equals(PROP_LOCATION)) {
+                throw new UnsupportedOperationException(
+                    "LOCATION is not needed: name the table by its path, as " + name + ".`" + value + "`");
+              }
+              if (!SPARKS_OWN.contains(key) && !key.startsWith(OPTION_PREFIX)) {
+                options.put(key, value);
+              }
+            });
+    for (Transform each : info.partitions()) {
+      shard(each, options);
+    }
+    for (Constraint each : info.constraints()) {
+      if (each instanceof PrimaryKey) {
+        options.put(
+            "primaryKey",
+            Arrays.stream(((PrimaryKey) each).columns())
+                .map(column -> String.join(".", column.fieldNames()))
+                .collect(Collectors.joining(",")));
+      } else {
+        throw new UnsupportedOperationException("PRIMARY KEY is the only constraint that a table can have");
+      }
+    }
+    ObjectNode arguments = PythonCalls.JSON.createObjectNode();
+    arguments.put("schema", info.schema().json());
+    try {
+      PythonCalls.ask("create", options, arguments);
+      return load(table, options(table));
+    } catch (PythonCalls.RefusedException refused) {
+      if (refused.kind.equals("TableExistsError")) {
+        throw new TableAlreadyExistsException(table);
+      }
+      return Refusals.shown(
+          () -> {
+            throw refused;
+          });
+    } catch (NoSuchTableException error) {
+      throw Refusals.sneaky(error);
+    }
+  }
+
+  /** PARTITIONED BY (bucket(8, id)) or (tenant): how keys are divided into shards. */
+  private static void shard(Transform transform, Map<String, String> options) {
+    String column = null;
+    for (Expression argument : transform.arguments()) {
+      if (argument instanceof Literal) {
+        options.put("numBuckets", String.valueOf(((Literal<?>) argument).value()));
+      } else if (argument instanceof NamedReference) {
+        column = String.join(".", ((NamedReference) argument).fieldNames());
+      }
+    }
+    switch (transform.name()) {
+      case "bucket" -> options.put("bucketColumn", column);
+      case "identity" -> options.put("identityColumn", column);
+      default ->
+          throw new UnsupportedOperationException(
+              "a table is sharded by bucket(number, column) or by a column, not by " + transform);
+    }
+  }
+
+  @Override
+  public Table alterTable(Identifier table, TableChange... changes) {
+    throw new UnsupportedOperationException("columns are changed with Lance itself, or with lancewal in Python");
+  }
+
+  @Override
+  public boolean dropTable(Identifier table) {
+    JsonNode dropped =
+        Refusals.shown(
+            () -> PythonCalls.ask("drop", options(table), PythonCalls.JSON.createObjectNode()));
+    return dropped.get("dropped").asBoolean();
+  }
+
+  @Override
+  public void renameTable(Identifier from, Identifier to) {
+    throw new UnsupportedOperationException("a table is where its directory is; it cannot be renamed");
+  }
+
+  @Override
+  public UnboundProcedure loadProcedure(Identifier procedure) {
+    return new Upkeep(this, procedure.name());
+  }
+
+  @Override
+  public Identifier[] listProcedures(String[] namespace) {
+    return Upkeep.NAMES.stream().map(each -> Identifier.of(namespace, each)).toArray(Identifier[]::new);
+  }
+
+  /** The options of the table that a procedure names, as {@code namespace.table} or by its path. */
+  Map<String, String> options(String named) {
+    if (named.contains("/")) {
+      return options(Identifier.of(new String[0], named));
+    }
+    String[] parts = named.split("\\.");
+    int first = parts.length > 1 && parts[0].equals(name) ? 1 : 0;
+    return options(
+        Identifier.of(Arrays.copyOfRange(parts, first, parts.length - 1), parts[parts.length - 1]));
+  }
+
+  private Map<String, String> options(Identifier table) {
+    Map<String, String> options = new HashMap<>(settings);
+    if (table.name().contains("/")) {
+      options.put("path", table.name());
+      return options;
+    }
+    if (root == null) {
+      throw new IllegalArgumentException(
+          "set spark.sql.catalog." + name + ".root to the directory of the tables, or name one by its path");
+    }
+    StringBuilder path = new StringBuilder(root);
+    for (String part : table.namespace()) {
+      path.append('/').append(part);
+    }
+    options.put("path", path.append('/').append(table.name()).toString());
+    return options;
+  }
+}

@@ -1,0 +1,89 @@
+package lancewal;
+
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceReadInfo;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonScan;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.MetadataBuilder;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** One read of one state of a table, by Spark's own readers of Python data sources. */
+final class LanceScan implements Scan {
+  /** lancewal finds what a query asks for in the metadata of the first column. */
+  private static final String REQUEST = "lancewal.request";
+
+  private final PythonCalls.Description table;
+  private final CaseInsensitiveStringMap options;
+  private final StructType columns;
+  private final String request;
+  private final boolean limited;
+  private Scan planned;
+
+  LanceScan(
+      PythonCalls.Description table,
+      CaseInsensitiveStringMap options,
+      StructType columns,
+      String request,
+      boolean limited) {
+    this.table = table;
+    this.options = options;
+    this.columns = columns;
+    this.request = request;
+    this.limited = limited;
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    return "lancewal " + options.get("path") + " " + String.join(", ", columns.fieldNames()) + " " + request;
+  }
+
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return ColumnarSupportMode.UNSUPPORTED;
+  }
+
+  @Override
+  public Batch toBatch() {
+    Batch batch = planned().toBatch();
+    return limited ? new ReadToTheEnd(batch) : batch;
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return PythonCalls.source().createPythonMetrics();
+  }
+
+  /** The state of the table is read here, once for each execution of a query. */
+  private synchronized Scan planned() {
+    if (planned == null) {
+      PythonDataSourceReadInfo info =
+          PythonCalls.source().createReadInfoInPython(table.created(), withRequest(), false);
+      PythonDataSourceV2 source = PythonCalls.freshSource();
+      source.setReadInfo(info);
+      planned = new PythonScan(source, PythonCalls.FORMAT, columns, options, new Filter[0]);
+    }
+    return planned;
+  }
+
+  private StructType withRequest() {
+    StructField[] fields = columns.fields().clone();
+    StructField first = fields[0];
+    fields[0] =
+        new StructField(
+            first.name(),
+            first.dataType(),
+            first.nullable(),
+            new MetadataBuilder().withMetadata(first.metadata()).putString(REQUEST, request).build());
+    return new StructType(fields);
+  }
+}

@@ -1,0 +1,120 @@
+package lancewal;
+
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
+import java.util.List;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
+import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** Collects what a query needs; the tasks in Python read that and no more. */
+final class LanceScanBuilder
+    implements SupportsPushDownRequiredColumns,
+        SupportsPushDownV2Filters,
+        SupportsPushDownLimit,
+        SupportsPushDownAggregates {
+  private final PythonCalls.Description table;
+  private final CaseInsensitiveStringMap options;
+  private final List<Predicate> pushed = new ArrayList<>();
+  private final ArrayNode conditions = PythonCalls.JSON.createArrayNode();
+  private StructType wanted;
+  private Integer limit;
+  private boolean counts;
+
+  LanceScanBuilder(PythonCalls.Description table, CaseInsensitiveStringMap options) {
+    this.table = table;
+    this.options = options;
+    this.wanted = table.schema();
+  }
+
+  /** Whole columns, in the table's order. With none wanted, the smallest one tells how many rows there are. */
+  @Override
+  public void pruneColumns(StructType required) {
+    StructField[] all = table.schema().fields();
+    List<String> names = Arrays.asList(required.fieldNames());
+    StructField[] kept =
+        Arrays.stream(all).filter(field -> names.contains(field.name())).toArray(StructField[]::new);
+    if (kept.length == 0 && all.length > 0) {
+      kept =
+          new StructField[] {
+            Arrays.stream(all).min(Comparator.comparingInt(LanceScanBuilder::size)).get()
+          };
+    }
+    wanted = new StructType(kept);
+  }
+
+  private static int size(StructField field) {
+    boolean nested =
+        field.dataType() instanceof org.apache.spark.sql.types.ArrayType
+            || field.dataType() instanceof org.apache.spark.sql.types.MapType
+            || field.dataType() instanceof StructType;
+    return field.dataType().defaultSize() + (nested ? 1 << 20 : 0);
+  }
+
+  /** Spark evaluates all of them again: what the table leaves out is only what surely does not match. */
+  @Override
+  public Predicate[] pushPredicates(Predicate[] predicates) {
+    for (Predicate each : predicates) {
+      ObjectNode condition = Conditions.of(each);
+      if (condition != null) {
+        pushed.add(each);
+        conditions.add(condition);
+      }
+    }
+    return predicates;
+  }
+
+  @Override
+  public Predicate[] pushedPredicates() {
+    return pushed.toArray(Predicate[]::new);
+  }
+
+  /** Each task stops after so many rows, and Spark takes as many of all of them. */
+  @Override
+  public boolean pushLimit(int most) {
+    limit = most;
+    return true;
+  }
+
+  /** A count of all rows, part by part: Spark adds the parts up. */
+  @Override
+  public boolean pushAggregation(Aggregation aggregation) {
+    counts =
+        aggregation.groupByExpressions().length == 0
+            && aggregation.aggregateExpressions().length > 0
+            && Arrays.stream(aggregation.aggregateExpressions()).allMatch(CountStar.class::isInstance);
+    if (counts) {
+      StructType columns = new StructType();
+      for (int i = 0; i < aggregation.aggregateExpressions().length; i++) {
+        columns = columns.add("count_" + i, DataTypes.LongType, false);
+      }
+      wanted = columns;
+    }
+    return counts;
+  }
+
+  @Override
+  public Scan build() {
+    ObjectNode request = PythonCalls.JSON.createObjectNode();
+    request.set("conditions", conditions);
+    if (limit != null) {
+      request.put("limit", limit);
+    }
+    if (counts) {
+      request.put("count", true);
+    }
+    return new LanceScan(table, options, wanted, request.toString(), limit != null);
+  }
+}

@@ -1,0 +1,96 @@
+package lancewal;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.Iterator;
+import java.util.List;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.connector.catalog.procedures.BoundProcedure;
+import org.apache.spark.sql.connector.catalog.procedures.ProcedureParameter;
+import org.apache.spark.sql.connector.catalog.procedures.UnboundProcedure;
+import org.apache.spark.sql.connector.read.LocalScan;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** {@code CALL lance.compact('documents')} and the like; each gives one row, a report in JSON. */
+final class Upkeep implements UnboundProcedure, BoundProcedure {
+  static final List<String> NAMES = List.of("flush", "compact", "gc", "verify");
+  private static final StructType REPORT = new StructType().add("report", DataTypes.StringType, false);
+
+  private final LanceCatalog catalog;
+  private final String name;
+
+  Upkeep(LanceCatalog catalog, String name) {
+    if (!NAMES.contains(name)) {
+      throw new IllegalArgumentException("there is no procedure " + name + "; there are " + NAMES);
+    }
+    this.catalog = catalog;
+    this.name = name;
+  }
+
+  @Override
+  public String name() {
+    return name;
+  }
+
+  @Override
+  public String description() {
+    return "lancewal " + name;
+  }
+
+  @Override
+  public BoundProcedure bind(StructType given) {
+    return this;
+  }
+
+  @Override
+  public boolean isDeterministic() {
+    return false;
+  }
+
+  @Override
+  public ProcedureParameter[] parameters() {
+    ProcedureParameter table = ProcedureParameter.in("table", DataTypes.StringType).build();
+    return switch (name) {
+      case "gc" ->
+          new ProcedureParameter[] {
+            table,
+            ProcedureParameter.in("min_age_hours", DataTypes.DoubleType).defaultValue("NULL").build(),
+            ProcedureParameter.in("dry_run", DataTypes.BooleanType).defaultValue("false").build()
+          };
+      default -> new ProcedureParameter[] {table};
+    };
+  }
+
+  @Override
+  public Iterator<Scan> call(InternalRow given) {
+    ObjectNode arguments = PythonCalls.JSON.createObjectNode();
+    arguments.put("procedure", name);
+    ProcedureParameter[] parameters = parameters();
+    for (int i = 1; i < parameters.length; i++) {
+      if (!given.isNullAt(i)) {
+        Object value = given.get(i, parameters[i].dataType());
+        arguments.put(parameters[i].name(), value.toString());
+      }
+    }
+    String table = given.getUTF8String(0).toString();
+    JsonNode done = Refusals.shown(() -> PythonCalls.ask("call", catalog.options(table), arguments));
+    UTF8String report = UTF8String.fromString(done.get("report").toString());
+    Scan scan =
+        new LocalScan() {
+          @Override
+          public StructType readSchema() {
+            return REPORT;
+          }
+
+          @Override
+          public InternalRow[] rows() {
+            return new InternalRow[] {new GenericInternalRow(new Object[] {report})};
+          }
+        };
+    return List.of(scan).iterator();
+  }
+}

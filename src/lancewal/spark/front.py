@@ -1,0 +1,132 @@
+"""What Spark's planner asks about tables, answered in a Python worker of the driver.
+
+The other side is ``front.jar`` (its source is in ``java/``): a front of Spark's own Python data source
+that tells it which columns and rows a query needs, and a catalog. All rows are read and written by
+Python workers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import lance
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+
+from lancewal.base import lance_errors
+from lancewal.errors import InvalidInputError, LanceWalError, TableNotFoundError
+from lancewal.service import is_owned
+from lancewal.shard import ShardRouter
+from lancewal.spark.options import OpenTable, Options
+from lancewal.spark.sink import open_for_writing
+from lancewal.spark.source import DefaultSource
+from lancewal.storage import ObjectStore
+from lancewal.table import Table
+
+_Arguments = Mapping[str, Any]
+_Answer = dict[str, Any]
+
+
+def answer(asked: Mapping[str, Any]) -> _Answer:
+    """The answer to one question; what lancewal refuses is an answer too."""
+    try:
+        options = {name.lower(): value for name, value in asked["options"].items()}
+        return _ANSWERS[asked["question"]](options, asked["arguments"])
+    except LanceWalError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+def _describe(options: dict[str, str], arguments: _Arguments) -> _Answer:
+    """Columns, key and properties of a table, and the data source as Spark's workers read it."""
+    source = DefaultSource(options)
+    table = OpenTable.open(Options.parse(options))
+    router = ShardRouter.of_table(table.base, table.store)
+    key = table.base.schema.primary_key
+    properties = {
+        "location": table.base.uri,
+        "provider": DefaultSource.name(),
+        "primaryKey": ",".join(key),
+        "sharding": f"{router.transform}({router.column})" if router.column else "unsharded",
+        "numBuckets": str(router.num_buckets or ""),
+    }
+    pickled: bytes = cloudpickle.dumps(source)  # type: ignore[no-untyped-call]
+    return {
+        "schema": source.schema().json(),
+        "source": base64.b64encode(pickled).decode(),
+        "key": list(key),
+        "properties": {name: value for name, value in properties.items() if value},
+    }
+
+
+def _create(options: dict[str, str], arguments: _Arguments) -> _Answer:
+    parsed = Options.parse({**options, "createIfMissing": "true"})
+    schema = st.StructType.fromJson(json.loads(arguments["schema"]))
+    if _exists(parsed):
+        return {"error": "TableExistsError", "message": f"there is a table at {parsed.uri}"}
+    open_for_writing(parsed, schema)
+    return {}
+
+
+def _drop(options: dict[str, str], arguments: _Arguments) -> _Answer:
+    parsed = Options.parse(options)
+    if not _exists(parsed):
+        return {"dropped": False}
+    if is_owned(ObjectStore.from_uri(parsed.uri, parsed.storage)):
+        raise InvalidInputError(f"somebody writes to the table at {parsed.uri}; close the writers first")
+    with lance_errors(f"drop the table at {parsed.uri}"):
+        lance.LanceDataset.drop(parsed.uri, parsed.storage)
+    return {"dropped": True}
+
+
+def _exists(options: Options) -> bool:
+    try:
+        OpenTable.open(options)
+    except TableNotFoundError:
+        return False
+    except LanceWalError:
+        # There is something, whatever it lacks.
+        return True
+    return True
+
+
+def _list(options: dict[str, str], arguments: _Arguments) -> _Answer:
+    parsed = Options.parse(options)
+    store = ObjectStore.from_uri(parsed.uri, parsed.storage)
+    names = store.list_directories()
+    return {"tables": [name for name in names if "_versions" in store.list_directories(name)]}
+
+
+def _call(options: dict[str, str], arguments: _Arguments) -> _Answer:
+    parsed = Options.parse(options)
+    table = Table.open(parsed.uri, parsed.storage)
+    return {"report": _PROCEDURES[arguments["procedure"]](table, arguments)}
+
+
+def _flush(table: Table, arguments: _Arguments) -> _Answer:
+    table.flush()
+    return {}
+
+
+def _gc(table: Table, arguments: _Arguments) -> _Answer:
+    hours = arguments.get("min_age_hours")
+    age = None if hours is None else timedelta(hours=float(hours))
+    return table.gc(dry_run=arguments.get("dry_run") == "true", min_age=age).to_dict()
+
+
+_PROCEDURES: dict[str, Callable[[Table, _Arguments], _Answer]] = {
+    "flush": _flush,
+    "compact": lambda table, arguments: table.compact().to_dict(),
+    "gc": _gc,
+    "verify": lambda table, arguments: table.verify().to_dict(),
+}
+_ANSWERS: dict[str, Callable[[dict[str, str], _Arguments], _Answer]] = {
+    "describe": _describe,
+    "create": _create,
+    "drop": _drop,
+    "list": _list,
+    "call": _call,
+}

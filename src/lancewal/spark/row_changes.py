@@ -1,0 +1,142 @@
+"""DELETE, UPDATE and MERGE as calls, for sessions without the catalog of ``front.jar``.
+
+Spark finds the rows that change in one state of the table, and they are written as any others: in shards that
+somebody owns, through their owners. What others write to the same keys between the two is not looked at: the
+last write of a key wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lancewal.errors import InvalidInputError
+from lancewal.spark.columns import quoted
+from lancewal.spark.low_latency import FORMAT
+from lancewal.spark.options import OpenTable, Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CHANGE = "__lancewal_change"
+_OLD, _NEW = "target", "source"
+
+
+def delete(
+    spark: SparkSession, uri: str, where: str, *, storage_options: Mapping[str, str] | None = None
+) -> None:
+    """Delete the rows for which ``where`` is true, an expression of Spark's SQL.
+
+    .. code-block:: python
+
+        delete(spark, "s3://bucket/documents", "year(created) < 2020")
+    """
+    options = Options.of(uri, storage_options)
+    key = _key(options, "delete")
+    rows = _rows(spark, options).filter(where).select(*map(quoted, key))
+    _write(rows, options, "delete")
+
+
+def update(
+    spark: SparkSession,
+    uri: str,
+    set: Mapping[str, str],
+    where: str | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> None:
+    """Set columns to expressions of Spark's SQL, in the rows for which ``where`` is true.
+
+    .. code-block:: python
+
+        update(spark, "s3://bucket/documents", {"text": "trim(text)"}, "text LIKE ' %'")
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    options = Options.of(uri, storage_options)
+    rows = _rows(spark, options)
+    _check_set(set, rows.columns, _key(options, "update"))
+    changed = rows if where is None else rows.filter(where)
+    types = {field.name: field.dataType for field in rows.schema.fields}
+    columns = [
+        (F.expr(set[name]).cast(types[name]) if name in set else quoted(name)).alias(name)
+        for name in rows.columns
+    ]
+    _write(changed.select(*columns), options, "upsert")
+
+
+def merge(
+    source: DataFrame,
+    uri: str,
+    *,
+    update: Mapping[str, str] | None = None,
+    delete: str | None = None,
+    insert: bool = True,
+    storage_options: Mapping[str, str] | None = None,
+) -> None:
+    """Bring the rows of ``source`` into the table, by its primary key.
+
+    A row whose key the table has is updated by the expressions of ``update``, where ``source.…`` and
+    ``target.…`` name the two rows (by default every column that ``source`` has is set), or deleted where the
+    expression ``delete`` is true. A row whose key it does not have is inserted, unless ``insert`` is false.
+
+    .. code-block:: python
+
+        merge(changes, uri, update={"views": "target.views + source.views"}, delete="source.gone")
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    options = Options.of(uri, storage_options)
+    key = _key(options, "merge")
+    rows = _rows(source.sparkSession, options)
+    given = [name for name in rows.columns if name in source.columns]
+    missing = [name for name in key if name not in given]
+    if missing:
+        raise InvalidInputError(f"the source lacks {', '.join(missing)}, of the table's primary key")
+    chosen = {name: f"{_NEW}.`{name}`" for name in given if name not in key} if update is None else update
+    _check_set(chosen, rows.columns, key)
+    new, old = source.alias(_NEW), rows.withColumn(_CHANGE, F.lit(True)).alias(_OLD)
+    same = [new[name].eqNullSafe(old[name]) for name in key]
+    joined = new.join(old, same, "left")
+    known = F.col(f"{_OLD}.{_CHANGE}").isNotNull()
+    kind = F.when(known & F.expr(delete), "delete").otherwise("upsert") if delete else F.lit("upsert")
+    columns = []
+    for field in rows.schema.fields:
+        name = field.name
+        inserted = F.col(f"{_NEW}.`{name}`") if name in given else F.lit(None)
+        kept = F.col(f"{_NEW}.`{name}`") if name in key else F.col(f"{_OLD}.`{name}`")
+        updated = F.expr(chosen[name]) if name in chosen else kept
+        columns.append(F.when(known, updated).otherwise(inserted).cast(field.dataType).alias(name))
+    wanted = joined if insert else joined.filter(known)
+    _write(wanted.select(*columns, kind.alias(_CHANGE)), options, None)
+
+
+def _rows(spark: SparkSession, options: Options) -> DataFrame:
+    return spark.read.format(FORMAT).options(**options.values).load()
+
+
+def _key(options: Options, what: str) -> tuple[str, ...]:
+    key = OpenTable.open(options).base.schema.primary_key
+    if not key:
+        raise InvalidInputError(f"{what} needs a primary key, and the table at {options.uri} has none")
+    return key
+
+
+def _check_set(chosen: Mapping[str, str], columns: list[str], key: tuple[str, ...]) -> None:
+    unknown = [name for name in chosen if name not in columns]
+    if unknown or not chosen:
+        raise InvalidInputError(
+            f"nothing can be set to {', '.join(unknown) or 'nothing'}; the columns are {', '.join(columns)}"
+        )
+    if set(chosen) & set(key):
+        raise InvalidInputError("a primary key cannot be changed; delete the row and insert another")
+
+
+def _write(rows: DataFrame, options: Options, kind: str | None) -> None:
+    """As one write of the format: it lands as a whole, whatever task dies."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if kind is not None:
+        rows = rows.withColumn(_CHANGE, F.lit(kind))
+    writer = rows.write.format(FORMAT).mode("append").options(**options.values)
+    writer.option("changeTypeColumn", _CHANGE).save()

@@ -1,0 +1,189 @@
+"""What reaches a table of a query: columns, filters, limits and counts, and the freshness of views."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lancewal
+from java.build import DIGEST, JAR, compiled, digest
+from lancewal.spark.filters import planned_to_sql
+from lancewal.spark.front import answer
+from lancewal.spark.spark_session import front_settings
+from tests.spark.tables import content, new_table
+from tests.spark.test_merged import fill_all_levels, read, reader_of
+from tests.tables import KEYED, rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SWITCH = "spark.sql.lancewal.front"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> lancewal.Table:
+    made = new_table(tmp_path_factory.mktemp("front") / "table")
+    fill_all_levels(made, KEYED)
+    return made
+
+
+@pytest.fixture
+def without_front(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set(SWITCH, "false")
+    yield
+    spark.conf.set(SWITCH, "true")
+
+
+def load(spark: SparkSession, table: lancewal.Table) -> DataFrame:
+    return spark.read.format("lancewal").load(table.uri)
+
+
+def scan_of(df: DataFrame) -> str:
+    """The line of the physical plan that says what is read."""
+    plan = df._jdf.queryExecution().executedPlan().toString()
+    return next(line for line in plan.splitlines() if "BatchScan" in line)
+
+
+def test_a_query_reads_the_columns_it_names_and_no_other(spark: SparkSession, table: lancewal.Table) -> None:
+    names = load(spark, table).select("name")
+    assert "lancewal " + table.uri + " name {" in scan_of(names)
+    assert sorted(row.name for row in names.collect()) == sorted(name for _, name in content(table))
+    # Where no column is needed, the smallest one tells how many rows there are.
+    counted = load(spark, table).filter("id % 2 = 0").groupBy().count()
+    assert f"lancewal {table.uri} id {{" in scan_of(counted)
+
+
+def test_filters_limits_and_counts_are_told_to_the_table(spark: SparkSession, table: lancewal.Table) -> None:
+    expected = [(i, name) for i, name in content(table) if i == 40 or i > 60]
+    some = load(spark, table).filter("id = 40 OR id > 60")
+    assert '"name":"OR"' in scan_of(some)
+    assert sorted(map(tuple, some.collect())) == expected
+    few = load(spark, table).limit(3)
+    assert '"limit":3' in scan_of(few)
+    assert len(few.collect()) == 3
+    counted = load(spark, table).groupBy().count()
+    assert '"count":true' in scan_of(counted)
+    assert counted.collect()[0][0] == len(content(table))
+
+
+def test_every_query_of_one_frame_sees_what_was_written_before_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW fresh USING lancewal OPTIONS (path '{table.uri}')")
+    df = load(spark, table)
+    counts = []
+    for start in (0, 5):
+        with table.writer() as writer:
+            writer.put(rows(start, 5))
+        counts += [df.count(), spark.sql("SELECT count(*) FROM fresh").collect()[0][0]]
+    assert counts == [5, 5, 10, 10]
+    # Two scans of one query do not filter each other's rows.
+    both = df.filter("id < 2").union(df.filter("id > 7"))
+    assert sorted(row.id for row in both.collect()) == [0, 1, 8, 9]
+
+
+def test_without_the_front_the_format_reads_as_ever(
+    spark: SparkSession, table: lancewal.Table, without_front: None
+) -> None:
+    df = load(spark, table)
+    assert "lancewal " + table.uri not in scan_of(df)
+    assert df.count() == len(content(table))
+
+
+def test_an_error_of_a_query_stays_the_same_error(spark: SparkSession, table: lancewal.Table) -> None:
+    from pyspark.errors import AnalysisException, ArithmeticException
+
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"):
+        load(spark, table).selectExpr("1 / (id - id)").collect()
+    with pytest.raises(AnalysisException, match="no option"):
+        spark.read.format("lancewal").option("nonsense", "1").load(table.uri).collect()
+
+
+def field(name: str) -> dict[str, Any]:
+    return {"field": [name]}
+
+
+def value(of: object, type_: str = "bigint") -> dict[str, Any]:
+    return {"type": type_, "value": None if of is None else str(of)}
+
+
+def condition(name: str, *children: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "children": list(children)}
+
+
+ABOVE = condition(">", field("id"), value(50))
+UNKNOWN = condition("=", condition("LENGTH", field("name")), value(3))
+
+
+@pytest.mark.parametrize(
+    ("planned", "sql"),
+    [
+        (ABOVE, "`id` > 50"),
+        (condition("NOT", ABOVE), "NOT (`id` > 50)"),
+        (condition("AND", ABOVE, UNKNOWN), "(`id` > 50)"),
+        (condition("OR", ABOVE, UNKNOWN), None),
+        (condition("OR", ABOVE, condition("IS_NULL", field("name"))), "(`id` > 50) OR (`name` IS NULL)"),
+        (condition("IN", field("id"), value(1), value(2)), "(`id` IN (1, 2))"),
+        (condition("IN", field("id"), value(1), value(None)), None),
+        (condition("=", field("name"), value("it's", "string")), "`name` = 'it''s'"),
+        (condition("=", field("id"), value("x", "interval")), None),
+        (condition("STARTS_WITH", field("name"), value("a", "string")), "starts_with(`name`, 'a')"),
+        (UNKNOWN, None),
+    ],
+)
+def test_a_planned_condition_is_said_in_sql_or_left_to_spark(
+    planned: dict[str, Any], sql: str | None
+) -> None:
+    assert planned_to_sql(planned, KEYED) == sql
+
+
+def test_a_task_stops_when_it_has_enough_rows_and_counts_without_reading_them(table: lancewal.Table) -> None:
+    from pyspark.sql import types as st
+
+    from lancewal.spark.merged import REQUEST_KEY, MergedReader
+    from tests.spark.tables import options_of
+
+    assert len(read(reader_of(table, limit=2))) <= 2 * len(reader_of(table).partitions())
+
+    def asked(request: dict[str, Any], columns: st.StructType) -> MergedReader:
+        columns.fields[0].metadata = {REQUEST_KEY: json.dumps(request)}
+        return MergedReader(options_of(table), columns)
+
+    number = st.StructType([st.StructField("count_0", st.LongType(), False)])
+    assert sum(count for (count,) in read(asked({"count": True}, number))) == len(content(table))
+    filtered = sum(count for (count,) in read(asked({"count": True, "conditions": [ABOVE]}, number)))
+    assert filtered == len([i for i, _ in content(table) if i > 50])
+
+
+def test_what_is_refused_is_an_answer(tmp_path: Path) -> None:
+    asked = {"question": "describe", "options": {"path": str(tmp_path / "none")}, "arguments": {}}
+    assert answer(asked)["error"] == "TableNotFoundError"
+
+
+def test_the_jar_is_made_of_the_sources_that_are_here(tmp_path: Path) -> None:
+    with zipfile.ZipFile(JAR) as jar:
+        names = {name for name in jar.namelist() if name.endswith(".class")}
+        assert jar.read(DIGEST).decode() == digest(), "run make jar"
+    if shutil.which("javac") is None:
+        pytest.skip("no Java compiler here")
+    try:
+        made = compiled(tmp_path)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"the sources do not compile: {error}")
+    assert {str(path.relative_to(tmp_path)) for path in made} == names
+
+
+def test_settings_of_ones_own_are_kept_beside_the_front() -> None:
+    mine = {"spark.jars": "mine.jar", "spark.sql.extensions": "Mine", "spark.sql.catalog.lance": "Other"}
+    settings = front_settings(mine)
+    assert settings["spark.jars"].split(",")[0] == "mine.jar"
+    assert settings["spark.sql.extensions"].split(",")[0] == "Mine"
+    assert settings["spark.sql.catalog.lance"] == "Other"

@@ -1,0 +1,117 @@
+"""SQL through the catalog, and the same changes by calls; plain Python reads what came of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lancewal
+from lancewal.errors import InvalidInputError
+from lancewal.spark import delete, merge, update
+from tests.spark.tables import content, new_table
+from tests.tables import APPEND_ONLY, rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def root(spark: SparkSession, tmp_path: Path) -> str:
+    """A catalog of its own, whose tables are below one directory."""
+    spark.conf.set("spark.sql.catalog.here", "lancewal.LanceCatalog")
+    spark.conf.set("spark.sql.catalog.here.root", str(tmp_path))
+    # Spark keeps a catalog that it has made.
+    spark._jsparkSession.sessionState().catalogManager().reset()
+    return str(tmp_path)
+
+
+def ask(spark: SparkSession, sql: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in spark.sql(sql).collect()]
+
+
+def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSession, root: str) -> None:
+    from pyspark.errors import AnalysisException
+
+    ask(
+        spark,
+        "CREATE TABLE here.docs (id BIGINT, text STRING, embedding ARRAY<FLOAT>, PRIMARY KEY (id)) "
+        "PARTITIONED BY (bucket(2, id)) TBLPROPERTIES (vectorDimensions = 'embedding:2')",
+    )
+    uri = f"{root}/docs"
+    table = lancewal.open(uri)
+    assert table.primary_key == ("id",)
+    assert table.router().num_buckets == 2
+    with pytest.raises(AnalysisException, match="already exists"):
+        ask(spark, "CREATE TABLE here.docs (id BIGINT)")
+    assert ask(spark, "SHOW TABLES IN here") == [("", "docs", False)]
+    described = ask(spark, "DESCRIBE EXTENDED here.docs")
+    assert ("embedding", "array<float>", None) in described
+    assert any("primaryKey=id" in str(line) for line in described)
+    ask(spark, "INSERT INTO here.docs VALUES (1, 'one', array(1, 2)), (2, 'two', NULL), (3, 'three', NULL)")
+    table.checkpoint("before")
+    ask(spark, "UPDATE here.docs SET text = upper(text) WHERE id >= 2")
+    ask(spark, "DELETE FROM here.docs WHERE id = 1")
+    assert content(uri) == [(2, "TWO", None), (3, "THREE", None)]
+    then = ask(spark, "SELECT id, text FROM here.docs VERSION AS OF 'before' ORDER BY id")
+    assert then == [(1, "one"), (2, "two"), (3, "three")]
+    ask(
+        spark,
+        "MERGE INTO here.docs t USING "
+        "(SELECT * FROM VALUES (2L, 'merged'), (3L, NULL), (9L, 'new') AS s(id, text)) s ON t.id = s.id "
+        "WHEN MATCHED AND s.text IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET text = s.text "
+        "WHEN NOT MATCHED THEN INSERT (id, text) VALUES (s.id, s.text)",
+    )
+    assert ask(spark, f"SELECT * FROM lance.`{uri}` ORDER BY id") == [(2, "merged", None), (9, "new", None)]
+    with pytest.raises(Exception, match="cannot change a primary key"):
+        ask(spark, "UPDATE here.docs SET id = id + 1")
+    assert len(content(uri)) == 2
+    assert json.loads(ask(spark, "CALL here.compact(table => 'docs')")[0][0])["rows_in"] > 0
+    assert json.loads(ask(spark, "CALL here.gc('docs', dry_run => true)")[0][0])["dry_run"]
+    assert json.loads(ask(spark, "CALL here.verify('docs')")[0][0])["ok"]
+    ask(spark, "DROP TABLE here.docs")
+    assert not Path(uri).exists()
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        ask(spark, "SELECT * FROM here.docs")
+
+
+def test_changes_beside_a_live_writer_go_through_it_and_do_not_fence_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 6))
+        ask(spark, f"DELETE FROM lance.`{table.uri}` WHERE id < 2")
+        with pytest.raises(Exception, match="close the writers first"):
+            ask(spark, f"DROP TABLE lance.`{table.uri}`")
+        writer.put(rows(10, 1))
+    assert [i for i, _ in content(table)] == [2, 3, 4, 5, 10]
+
+
+def test_the_same_changes_by_calls(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 5))
+    delete(spark, table.uri, "id % 2 = 1")
+    update(spark, table.uri, {"name": "concat(name, '!')"}, "id = 2")
+    source = spark.createDataFrame(
+        [(2, "x", False), (4, "y", True), (7, "z", True)], "id long, name string, gone boolean"
+    )
+    merge(source, table.uri, update={"name": "concat(target.name, source.name)"}, delete="source.gone")
+    assert content(table) == [(0, "name_0"), (2, "name_2!x"), (7, "z")]
+    merge(source.filter("id > 5"), table.uri, insert=False)
+    assert content(table)[-1] == (7, "z")
+
+
+def test_changes_that_cannot_be_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    keyed, append_only = new_table(tmp_path / "keyed"), new_table(tmp_path / "all", APPEND_ONLY)
+    with pytest.raises(InvalidInputError, match="needs a primary key"):
+        delete(spark, append_only.uri, "id = 1")
+    with pytest.raises(InvalidInputError, match="cannot be changed"):
+        update(spark, keyed.uri, {"id": "id + 1"})
+    with pytest.raises(InvalidInputError, match="nothing can be set"):
+        update(spark, keyed.uri, {"nothing": "1"})
+    with pytest.raises(InvalidInputError, match="lacks id"):
+        merge(spark.createDataFrame([("x",)], "name string"), keyed.uri)
