@@ -6,13 +6,9 @@ from lancewal.reader.lookup import LookupResult
 from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
-<<<<<<< HEAD
-from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, newest_first
-from lancewal.reader.sql import run_sql
-=======
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
 from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, newest_first
->>>>>>> main
+from lancewal.reader.sql import run_sql
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
 from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
@@ -48,9 +44,6 @@ __all__ = [
     "nearest",
     "newest_first",
     "read_state",
-<<<<<<< HEAD
     "run_sql",
-=======
     "words_statistics",
->>>>>>> main
 ]
