@@ -21,8 +21,9 @@ def create(uri: str) -> None:
 
     import lancewal
 
-    vector = pa.field("vector", pa.list_(pa.float32(), 6))
-    schema = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string()), vector])
+    schema = pa.schema(
+        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32(), 6)}
+    )
     lancewal.create(uri, schema, key="id")
 
 
@@ -133,8 +134,7 @@ def earlier_state(uri: str) -> Any:
 
     table = lancewal.open(uri)
     table.checkpoint("before")
-    with table.writer() as writer:
-        writer.delete(where="n >= 30")
+    upsert(uri)
     return table.at("before").count_rows()
 
 
@@ -143,8 +143,7 @@ def changes(uri: str) -> Any:
 
     table = lancewal.open(uri)
     place = table.feed().latest()
-    with table.writer() as writer:
-        writer.put(NEWER)
+    upsert(uri)
     return [row["id"] for batch, _ in table.changes(place) for row in batch.to_pylist()]
 
 
@@ -161,6 +160,5 @@ def one_by_one(uri: str) -> Any:
 def keep_in_shape(uri: str) -> Any:
     import lancewal
 
-    table = lancewal.open(uri)
-    table.upkeep()
-    return table.count_rows()
+    lancewal.open(uri).upkeep()
+    return lancewal.open(uri).count_rows()

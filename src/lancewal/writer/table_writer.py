@@ -235,18 +235,17 @@ class TableWriter:
                 raise InvalidInputError(f"column {name} is part of the key, which an update cannot change")
         if not set and not set_sql:
             raise InvalidInputError("set is empty; name at least one column and its value")
-        if set.keys() & set_sql.keys():
-            raise InvalidInputError(
-                f"{', '.join(set.keys() & set_sql.keys())} has a value in set and set_sql"
-            )
-        values = self._intake.batches(dict(set))[0] if set else None
+        if both := sorted(set.keys() & set_sql.keys()):
+            raise InvalidInputError(f"{', '.join(both)} has a value in set and set_sql; choose one")
+        given = self._intake.batches(dict(set)) if set else []
+        values = {name: batch.column(name) for batch in given for name in set}
         expressions = {name: Expression.parse(sql, self.schema) for name, sql in set_sql.items()}
         progress = _Progress()
         for batch in self._matching(where, self.schema.names):
             before = pa.Table.from_batches([batch])
             new = {name: each.evaluate(before) for name, each in expressions.items()}
-            for name in set:
-                new[name] = values.column(name).take(pa.array([0] * batch.num_rows))
+            for name, value in values.items():
+                new[name] = value.take(pa.array([0] * batch.num_rows))
             for name, column in new.items():
                 before = before.set_column(before.schema.get_field_index(name), name, column)
             self._write("update", before, progress)
