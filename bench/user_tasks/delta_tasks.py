@@ -20,10 +20,8 @@ def create(uri: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    schema = pa.schema(
-        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32())}
-    )
-    DeltaTable.create(uri, schema)
+    cols = [("id", pa.int64()), ("n", pa.int64()), ("text", pa.utf8()), ("vector", pa.list_(pa.float32()))]
+    DeltaTable.create(uri, pa.schema(cols))
 
 
 def insert(uri: str) -> None:

@@ -20,10 +20,8 @@ def create(uri: str) -> None:
     import lancedb
     import pyarrow as pa
 
-    schema = pa.schema(
-        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32(), 6)}
-    )
-    lancedb.connect(uri).create_table("t", schema=schema)
+    cols = [("id", pa.int64()), ("n", pa.int64()), ("text", pa.utf8()), ("vector", pa.list_(pa.float32(), 6))]
+    lancedb.connect(uri).create_table("t", schema=pa.schema(cols))
 
 
 def insert(uri: str) -> None:

@@ -21,10 +21,8 @@ def create(uri: str) -> None:
 
     import lancewal
 
-    schema = pa.schema(
-        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32(), 6)}
-    )
-    lancewal.create(uri, schema, key="id")
+    cols = [("id", pa.int64()), ("n", pa.int64()), ("text", pa.utf8()), ("vector", pa.list_(pa.float32(), 6))]
+    lancewal.create(uri, pa.schema(cols), key="id")
 
 
 def insert(uri: str) -> None:
