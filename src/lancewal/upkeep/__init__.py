@@ -1,12 +1,11 @@
-"""A table that looks after itself: what is due, who does it, and what users can do by hand."""
+"""A table that looks after itself: what is due, who does it, and when."""
 
-from lancewal.upkeep.maintained import MaintainedTable
 from lancewal.upkeep.plan import UpkeepPlan, UpkeepTask, Work, plan_upkeep
 from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
-from lancewal.upkeep.upkeeper import Upkeeper
+from lancewal.upkeep.upkeeper import MOST_COMMITS, Upkeeper
 
 __all__ = [
-    "MaintainedTable",
+    "MOST_COMMITS",
     "TaskOutcome",
     "Upkeep",
     "UpkeepPlan",
