@@ -43,6 +43,7 @@ from lancewal.service import flush_through_owners
 from lancewal.shard import discover_manifests
 from lancewal.status import TableStatus, table_status
 from lancewal.storage import ObjectStore, both
+from lancewal.upkeep.means import Here
 from lancewal.upkeep.plan import UpkeepPlan, plan_upkeep
 from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
 from lancewal.upkeep.upkeeper import MOST_COMMITS, Upkeeper
@@ -134,9 +135,9 @@ class MaintainedTable(TableView):
         return keeper.start(after=_FIRST_LOOK_SECONDS)
 
     def _upkeep(self, most_commits: int | None = None) -> Upkeep:
-        return Upkeep(
-            self._store, self._reader.base, writer_store=self._writer_store, most_commits=most_commits
-        )
+        read_base = self._reader.base
+        means = Here(self._store, read_base, writer_store=self._writer_store, most_commits=most_commits)
+        return Upkeep(self._store, read_base, means)
 
     def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
         """Move all rows from MemTables and WALs to SSTables.
