@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark matrix soak lint typecheck format bench docs jar lock clean
+.PHONY: help demo test spark matrix soak lint typecheck format bench tasks docs jar lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -51,6 +51,11 @@ format: $(STAMP) ## Format the code and apply safe fixes
 bench: $(STAMP) ## Measure against the peers and store the results
 	@$(BIN)/python -m bench $(ARGS)
 
+tasks: ## Count what users write for twenty tasks, with lancewal and its peers
+	@"$(PYTHON)" -m venv .venv-peers
+	@.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install . deltalake duckdb lancedb "pyiceberg[pyarrow,sql-sqlite]" pandas
+	@.venv-peers/bin/python -m bench.user_tasks --write
+
 docs: $(STAMP) ## Build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
@@ -59,7 +64,7 @@ jar: $(STAMP) ## Compile the front of Spark's planner; needs a Java compiler, wh
 	@$(BIN)/python java/build.py
 
 clean: ## Remove the environment and everything that a run leaves behind
-	rm -rf $(VENV) .venv-lock .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site demo-output spark-warehouse
+	rm -rf $(VENV) .venv-lock .venv-peers .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site demo-output spark-warehouse
 	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The build tools come first, pinned like the rest, so that nothing that is built from

@@ -20,9 +20,8 @@ def create(uri: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    vector = pa.field("vector", pa.list_(pa.float32()))
     schema = pa.schema(
-        [pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector]
+        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32())}
     )
     DeltaTable.create(uri, schema)
 
@@ -118,7 +117,7 @@ def earlier_state(uri: str) -> Any:
     from deltalake import DeltaTable
 
     before = DeltaTable(uri).version()
-    DeltaTable(uri).delete("n >= 30")
+    upsert(uri)
     return DeltaTable(uri, version=before).to_pyarrow_table().num_rows
 
 
@@ -129,9 +128,7 @@ def changes(uri: str) -> Any:
     table = DeltaTable(uri)
     table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
     start = table.version() + 1
-    data = pa.Table.from_pylist(NEWER, pa.schema(table.schema().to_arrow()))
-    merge = table.merge(data, "t.id = s.id", source_alias="s", target_alias="t")
-    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+    upsert(uri)
     found = pa.table(DeltaTable(uri).load_cdf(starting_version=start).read_all())
     return {row["id"] for row in found.to_pylist() if row["_change_type"] in ("insert", "update_postimage")}
 

@@ -114,7 +114,7 @@ def add_column(uri: str) -> Any:
 def earlier_state(uri: str) -> Any:
     table = _catalog(uri).load_table("db.t")
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "before").commit()
-    table.delete("n >= 30")
+    upsert(uri)
     return table.scan().use_ref("before").to_arrow().num_rows
 
 

@@ -20,9 +20,8 @@ def create(uri: str) -> None:
     import lancedb
     import pyarrow as pa
 
-    vector = pa.field("vector", pa.list_(pa.float32(), 6))
     schema = pa.schema(
-        [pa.field("id", pa.int64()), pa.field("n", pa.int64()), pa.field("text", pa.string()), vector]
+        {"id": pa.int64(), "n": pa.int64(), "text": pa.utf8(), "vector": pa.list_(pa.float32(), 6)}
     )
     lancedb.connect(uri).create_table("t", schema=schema)
 
@@ -137,7 +136,7 @@ def earlier_state(uri: str) -> Any:
 
     table = lancedb.connect(uri).open_table("t")
     table.tags.create("before", table.version)
-    table.delete("n >= 30")
+    upsert(uri)
     table.checkout("before")
     return table.count_rows()
 

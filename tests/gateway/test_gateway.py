@@ -94,6 +94,12 @@ def test_searches_find_through_the_gateway_what_they_find_beside_it(tmp_path: Pa
                 table.hybrid_search("vector", query, "text", "red fox", 3),
                 remote.hybrid_search("vector", query, "text", "red fox", 3),
             ),
+            (table.search("red fox", 3), remote.search("red fox", 3)),
+            (table.search(query, columns=["id"]), remote.search(query, columns=["id"])),
+            (
+                table.search(["fox", "hen"], vector=vectors[:2]),
+                remote.search(["fox", "hen"], vector=vectors[:2]),
+            ),
         ):
             assert one.equals(other)
             assert one.num_rows

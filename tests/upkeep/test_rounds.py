@@ -23,7 +23,7 @@ from lancewal.service import note_duty, read_duties
 from lancewal.service.owners import machine
 from lancewal.shard import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
-from lancewal.upkeep import Here, Upkeep, Work
+from lancewal.upkeep import Upkeep, Work
 from tests.tables import KEYED, fast, ids, rows, wal_table
 
 #: Everything at once.
@@ -54,13 +54,9 @@ writer.close()
 """
 
 
-def upkeep_of(table: lancewal.Table, *, most_commits: int | None = None, **how: Any) -> Upkeep:
+def upkeep_of(table: lancewal.Table, **how: Any) -> Upkeep:
     store = ObjectStore.from_uri(table.uri, fsync=False)
-
-    def read_base() -> BaseTable:
-        return BaseTable.open(store.uri, store=store)
-
-    return Upkeep(store, read_base, Here(store, read_base, most_commits=most_commits), **how)
+    return Upkeep.here(store, lambda: BaseTable.open(store.uri, store=store), **how)
 
 
 def sstables(table: lancewal.Table, count: int, start: int = 0) -> None:

@@ -101,6 +101,10 @@ def test_vectors_and_several_shards(tmp_path: Path) -> None:
         (lambda w: w.update("id = 1", {"id": 2}), "part of the key"),
         (lambda w: w.update("id = 1", {"nope": 2}), "no column nope"),
         (lambda w: w.update("id = 1", {}), "set is empty"),
+        (lambda w: w.update("id = 1", set_sql={"n": "nope + 1"}), "nope"),
+        (lambda w: w.update("id = 1", set_sql={"n": "n / 0"}), "n / 0"),
+        (lambda w: w.update("id = 1", set_sql={"n": "'x'"}), "column n"),
+        (lambda w: w.update("id = 1", {"n": 1}, set_sql={"n": "n"}), "set and set_sql"),
         (lambda w: w.update("id = 1", {"n": "x"}), "column n, row 0: 'x'"),
     ],
 )
@@ -111,6 +115,21 @@ def test_what_is_refused_changes_nothing(
     with table.writer() as writer, pytest.raises(InvalidInputError, match=text):
         change(writer)
     assert table.lookup(1) == {"id": 1, "n": 1, "text": "a"}
+
+
+def test_expressions_see_the_row_as_it_was(tables: Callable[[], lancewal.Table]) -> None:
+    table = tables()
+    with table.writer() as writer:
+        writer.put({"id": 3, "n": None, "text": "c"})
+        result = writer.update(
+            "id < 9", {"text": "new"}, set_sql={"n": "n * 10 + CASE WHEN text = 'b' THEN 1 ELSE 0 END"}
+        )
+    assert result.num_rows == 3
+    assert {row["id"]: (row["n"], row["text"]) for row in table.scan().to_table().to_pylist()} == {
+        1: (10, "new"),
+        2: (41, "new"),
+        3: (None, "new"),
+    }
 
 
 def test_a_table_without_a_key_is_refused(tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ class AsyncTable:
         """The newest rows of some keys, as ``Table.lookup``."""
         return await self._run(lambda: self.table.lookup(keys, columns))
 
+    async def search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.search``."""
+        return await self._run(lambda: self.table.search(*args, **how))
+
     async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
         """As ``Table.vector_search``."""
         return await self._run(lambda: self.table.vector_search(*args, **how))

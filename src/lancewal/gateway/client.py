@@ -18,7 +18,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, chunks_of
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
-from lancewal.reader import LookupResult, asked_keys, is_one_key
+from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key
 from lancewal.writer import Cast, Intake
 
 
@@ -112,6 +112,13 @@ class RemoteTable:
             return result
         found: list[dict[str, Any]] = rows.to_pylist()
         return found[0] if found else None
+
+    def search(
+        self, query: Any = None, k: int = 10, *, vector: Any = None, text: Any = None, **how: Any
+    ) -> pa.Table:
+        """The ``k`` best rows for a vector, a text or both, or for a batch, as :meth:`Table.search`."""
+        queries = Queries.of(query, vector, text)
+        return self._search("search", {"text": queries.text, "k": k, **how}, queries.vector)
 
     def vector_search(self, column: str, query: Any, k: int = 10, **how: Any) -> pa.Table:
         """The ``k`` rows whose vectors are nearest to ``query``, as :meth:`Table.vector_search`."""
@@ -244,8 +251,11 @@ class RemoteScan:
 
 
 def _vector(query: Any) -> pa.Array:
-    """A query vector, with the type that it has."""
+    """A query vector, with the type that it has, or those of a list of vectors."""
     try:
-        return pa.array(np.asarray(query).ravel() if not isinstance(query, pa.Array) else query)
+        if isinstance(query, pa.Array):
+            return query
+        found = np.asarray(query)
+        return pa.array(list(found) if found.ndim == 2 else found.ravel())
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InvalidInputError(f"a query vector is an array of numbers: {error}") from None

@@ -421,7 +421,7 @@ def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schem
     args = dict(request.args)
     if request.values is not None:
         vector = request.values.column(0).combine_chunks()
-        args["vector" if request.op == "hybrid_search" else "query"] = vector
+        args["query" if request.op == "vector_search" else "vector"] = vector
     found = getattr(served.table, request.op)(**args)
     return found.schema, found.to_batches()
 
@@ -465,6 +465,7 @@ def _values(request: Request) -> pa.Table:
 _READS: Mapping[str, _Read] = {
     "scan": _scan,
     "lookup": _lookup,
+    "search": _searched,
     "vector_search": _searched,
     "full_text_search": _searched,
     "hybrid_search": _searched,

@@ -2,6 +2,17 @@
 
 from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull
 from lancewal.predicate.dialect import among, column_name, literal
-from lancewal.predicate.predicate import Predicate
+from lancewal.predicate.predicate import Expression, Predicate
 
-__all__ = ["Among", "Compare", "Condition", "Every", "IsNull", "Predicate", "among", "column_name", "literal"]
+__all__ = [
+    "Among",
+    "Compare",
+    "Condition",
+    "Every",
+    "Expression",
+    "IsNull",
+    "Predicate",
+    "among",
+    "column_name",
+    "literal",
+]

@@ -207,6 +207,34 @@ def _refusal(sql: str, error: Exception) -> InvalidInputError:
     return InvalidInputError(f"the filter {sql!r} is refused: {words}")
 
 
+class Expression:
+    """One parsed SQL expression over the columns of a row, such as ``n + 1``; immutable."""
+
+    def __init__(self, sql: str, parsed: Expr) -> None:
+        self.sql = sql
+        self._parsed = parsed
+
+    @classmethod
+    def parse(cls, sql: str, schema: pa.Schema) -> Expression:
+        """Parse ``sql`` over the columns of ``schema``; refuses what is no expression over them.
+
+        >>> rows = pa.table({"id": [1, 2], "n": [10, None]})
+        >>> Expression.parse("n + id", rows.schema).evaluate(rows).to_pylist()
+        [11, None]
+        """
+        frame = _frame(hashable(schema))
+        parsed = _parse(frame, sql, schema)
+        try:
+            frame.select(parsed.alias("value")).to_arrow_table()
+        except Exception as error:
+            raise _refusal(sql, error) from error
+        return cls(sql, parsed)
+
+    def evaluate(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Its value for each row; refuses rows for which it has none, as in a division by zero."""
+        return _evaluate(self._parsed, rows, self.sql)
+
+
 def _true(matches: pa.Array | pa.ChunkedArray) -> Mask:
     known = matches.fill_null(False) if matches.null_count else matches
     return np.asarray(known.to_numpy(zero_copy_only=False))

@@ -2,6 +2,7 @@
 
 from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.fixed import FixedReader
+from lancewal.reader.front import Queries
 from lancewal.reader.lookup import LookupResult
 from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
@@ -23,6 +24,7 @@ __all__ = [
     "LookupResult",
     "MaxStaleness",
     "Newer",
+    "Queries",
     "Request",
     "Scan",
     "ShardIdentity",

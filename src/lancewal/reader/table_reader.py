@@ -15,7 +15,7 @@ from lancewal.format import TableSchema
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
-from lancewal.reader.hybrid import hybrid
+from lancewal.reader.front import Queries, search
 from lancewal.reader.lookup import LookupResult, lookup
 from lancewal.reader.merge import Snapshot
 from lancewal.reader.scan import Scan
@@ -147,24 +147,26 @@ class TableReader(StateReader):
         asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
         return find_words(scan.snapshot, asked, columns)
 
-    def hybrid_search(
+    def search(
         self,
-        vector_column: str,
-        vector: Any,
-        text_column: str,
-        text: str,
+        queries: Queries,
         k: int,
         *,
+        vector_column: str | None = None,
+        text_column: str | None = None,
         filter: str | None = None,
         columns: Sequence[str] | None = None,
+        metric: str | None = None,
     ) -> pa.Table:
-        """The ``k`` best of both searches together; see :meth:`lancewal.Table.hybrid_search`."""
-        return hybrid(
-            lambda most, names: self.vector_search(vector_column, vector, most, filter=filter, columns=names),
-            lambda most, names: self.full_text_search(text_column, text, most, filter=filter, columns=names),
-            self.base().schema,
+        """The ``k`` best rows of every query, all of one state; see :meth:`lancewal.Table.search`."""
+        return search(
+            self.scan(filter=filter),
+            queries,
             k,
-            columns,
+            vector_column=vector_column,
+            text_column=text_column,
+            columns=columns,
+            metric=metric,
         )
 
     def _intake_of(self, schema: TableSchema) -> Intake:

@@ -8,6 +8,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from lancewal.format import TableSchema
+from lancewal.reader.front import Queries
 from lancewal.reader.lookup import LookupResult
 from lancewal.reader.scan import Scan
 from lancewal.reader.sql import run_sql
@@ -95,6 +96,53 @@ class TableView:
         row: list[dict[str, Any]] = result.table.to_pylist()
         return row[0] if row else None
 
+    def search(
+        self,
+        query: Any = None,
+        k: int = 10,
+        *,
+        vector: Any = None,
+        text: str | Sequence[str] | None = None,
+        vector_column: str | None = None,
+        text_column: str | None = None,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        metric: str | None = None,
+    ) -> pa.Table:
+        """The ``k`` best rows for a vector, for a text, or for both together, best first.
+
+        ``query`` is a text or a vector; ``text`` and ``vector`` say which, and both make a hybrid search. The
+        rows come with ``_distance``, ``_score`` or ``_relevance``, as from :meth:`vector_search`,
+        :meth:`full_text_search` and :meth:`hybrid_search`, which take more settings.
+
+        The columns need no name where there is one of vectors, and one text with a full-text index (or one
+        text at all, where none has an index). Otherwise ``vector_column`` and ``text_column`` name them.
+
+        A batch of queries, as a list of vectors or texts or an array of two dimensions, gives the ``k`` best
+        rows of each, query by query, with the query's number from 0 on as ``_query``. All of them see
+        the same state of the table.
+
+        >>> import tempfile, lancewal
+        >>> vectors = pa.array([[1.0, 0.0], [0.0, 1.0]], pa.list_(pa.float32(), 2))
+        >>> data = pa.table({"id": [1, 2], "text": ["a red fox", "a blue whale"], "vector": vectors})
+        >>> table = lancewal.create(tempfile.mkdtemp() + "/animals", data, key="id")
+        >>> table.search("fox")["id"].to_pylist(), table.search([0.1, 1.0], k=1)["id"].to_pylist()
+        ([1], [2])
+        >>> table.search("fox", vector=[1.0, 0.0], columns=["id"]).column_names
+        ['id', '_relevance']
+        >>> table.search([[1.0, 0.0], [0.0, 1.0]], k=1, columns=["id"]).select(["_query", "id"]).to_pylist()
+        [{'_query': 0, 'id': 1}, {'_query': 1, 'id': 2}]
+        """
+        return self._reader.search(
+            Queries.of(query, vector, text),
+            k,
+            vector_column=vector_column,
+            text_column=text_column,
+            filter=filter,
+            columns=columns,
+            metric=metric,
+        )
+
     def vector_search(
         self,
         column: str,
@@ -170,8 +218,13 @@ class TableView:
         Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
         finds it. Needs a primary key, by which rows of both are recognised.
         """
-        return self._reader.hybrid_search(
-            vector_column, vector, text_column, text, k, filter=filter, columns=columns
+        return self._reader.search(
+            Queries(vector, text),
+            k,
+            vector_column=vector_column,
+            text_column=text_column,
+            filter=filter,
+            columns=columns,
         )
 
     def sql(self, query: str) -> pa.Table:

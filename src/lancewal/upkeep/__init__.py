@@ -1,15 +1,13 @@
-"""A table that looks after itself: what is due, who does it, and what users can do by hand."""
+"""A table that looks after itself: what is due, who does it, and when."""
 
-from lancewal.upkeep.maintained import MaintainedTable
-from lancewal.upkeep.means import Done, Here, Means
+from lancewal.upkeep.means import Done, Means
 from lancewal.upkeep.plan import UpkeepPlan, UpkeepTask, Work, plan_upkeep
 from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
-from lancewal.upkeep.upkeeper import Upkeeper
+from lancewal.upkeep.upkeeper import MOST_COMMITS, Upkeeper
 
 __all__ = [
+    "MOST_COMMITS",
     "Done",
-    "Here",
-    "MaintainedTable",
     "Means",
     "TaskOutcome",
     "Upkeep",

@@ -55,7 +55,11 @@ class Means(Protocol):
 
 
 class Here(Means):
-    """All in this process, one commit at a time."""
+    """All in this process, one commit at a time.
+
+    ``writer_store`` gives the store that shards are flushed with, by default the very same.
+    ``most_commits`` of a shard are made in one compaction; without it all that are due.
+    """
 
     def __init__(
         self,
@@ -65,10 +69,6 @@ class Here(Means):
         writer_store: Callable[[BaseTable, ShardWriterConfig], ObjectStore] | None = None,
         most_commits: int | None = None,
     ) -> None:
-        """``writer_store`` gives the store that shards are flushed with, by default the very same.
-
-        ``most_commits`` of a shard are made in one compaction; without it all that are due.
-        """
         self._store = store
         self._read_base = read_base
         self._writer_store = writer_store or (lambda base, config: store)

@@ -108,17 +108,29 @@ class Upkeep:
         self,
         store: ObjectStore,
         read_base: Callable[[], BaseTable],
-        means: Means | None = None,
+        means: Means,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``means`` say where the work on shards is done, by default in this process."""
+        """``means`` say where the work on shards is done."""
         self.uri = store.uri
         self._store = store
         self._read_base = read_base
-        self._means = means or Here(store, read_base)
+        self._means = means
         self._clock = clock
         self._failures: dict[tuple[Work, UUID | None], _Failures] = {}
+
+    @classmethod
+    def here(
+        cls,
+        store: ObjectStore,
+        read_base: Callable[[], BaseTable],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        **how: Any,
+    ) -> Upkeep:
+        """All in this process; ``how`` as in :class:`Here`."""
+        return cls(store, read_base, Here(store, read_base, **how), clock=clock)
 
     def round(
         self, settings: UpkeepSettings | None = None, stop: Callable[[], bool] = lambda: False

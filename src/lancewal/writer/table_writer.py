@@ -26,6 +26,7 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.format import PutId, TableSchema
+from lancewal.predicate import Expression
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows
@@ -213,30 +214,41 @@ class TableWriter:
         self._write("delete", rows, progress, put_id, patience)
         return TableWriteResult(rows.num_rows, MappingProxyType(progress.results))
 
-    def update(self, where: str, set: Mapping[str, Any]) -> TableWriteResult:
-        """Give columns of the rows that match ``where`` new values, the same for all of them.
+    def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> TableWriteResult:
+        """Give columns of the rows that match ``where`` new values.
 
-        ``where`` is SQL as ``Table.scan`` takes it, ``set`` has a Python value for each column. Rows are read
-        at one state of the table and written again, batch by batch: what another writer changes in one of
-        them in between is overwritten, and a row that comes to match in between stays as it is.
+        ``where`` is SQL as ``Table.scan`` takes it. ``set`` has a Python value for a column, the same for all
+        rows; ``set_sql`` an expression over the row as it was, as in ``{"n": "n + 1"}``. Rows are read at one
+        state of the table and written again, batch by batch: what another writer changes in one of them in
+        between is overwritten, and a row that comes to match in between stays as it is.
         """
+        set, set_sql = set or {}, set_sql or {}
         key = self._intake.schema.primary_key
-        for name in set:
+        for name in (*set, *set_sql):
             if name not in self.schema.names:
                 raise InvalidInputError(
                     f"the table has no column {name}; its columns are {', '.join(self.schema.names)}"
                 )
             if name in key:
                 raise InvalidInputError(f"column {name} is part of the key, which an update cannot change")
-        if not set:
+        if not set and not set_sql:
             raise InvalidInputError("set is empty; name at least one column and its value")
-        (values,) = self._intake.batches(dict(set))
+        if both := sorted(set.keys() & set_sql.keys()):
+            raise InvalidInputError(f"{', '.join(both)} has a value in set and set_sql; choose one")
+        given = self._intake.batches(dict(set)) if set else []
+        values = {name: batch.column(name) for batch in given for name in set}
+        expressions = {name: Expression.parse(sql, self.schema) for name, sql in set_sql.items()}
         progress = _Progress()
         for batch in self._matching(where, self.schema.names):
-            for name in set:
-                new = values.column(name).take(pa.array([0] * batch.num_rows))
-                batch = batch.set_column(batch.schema.get_field_index(name), name, new)
-            self._write("update", batch, progress)
+            before = pa.Table.from_batches([batch])
+            new = {name: each.evaluate(before) for name, each in expressions.items()}
+            for name, value in values.items():
+                new[name] = value.take(pa.array([0] * batch.num_rows))
+            for name, column in new.items():
+                before = before.set_column(before.schema.get_field_index(name), name, column)
+            self._write("update", before, progress)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def _matching(self, where: str, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
