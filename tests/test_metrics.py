@@ -15,10 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lancewal import metrics
+from lancewal import table as table_module
 from lancewal.errors import StorageError
 from lancewal.storage import ObjectStore, observe_all
 from lancewal.table import Table
-from lancewal.upkeep import maintained as table_maintenance
 from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
 from tests.tables import rows, wal_table
@@ -59,6 +59,33 @@ def test_writers_are_counted(tmp_path: Path, registry: CollectorRegistry) -> Non
         assert samples["memtable_bytes"] > samples["memtable_index_bytes"] > 0
     assert samples["flushes_total"] == 2
     assert samples["flush_rows_total"] == 20
+
+
+def test_puts_are_counted_by_how_long_they_took(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
+    metrics.register(registry)
+
+    def bucket(bound: str) -> float | None:
+        return registry.get_sample_value(
+            "lancewal_put_latency_seconds_bucket", {"table": table.uri, "le": bound}
+        )
+
+    samples = Samples(registry, table)
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+        for seconds, shard_writer in zip((0.0002, 0.02), writer.shard_writers.values(), strict=True):
+            stats = shard_writer.stats_handle
+            stats.reset()
+            stats.add(put_count=1, put_time=seconds)
+            stats.add(put_count=1, put_time=99.0)
+        assert [bucket(bound) for bound in ("0.0001", "0.00025", "0.01", "0.025", "30.0", "+Inf")] == [
+            *(0, 1, 1, 2, 2, 4)
+        ]
+        assert samples["put_latency_seconds_count"] == samples["puts_total"] == 4
+        assert samples["put_latency_seconds_sum"] == pytest.approx(198.0202)
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+    assert samples["put_latency_seconds_count"] == samples["puts_total"] == 6  # of both writers
 
 
 def test_no_metric_is_told_twice(tmp_path: Path, registry: CollectorRegistry) -> None:
@@ -159,7 +186,7 @@ def test_a_failed_compaction_is_counted(
     def fail(*args: object, **kwargs: object) -> None:
         raise StorageError("no reply")
 
-    monkeypatch.setattr(table_maintenance, "compact", fail)
+    monkeypatch.setattr(table_module, "compact", fail)
     with pytest.raises(StorageError):
         table.compact()
     assert Samples(registry, table)["compaction_failures_total"] == 1

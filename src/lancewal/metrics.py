@@ -18,20 +18,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
 from lancewal.maintenance import process_totals
 from lancewal.storage import check_process, observe_all
-from lancewal.writer import open_writers, written
+from lancewal.writer import PUT_LATENCIES, open_writers, written
 
 if TYPE_CHECKING:
     from lancewal.table import Table
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Histogram, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError("metrics need the Prometheus client: pip install 'lancewal[metrics]'") from error
@@ -138,8 +139,15 @@ class LanceWalCollector(Collector):
 
     def _writers(self) -> Iterator[Metric]:
         totals: dict[tuple[str, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        latencies = HistogramMetricFamily(
+            "lancewal_put_latency_seconds", "How long calls of put and delete took", labels=self._labels
+        )
+        by_labels: dict[tuple[str, ...], list[int]] = {}
         for key, stats in written().items():
-            sums = totals[self._label_values(key)]
+            labels = self._label_values(key)
+            known = by_labels.get(labels, [0] * len(stats.put_latencies))
+            by_labels[labels] = [sum(pair) for pair in zip(known, stats.put_latencies, strict=True)]
+            sums = totals[labels]
             for _, name, _ in WRITER_COUNTERS:
                 value = getattr(stats, name)
                 sums[name] += value.total_seconds() if hasattr(value, "total_seconds") else value
@@ -148,6 +156,9 @@ class LanceWalCollector(Collector):
             for labels, sums in totals.items():
                 family.add_metric(labels, sums[attribute])
             yield family
+        for labels, counts in by_labels.items():
+            latencies.add_metric(labels, _cumulative(counts), totals[labels]["put_time"])
+        yield latencies
         levels: dict[tuple[str, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for key, writer in open_writers().items():
             sums = levels[self._label_values(key)]
@@ -165,6 +176,12 @@ class LanceWalCollector(Collector):
 
     def _label_values(self, key: tuple[str, UUID]) -> tuple[str, ...]:
         return (key[0], str(key[1]))[: len(self._labels)]
+
+
+def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """The buckets of a histogram of puts as Prometheus has them: each counts all puts up to its bound."""
+    bounds = [*(str(bound) for bound in PUT_LATENCIES), "+Inf"]
+    return list(zip(bounds, accumulate(counts), strict=True))
 
 
 def _maintenance() -> Iterator[Metric]:

@@ -216,11 +216,14 @@ class Table(TableView):
         """A writer that sends every row to its shard.
 
         ``config`` replaces the table's stored writer defaults; single settings may be
-        overridden by name, as in ``table.writer(durable_write=False)``. ``cast=True`` converts
-        columns to the table's types where no value changes, and refuses the rows where one would;
-        ``cast="round"`` also rounds floats to the table's precision, as vectors of doubles need it,
-        but never to infinity. The writer takes the columns that the table has now; after a column
-        was added, open a new one.
+        overridden by name, as in ``table.writer(durable_write=False)``. The writer takes the columns that
+        the table has now; after a column was added, open a new one.
+
+        ``cast`` says which types it takes besides the table's own. ``"numbers"``, the default, converts
+        numbers and times where no value changes, and refuses the rows where one would. ``True`` (or
+        ``"exact"``) also takes numbers and times from text. ``"round"`` also rounds floats to the table's
+        precision, as Arrow vectors of doubles need it, but never to infinity. ``False`` converts
+        nothing.
 
         ``take_over`` is for shards that another writer has, in this process or elsewhere. ``"when_gone"``
         claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
@@ -395,7 +398,7 @@ class Table(TableView):
         return keeper.start(after=_FIRST_LOOK_SECONDS)
 
     def _upkeep(self, most_commits: int | None = None) -> Upkeep:
-        return Upkeep(
+        return Upkeep.here(
             self._store, self._reader.base, writer_store=self._writer_store, most_commits=most_commits
         )
 

@@ -1,4 +1,4 @@
-"""query, get, delete and tail."""
+"""query, sql, get and tail."""
 
 from __future__ import annotations
 
@@ -176,24 +176,6 @@ def test_keys_of_several_columns_are_json(tmp_path: Path) -> None:
     assert run("get", tmp_path / "t", '["a", 1]').code == exits.NOT_FOUND
 
 
-def test_delete_by_key_and_by_filter(table: lancewal.Table) -> None:
-    assert "2 keys deleted" in ok("delete", table.uri, "3", "12").out
-    assert ok("delete", table.uri, "--filter", "id < 5", "--yes", "--json").document == {"deleted": 4}
-    assert table.count_rows() == 24
-    assert run("get", table.uri, "4").code == exits.NOT_FOUND
-
-
-def test_delete_of_a_condition_reported_a_row_and_deleted_nothing(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t", schema=TEXT_KEY, bucket=("name", 2))
-    with table.writer() as writer:
-        writer.put(pa.table({"name": ["x", "name = 'x'"]}))
-    refused = run("delete", table.uri, "name = 'x'")
-    assert refused.code == exits.REFUSED
-    assert "--filter" in refused.err
-    ok("delete", table.uri, "--filter", "name = 'name = ''x'''", "--yes")
-    assert table.scan().to_table()["name"].to_pylist() == ["x"]
-
-
 TEXT_KEY = pa.schema([pa.field("name", pa.string(), False, KEY)])
 ATTACK = "\x1b]0;pwned\x07\x1b[31mred\x9b2J\u202eabc[bold]"
 COMMANDS = "\x1b\x07\x9b\u202e"
@@ -230,19 +212,6 @@ def test_escape_sequences_in_errors_and_names_reached_the_terminal(tmp_path: Pat
     )
     assert "a[b]\\x1b.jsonl" in taken.out
     assert not set(COMMANDS) & set(taken.out + taken.err)
-
-
-def test_delete_by_filter_asks(table: lancewal.Table) -> None:
-    outcome = run("delete", table.uri, "--filter", "id < 5", input="n\n")
-    assert outcome.code == 1
-    assert "Delete 5 rows" in outcome.err
-    assert table.count_rows() == 30
-    assert "5 keys deleted" in ok("delete", table.uri, "--filter", "id < 5", input="y\n").out
-
-
-def test_delete_needs_keys_or_a_filter(table: lancewal.Table) -> None:
-    assert run("delete", table.uri).code == exits.REFUSED
-    assert run("delete", table.uri, "1", "--filter", "id = 1").code == exits.REFUSED
 
 
 def test_a_table_without_a_key_has_no_rows_by_key(tmp_path: Path) -> None:

@@ -179,3 +179,13 @@ def test_rows_of_python_go_together_and_their_vectors_are_rounded(tmp_path: Path
     assert asyncio.run(main()) == 20
     assert table.lookup(7) == {"id": 7, "vector": [pytest.approx(0.1), 7.0]}
     assert table.owners() == [], "the writers were closed"
+
+
+def test_search_finds_the_words_of_rows_just_put(table: AsyncTable) -> None:
+    async def run() -> tuple[list[int], list[int]]:
+        async with table.writer() as writer:
+            await writer.put([{"id": 1, "name": "red fox"}, {"id": 2, "name": "blue hen"}])
+            one, batch = await asyncio.gather(table.search("fox"), table.search(["hen", "fox"]))
+            return one["id"].to_pylist(), batch["id"].to_pylist()
+
+    assert asyncio.run(run()) == ([1], [2, 1])

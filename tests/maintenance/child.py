@@ -24,7 +24,7 @@ def main() -> None:
     retention = Retention(**ages(settings["ages"]), allow_unsafe=True)
     if settings["die_at"] is not None:
         at_crash_points(lambda point: _die(point, settings["die_at"], settings["reached"]))
-    upkeep = Upkeep(store, lambda: BaseTable.open(store.uri, store=store))
+    upkeep = Upkeep.here(store, lambda: BaseTable.open(store.uri, store=store))
     print("ready", flush=True)
     if settings["waits"]:
         sys.stdin.readline()

@@ -56,7 +56,7 @@ writer.close()
 
 def upkeep_of(table: lancewal.Table, **how: Any) -> Upkeep:
     store = ObjectStore.from_uri(table.uri, fsync=False)
-    return Upkeep(store, lambda: BaseTable.open(store.uri, store=store), **how)
+    return Upkeep.here(store, lambda: BaseTable.open(store.uri, store=store), **how)
 
 
 def sstables(table: lancewal.Table, count: int, start: int = 0) -> None:
@@ -218,7 +218,7 @@ def test_a_process_that_died_at_work_holds_nobody_up(table: lancewal.Table) -> N
 def test_a_compaction_of_much_is_done_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = wal_table(tmp_path / "t")
     sstables(table, 6)
-    monkeypatch.setattr("lancewal.upkeep.rounds.COMMIT_BYTES", 1)
+    monkeypatch.setattr("lancewal.upkeep.means.COMMIT_BYTES", 1)
     upkeep = upkeep_of(table, most_commits=2)
     waiting = []
     for _ in range(3):

@@ -66,7 +66,7 @@ def test_a_writer_that_was_dropped_takes_its_upkeep_along(tmp_path: Path) -> Non
 
 
 def _keeper(store: ObjectStore, done: list[TaskOutcome]) -> Upkeeper:
-    upkeep = Upkeep(store, lambda: BaseTable.open(store.uri, store=store))
+    upkeep = Upkeep.here(store, lambda: BaseTable.open(store.uri, store=store))
     return Upkeeper(upkeep, report=done.append, settings=QUICK).start()
 
 

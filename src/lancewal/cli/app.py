@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from lancewal.cli import (
+    change,
     checkpoint,
     console,
     cost,
@@ -21,6 +22,7 @@ from lancewal.cli import (
     init,
     maintain,
     rows,
+    seal,
     serve,
     status,
     upkeep,
@@ -160,7 +162,7 @@ def _run(command: list[str], directory: Path) -> None:
 
 
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Write": (init.init, ingest.ingest, rows.delete),
+    "Write": (init.init, ingest.ingest, change.delete, change.update),
     "Read": (rows.query, rows.sql, rows.get, rows.tail),
     "Operate": (
         serve.serve,
@@ -174,6 +176,8 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         maintain.verify,
         maintain.backup,
         maintain.restore,
+        seal.seal,
+        seal.unseal,
     ),
     "Try": (demo,),
 }

@@ -1,10 +1,10 @@
-"""``lancewal query``, ``get``, ``delete`` and ``tail``: rows by filter, search or key, and their changes."""
+"""``lancewal query``, ``sql``, ``get`` and ``tail``: rows by filter, search or key, and their changes."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -13,14 +13,13 @@ import typer
 from rich.text import Text
 
 from lancewal.cli import console, options
-from lancewal.cli.exits import NOT_FOUND, CommandError, guarded, resumable
+from lancewal.cli.exits import NOT_FOUND, CommandError, guarded
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lancewal.publish import ChangeFeed, Positions
     from lancewal.reader import TableView
-    from lancewal.table import Table
 
 _TERMINAL_ROWS = 20
 _DEFAULT_K = 10
@@ -201,79 +200,6 @@ def get(
     missing = [key for key, was_found in zip(keys, found.found.tolist(), strict=True) if not was_found]
     if missing:
         raise CommandError(f"no row with key {', '.join(missing)}", NOT_FOUND)
-
-
-@guarded
-def delete(
-    table: options.TableArgument,
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY…]", help="Keys, as for lancewal get."),
-    ] = None,
-    filter: Annotated[
-        str | None,
-        typer.Option("--filter", "-f", metavar="SQL", help="Delete all rows that match instead."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
-    option: options.StorageOptions = None,
-    json: options.Json = False,
-) -> None:
-    """Delete rows, by key or by filter.
-
-    Deletes are durable and visible at once. Where another process writes to the table, it carries them out,
-    and they are newer than what it took before; --take-over now takes the shards from it instead.
-    """
-    if bool(keys) == (filter is not None):
-        raise typer.BadParameter("pass keys, or --filter")
-    opened = options.open_table(table, option)
-    if keys:
-        _refuse_conditions(opened, keys)
-        count = _delete_keys(opened, [parse_keys(opened, keys)], take_over, option)
-    else:
-        matching = _keys_matching(opened, str(filter), ask=not yes)
-        with resumable("what was deleted stays deleted"):
-            count = _delete_keys(opened, matching, take_over, option)
-    console.tell(f"{console.plural(count, 'key')} deleted", {"deleted": count}, json=json)
-
-
-def _refuse_conditions(table: Table, keys: list[str]) -> None:
-    from lancewal.writer import is_condition
-
-    for key in keys:
-        if is_condition(key, table.schema):
-            raise typer.BadParameter(
-                f"{key!r} is a condition, and keys are expected here; pass conditions with --filter",
-                param_hint="KEY",
-            )
-
-
-def _delete_keys(
-    table: Table, keys: Iterable[Any], take_over: options.TakeOver, option: list[str] | None
-) -> int:
-    """Delete through the owners of the shards while some live, else with a writer of our own."""
-    from lancewal.base import BaseTable
-    from lancewal.service import delete_through_owners, is_owned
-
-    base = BaseTable.open(table.uri, options.storage_options(option))
-    store = base.writer_store()
-    if take_over is options.TakeOver.WHEN_GONE and is_owned(store):
-        return delete_through_owners(base, store, keys)
-    with table.writer(take_over=take_over.value) as writer:
-        return sum(writer.delete(some).num_rows for some in keys)
-
-
-def _keys_matching(table: Table, filter: str, *, ask: bool) -> Iterator[pa.RecordBatch]:
-    """The keys of the rows that match, once the user has agreed."""
-    if not table.primary_key:
-        raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
-    scan = table.scan(columns=list(table.primary_key), filter=filter)
-    if ask:
-        number = scan.count_rows()
-        typer.confirm(
-            f"Delete {console.plural(number, 'row')} of {console.visible(table.uri)}?", abort=True, err=True
-        )
-    return iter(scan.to_batches())
 
 
 def parse_keys(table: TableView, texts: list[str]) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lancewal.spark.debezium import from_debezium
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
-    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, verify
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, upkeep, verify
     from lancewal.spark.low_latency import route, stream, write
     from lancewal.spark.row_changes import delete, merge, update
     from lancewal.spark.search import full_text_search, vector_search
@@ -43,6 +43,7 @@ _HOMES = {
     "spark_schema": "columns",
     "stream": "low_latency",
     "update": "row_changes",
+    "upkeep": "jobs",
     "vector_search": "search",
     "verify": "jobs",
     "write": "low_latency",
@@ -67,6 +68,7 @@ __all__ = [
     "spark_schema",
     "stream",
     "update",
+    "upkeep",
     "vector_search",
     "verify",
     "write",

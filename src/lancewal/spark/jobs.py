@@ -1,4 +1,4 @@
-"""Flush, compaction, garbage collection and checks as Spark jobs, one task per shard or for some shards.
+"""Flush, compaction, garbage collection, checks and upkeep as Spark jobs, with tasks for one or some shards.
 
 A job is a data source: every partition is a task's work, every row the report of a shard. That needs
 neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -30,12 +30,14 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError, ShardOwnedError
 from lancewal.maintenance import (
     DEFAULT_COMMIT_BYTES,
+    CompactionPlan,
     Pack,
     Resource,
     ShardPlan,
+    UpkeepSettings,
     collect_garbage,
     execute_pack,
     finish_compaction,
@@ -47,6 +49,9 @@ from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.spark_session import session, slots_of
+from lancewal.storage import ObjectStore
+from lancewal.upkeep import Done as UpkeepDone
+from lancewal.upkeep import Means, Upkeep, UpkeepReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +141,10 @@ def _row(
 
 
 def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
-    return [Unit(({"shard_id": str(m.shard_id)},)) for m in discover_manifests(table.store)]
+    shards = arguments.get("shards")
+    if shards is None:
+        shards = [str(manifest.shard_id) for manifest in discover_manifests(table.store)]
+    return [Unit(({"shard_id": shard},)) for shard in shards]
 
 
 def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
@@ -146,8 +154,11 @@ def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
 
 
 def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
-    limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
-    plan = plan_compaction(table.store, max_commit_bytes=limit)
+    if "plan" in arguments:
+        plan = CompactionPlan.from_dict(arguments["plan"])
+    else:
+        limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
+        plan = plan_compaction(table.store, max_commit_bytes=limit)
     units = []
     for pack in plan.packs:
         shares = [pack.parts] if pack.in_order else _shared_out(pack.parts, int(arguments.get("slots") or 1))
@@ -241,11 +252,7 @@ class JobFailedError(PartialWriteError):
 
     def __init__(self, job: str, outcomes: Sequence[ShardOutcome]) -> None:
         self.outcomes = tuple(outcomes)
-        failed: dict[UUID, Exception] = {
-            each.shard_id or UUID(int=0): LanceWalError(each.error)
-            for each in outcomes
-            if each.error is not None
-        }
+        failed = {shard_id or UUID(int=0): error for shard_id, error in _errors(outcomes).items()}
         super().__init__(job, failed, {})
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -323,6 +330,73 @@ def verify(
     return _finished("verify", _run(spark, "verify", uri, storage_options, deep=deep))
 
 
+def upkeep(
+    spark: SparkSession,
+    uri: str,
+    settings: UpkeepSettings | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> UpkeepReport:
+    """Do what is due to keep a large table in shape, as ``Table.upkeep`` does, with Spark for the rows.
+
+    One round, by the table's settings or by others, of what ``Table.plan_upkeep`` tells. Logs are flushed,
+    SSTables compacted and garbage collected by jobs; indexes, small files and old versions of the base table
+    are the driver's. What another process is at is left to it. A shard that fails does not stop the others:
+    nothing is raised, the report has its error.
+
+    .. code-block:: python
+
+        report = upkeep(spark, "s3://bucket/documents")
+        assert report.ok, str(report)
+    """
+    options = Options.of(uri, storage_options)
+    store = OpenTable.open(options).store
+    means = _OnSpark(spark, uri, storage_options, store)
+    return Upkeep(store, lambda: OpenTable.open(options).base, means).round(settings)
+
+
+@dataclass(frozen=True)
+class _OnSpark(Means):
+    """The work on shards of a round of upkeep, by jobs."""
+
+    spark: SparkSession
+    uri: str
+    storage_options: Mapping[str, str] | None = field(repr=False)
+    store: ObjectStore
+
+    def flush(self, shards: Sequence[UUID]) -> UpkeepDone:
+        outcomes = self._run("flush", shards=[str(shard) for shard in shards])
+        left = frozenset(
+            each.shard_id
+            for each in outcomes
+            if each.shard_id is not None and (each.error or "").startswith(f"{ShardOwnedError.__name__}:")
+        )
+        failed = {shard: error for shard, error in _errors(outcomes).items() if shard not in left}
+        return UpkeepDone(f"{len(outcomes) - len(left) - len(failed)} logs flushed", failed, left)
+
+    def compact(self, shards: Sequence[UUID], stop: Callable[[], bool]) -> UpkeepDone:
+        # In the driver: from a job an error of the plan would come as one of Spark's.
+        plan = plan_compaction(self.store, shards)
+        if not plan:
+            return UpkeepDone("nothing was left to compact")
+        outcomes = self._run("compact", plan=plan.to_dict(), slots=slots_of(self.spark))
+        finish_compaction(self.store)
+        sstables = sum(len(each.details.get("generations", ())) for each in outcomes)
+        rows = sum(each.details.get("rows_in", 0) for each in outcomes)
+        return UpkeepDone(f"{sstables} SSTables with {rows} rows compacted", _errors(outcomes))
+
+    def collect(self, min_age: timedelta) -> UpkeepDone:
+        outcomes = gc(self.spark, self.uri, min_age=min_age, storage_options=self.storage_options)
+        files = sum(sum(each.details["collected"].values()) for each in outcomes)
+        return UpkeepDone(f"{files} files ({sum(each.details['bytes'] for each in outcomes)} bytes) deleted")
+
+    def _run(self, job: str, **arguments: Any) -> list[ShardOutcome]:
+        return _run(self.spark, job, self.uri, self.storage_options, **arguments)
+
+
+def _errors(outcomes: Sequence[ShardOutcome]) -> dict[UUID | None, Exception]:
+    return {each.shard_id: LanceWalError(each.error) for each in outcomes if each.error is not None}
+
+
 def _run(
     spark: SparkSession,
     job: str,
@@ -386,12 +460,20 @@ def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one job and print a line of JSON for each shard; 1 when some failed, or have findings."""
+    """Run one job and print a line of JSON for each shard; 1 when some failed, or have findings.
+
+    For upkeep, which is several jobs, a line for each task.
+    """
     given = _parser().parse_args(arguments)
     storage = dict(pair.split("=", 1) for pair in given.storage)
     failure = None
     started = time.perf_counter()
     spark = session(given.master, app_name=f"lancewal {given.job}")
+    if given.job == "upkeep":
+        report = upkeep(spark, given.uri, storage_options=storage)
+        sys.stdout.writelines(f"{json.dumps(each.to_dict())}\n" for each in report.outcomes)
+        sys.stderr.write(f"{report}\n")
+        return 0 if report.ok else 1
     try:
         if given.job == "flush":
             outcomes = flush(spark, given.uri, storage_options=storage)
@@ -422,7 +504,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lancewal.spark.jobs", description=__doc__.split("\n")[0])
-    parser.add_argument("job", choices=["flush", "compact", "gc", "verify"])
+    parser.add_argument("job", choices=["flush", "compact", "gc", "verify", "upkeep"])
     parser.add_argument("uri", help="the table")
     parser.add_argument(
         "--storage", action="append", default=[], metavar="KEY=VALUE", help="a storage option"

@@ -10,40 +10,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 from lancewal.base import BaseTable, lance_errors
-from lancewal.config import ShardWriterConfig
-from lancewal.errors import LanceWalError, PartialWriteError, ShardOwnedError
+from lancewal.errors import LanceWalError
 from lancewal.maintenance import (
     UpkeepSettings,
-    collect_garbage,
-    compact,
     open_base,
     optimize_base,
-    plan_compaction,
     process_totals,
     tidy,
 )
-from lancewal.service import flush_through_owners, is_done_elsewhere, note_duty, read_duties
-from lancewal.shard import ShardManifestStore
+from lancewal.service import is_done_elsewhere, note_duty, read_duties
 from lancewal.status import table_status
-from lancewal.storage import ObjectStore, ordered_map
+from lancewal.storage import ObjectStore
+from lancewal.upkeep.means import Done, Here, Means
 from lancewal.upkeep.plan import UpkeepTask, Work, plan_upkeep
 
 logger = logging.getLogger(__name__)
 
 #: After the first failure, and at most; it doubles in between.
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 3600.0
-_MANIFESTS_AT_ONCE = 16
-
-#: Rows of one commit. A merge takes two to three times that.
-COMMIT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -117,22 +108,29 @@ class Upkeep:
         self,
         store: ObjectStore,
         read_base: Callable[[], BaseTable],
+        means: Means,
         *,
-        writer_store: Callable[[BaseTable, ShardWriterConfig], ObjectStore] | None = None,
-        most_commits: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``writer_store`` gives the store that shards are flushed with, by default the very same.
-
-        ``most_commits`` of a shard are made in one round; without it all that are due.
-        """
+        """``means`` say where the work on shards is done."""
         self.uri = store.uri
         self._store = store
         self._read_base = read_base
-        self._writer_store = writer_store or (lambda base, config: store)
-        self._most_commits = most_commits
+        self._means = means
         self._clock = clock
         self._failures: dict[tuple[Work, UUID | None], _Failures] = {}
+
+    @classmethod
+    def here(
+        cls,
+        store: ObjectStore,
+        read_base: Callable[[], BaseTable],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        **how: Any,
+    ) -> Upkeep:
+        """All in this process; ``how`` as in :class:`Here`."""
+        return cls(store, read_base, Here(store, read_base, **how), clock=clock)
 
     def round(
         self, settings: UpkeepSettings | None = None, stop: Callable[[], bool] = lambda: False
@@ -171,31 +169,33 @@ class Upkeep:
             logger.debug("whether others are at it is not known: %s", error)
         note_duty(self._store, task.work, under_way=True)
         started = time.perf_counter()
-        done, failed = "", dict[UUID | None, Exception]()
+        done = Done()
         try:
-            done, failed = _WORK[task.work](self, task, settings, stop)
+            done = _WORK[task.work](self, task, settings, stop)
         except Exception as error:
-            failed = {None: error}
+            done = Done(failed={None: error})
         finally:
             seconds = time.perf_counter() - started
-            failures = self._count(task, failed)
+            for shard in done.left:
+                self._pause(task.work, shard)
+            failures = self._count(task, done.failed)
             note_duty(
                 self._store,
                 task.work,
                 under_way=False,
                 seconds=seconds,
-                done=done,
+                done=done.what,
                 failures=failures,
-                failed=failed,
+                failed=done.failed,
             )
         totals = {
             f"upkeep.{task.work}.tasks": 1,
             f"upkeep.{task.work}.seconds": seconds,
-            f"upkeep.{task.work}.failures": len(failed),
+            f"upkeep.{task.work}.failures": len(done.failed),
         }
         process_totals.add(self.uri, totals)
-        outcome = TaskOutcome(task, done, seconds, failed)
-        logger.log(logging.WARNING if failed else logging.INFO, "upkeep of %s: %s", self.uri, outcome)
+        outcome = TaskOutcome(task, done.what, seconds, done.failed)
+        logger.log(logging.WARNING if done.failed else logging.INFO, "upkeep of %s: %s", self.uri, outcome)
         return outcome
 
     def _count(self, task: UpkeepTask, failed: Mapping[UUID | None, Exception]) -> int:
@@ -219,92 +219,50 @@ class Upkeep:
         known = self._failures.get((work, shard))
         return known is not None and self._clock() < known.until
 
-    def _flush(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
-        base = self._read_base()
-        config = ShardWriterConfig.from_defaults(
-            base.details.writer_config_defaults,
-            max_memtable_size=COMMIT_BYTES,
-            max_unflushed_memtable_bytes=2 * COMMIT_BYTES,
-            stats_log_interval=None,
-        )
-        store = self._writer_store(base, config)
-        manifests = list(
-            ordered_map(
-                lambda shard: ShardManifestStore(store, shard).require_latest(),
-                task.shards,
-                1 if store.is_local else _MANIFESTS_AT_ONCE,
-            )
-        )
-        errors: Mapping[UUID, Exception] = {}
-        try:
-            flush_through_owners(base, manifests, store, config)
-        except PartialWriteError as error:
-            errors = error.failed
-        failed: dict[UUID | None, Exception] = {}
-        for shard, each in errors.items():
-            if isinstance(each, ShardOwnedError):
-                # Its owner has nothing to flush with, in WAL-only mode. That is its own business.
-                self._pause(task.work, shard)
-            else:
-                failed[shard] = each
-        return f"{len(manifests) - len(errors)} logs flushed", failed
+    def _flush(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
+        return self._means.flush(task.shards)
 
-    def _compact(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+    def _compact(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
         try:
-            return self._compacted(task.shards, stop)
+            return self._means.compact(task.shards, stop)
         except LanceWalError as error:
             if len(task.shards) == 1:
-                return "", {task.shards[0]: error}
+                return Done(failed={task.shards[0]: error})
             # One of them cannot even be planned for. By themselves the others can.
             logger.info("the shards of %s are compacted one by one: %s", self.uri, error)
-        done: list[str] = []
+        compacted = 0
         failed: dict[UUID | None, Exception] = {}
         for shard in task.shards:
             if not stop():
                 try:
-                    text, errors = self._compacted((shard,), stop)
-                    done.append(text)
-                    failed |= errors
+                    failed |= self._means.compact((shard,), stop).failed
+                    compacted += 1
                 except LanceWalError as error:
                     failed[shard] = error
-        return f"{len(done)} shards compacted one by one", failed
+        return Done(f"{compacted} shards compacted one by one", failed)
 
-    def _compacted(self, shards: Sequence[UUID], stop: Callable[[], bool]) -> _Done:
-        plan = plan_compaction(self._store, shards, max_commit_bytes=COMMIT_BYTES)
-        if self._most_commits is not None:
-            plan = plan.first(self._most_commits)
-        work = partial(compact, self._store, plan=plan, max_workers=1, stop=stop)
-        try:
-            report = process_totals.counted(self.uri, "compaction", work)
-        except PartialWriteError as error:
-            failed: dict[UUID | None, Exception] = {s: each for s, each in error.failed.items()}  # noqa: C416
-            return f"{len(error.written)} shards compacted", failed
-        return f"{report.generations} SSTables with {report.rows_in} rows compacted", {}
-
-    def _index(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+    def _index(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
         up_to_date, _, _ = tidy(self._store, open_base(self._store), files=False)
         if not up_to_date:
-            return "", {None: LanceWalError("an index could not be brought up to date; the log says why")}
-        return "indexes brought up to date", {}
+            error = LanceWalError("an index could not be brought up to date; the log says why")
+            return Done(failed={None: error})
+        return Done("indexes brought up to date")
 
-    def _files(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
+    def _files(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
         _, removed, added = optimize_base(self._store)
         if not removed:
             # Or the same would be tried, in vain, with every look.
-            return "", {None: LanceWalError("Lance found no files that can be joined")}
-        return f"{removed} files joined into {added}", {}
+            return Done(failed={None: LanceWalError("Lance found no files that can be joined")})
+        return Done(f"{removed} files joined into {added}")
 
-    def _versions(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
-        return f"{clean_versions(self._store, settings.version_age)} bytes of old versions removed", {}
+    def _versions(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
+        return Done(f"{clean_versions(self._store, settings.version_age)} bytes of old versions removed")
 
-    def _collect(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> _Done:
-        work = partial(collect_garbage, self._store, min_age=settings.garbage_age)
-        report = process_totals.counted(self.uri, "collection", work)
-        return f"{len(report.collected)} files ({report.num_bytes} bytes) deleted", {}
+    def _collect(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
+        return self._means.collect(settings.garbage_age)
 
 
-_Done = tuple[str, dict[UUID | None, Exception]]
-_WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], bool]], _Done]] = {
+_WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], bool]], Done]] = {
     Work.FLUSH: Upkeep._flush,
     Work.COMPACT: Upkeep._compact,
     Work.INDEX: Upkeep._index,

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: Commits of a shard in one task: what is under way ends soon when it is to stop.
 MOST_COMMITS = 4
-#: Looks are this many intervals apart at most while nothing is due: each costs requests.
+#: Looks are put off by this many intervals at most while nothing is due, on top of the one between two looks:
+#: each costs requests.
 _IDLE_INTERVALS = 6
 #: How long whoever stops it waits for the task under way; it goes on by itself then, and does no harm.
 _STOP_SECONDS = 30.0

@@ -281,7 +281,8 @@ class ShardWriter:
         return self._intake.schema.plain
 
     def put(self, data: Any, *, put_id: PutId | None = None) -> WriteResult:
-        """Write rows, in any form that :meth:`TableWriter.put` takes.
+        """Write rows in any form that :meth:`TableWriter.put` takes, rounded and refused as there: dicts,
+        dataclasses, pandas, polars, structured numpy arrays, Arrow. A stream is read whole first.
 
         All batches of one call become visible together and are durable together. Returns
         when the rows are readable and, with ``durable_write``, in the WAL. Rows are kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
@@ -159,6 +160,13 @@ class WriterState:
         return self._changed.wait_for(lambda: self.changes != seen, timeout)
 
 
+#: Bounds of the histogram of puts, in seconds: from a put into memory to one that waits for a far store.
+PUT_LATENCIES = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+
 @dataclass(frozen=True)
 class WriteStatsSnapshot:
     """The counters at one moment; times are totals."""
@@ -186,6 +194,8 @@ class WriteStatsSnapshot:
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)
+    #: Puts by how long they took: up to each of PUT_LATENCIES, from the one before on; last the longer ones.
+    put_latencies: tuple[int, ...] = (0,) * (len(PUT_LATENCIES) + 1)
 
     def avg_put_latency(self) -> timedelta | None:
         return self.put_time / self.put_count if self.put_count else None
@@ -257,32 +267,42 @@ class WriteStatsSnapshot:
             )
 
 
+_COUNTERS = tuple(field.name for field in fields(WriteStatsSnapshot) if field.name != "put_latencies")
+
+
 class WriteStats:
     """Thread-safe counters; :meth:`snapshot` is consistent. Seconds in, ``timedelta`` out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
+        self._put_latencies: list[int] = []
         self.reset()
 
     def reset(self) -> None:
         """Back to zero."""
         with self._lock:
-            self._values = dict.fromkeys((field.name for field in fields(WriteStatsSnapshot)), 0)
+            self._values = dict.fromkeys(_COUNTERS, 0)
+            self._put_latencies = [0] * (len(PUT_LATENCIES) + 1)
 
     def snapshot(self) -> WriteStatsSnapshot:
         with self._lock:
             values = dict(self._values)
+            put_latencies = tuple(self._put_latencies)
         return WriteStatsSnapshot(
+            put_latencies=put_latencies,
             **{  # type: ignore[arg-type]
                 name: timedelta(seconds=value) if name.endswith(("_time", "_wait")) else int(value)
                 for name, value in values.items()
-            }
+            },
         )
 
     def add(self, **amounts: float) -> None:
         """Raise the counters named as the fields of a snapshot; times in seconds."""
+        put_time = amounts.get("put_time")
         with self._lock:
+            if put_time is not None:
+                self._put_latencies[bisect_left(PUT_LATENCIES, put_time)] += 1
             values = self._values
             for name, amount in amounts.items():
                 values[name] += amount
@@ -297,7 +317,8 @@ def added(one: WriteStatsSnapshot | None, other: WriteStatsSnapshot) -> WriteSta
     if one is None:
         return other
     return WriteStatsSnapshot(
-        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
+        put_latencies=tuple(map(sum, zip(one.put_latencies, other.put_latencies, strict=True))),
+        **{name: getattr(one, name) + getattr(other, name) for name in _COUNTERS},
     )
 
 

@@ -153,13 +153,17 @@ class TableWriter:
     def put(
         self, data: Any, *, put_id: PutId | None = None, patience: float | None = None
     ) -> TableWriteResult:
-        """Write rows: a RecordBatch, a Table, a pandas or polars frame, a list of these, or a stream.
+        """Write rows: a dict or dataclass for one row, or many as a list of them, a pandas or polars frame, a
+        structured numpy array, a RecordBatch or Table, a list of these, or a stream.
 
-        Columns are matched by name, in any order; a nullable one may be missing. Returns when
-        the rows are readable and, with ``durable_write``, in the WAL.
+        Columns are matched by name, in any order; a nullable one may be missing. Values are taken as the
+        writer's ``cast`` says (:meth:`Table.writer`). A vector that does not come as Arrow, such as a list of
+        Python's floats, which are doubles, is rounded to the column's precision, float32 as a rule. What
+        does not fit is refused with its column and row. Returns when the rows are readable and, with
+        ``durable_write``, in the WAL.
 
         What is in memory is checked as a whole before its first row is written. A stream (a
-        RecordBatchReader, an iterator of batches, any other object with
+        RecordBatchReader, an iterator of rows or batches, any other object with
         ``__arrow_c_stream__``) is checked and written batch by batch and never held whole:
         when a batch is refused, those before it are written.
 

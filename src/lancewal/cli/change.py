@@ -1,0 +1,161 @@
+"""``lancewal delete`` and ``update``: rows changed by key or by condition."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lancewal.cli import console, options
+from lancewal.cli.exits import CommandError, guarded, resumable
+from lancewal.cli.rows import parse_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lancewal.table import Table
+
+#: ``--filter`` is what commands that read call it.
+_WHERE = ("--where", "--filter", "-f")
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@guarded
+def delete(
+    table: options.TableArgument,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY…]", help="Keys, as for lancewal get."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(*_WHERE, metavar="SQL", help="Delete all rows that match instead."),
+    ] = None,
+    yes: Yes = False,
+    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Delete rows, by key or by condition.
+
+    Deletes are durable and visible at once. Where another process writes to the table, it carries them out,
+    and they are newer than what it took before; --take-over now takes the shards from it instead.
+    """
+    if bool(keys) == (where is not None):
+        raise typer.BadParameter("pass keys, or --where")
+    opened = options.open_table(table, option)
+    if keys:
+        _refuse_conditions(opened, keys)
+        count = _delete_keys(opened, [parse_keys(opened, keys)], take_over, option)
+    else:
+        matching = _keys_matching(opened, str(where), ask=not yes)
+        with resumable("what was deleted stays deleted"):
+            count = _delete_keys(opened, matching, take_over, option)
+    console.tell(f"{console.plural(count, 'key')} deleted", {"deleted": count}, json=json)
+
+
+def _refuse_conditions(table: Table, keys: list[str]) -> None:
+    from lancewal.writer import is_condition
+
+    for key in keys:
+        if is_condition(key, table.schema):
+            raise typer.BadParameter(
+                f"{key!r} is a condition, and keys are expected here; for conditions use --where or --filter",
+                param_hint="KEY",
+            )
+
+
+def _delete_keys(
+    table: Table, keys: Iterable[Any], take_over: options.TakeOver, option: list[str] | None
+) -> int:
+    """Delete through the owners of the shards while some live, else with a writer of our own."""
+    from lancewal.base import BaseTable
+    from lancewal.service import delete_through_owners, is_owned
+
+    base = BaseTable.open(table.uri, options.storage_options(option))
+    store = base.writer_store()
+    if take_over is options.TakeOver.WHEN_GONE and is_owned(store):
+        return delete_through_owners(base, store, keys)
+    with table.writer(take_over=take_over.value) as writer:
+        return sum(writer.delete(some).num_rows for some in keys)
+
+
+def _keys_matching(table: Table, where: str, *, ask: bool) -> Iterator[pa.RecordBatch]:
+    """The keys of the rows that match, once the user has agreed."""
+    if not table.primary_key:
+        raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
+    scan = table.scan(columns=list(table.primary_key), filter=where)
+    if ask:
+        _confirm("Delete", table, scan.count_rows())
+    return iter(scan.to_batches())
+
+
+@guarded
+def update(
+    table: options.TableArgument,
+    where: Annotated[str, typer.Option(*_WHERE, metavar="SQL", help="Which rows.")],
+    values: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="COLUMN=VALUE",
+            help="A column and its new value; null, a JSON list or object, or a value as text. Repeat it.",
+        ),
+    ],
+    yes: Yes = False,
+    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
+    option: options.StorageOptions = None,
+    json: options.Json = False,
+) -> None:
+    """Give columns of the rows that match a condition new values, the same for all of them.
+
+    Rows are read at one state of the table and written again. Ends with code 5 where another process writes
+    to their shards; --take-over now takes the shards from it instead.
+    """
+    opened = options.open_table(table, option)
+    new = _new_values(opened, values)
+    if not yes:
+        _confirm("Update", opened, opened.count_rows(where))
+    with (
+        resumable("rows that were updated stay updated"),
+        opened.writer(take_over=take_over.value) as writer,
+    ):
+        count = writer.update(where, new).num_rows
+    console.tell(f"{console.plural(count, 'row')} updated", {"updated": count}, json=json)
+
+
+def _new_values(table: Table, texts: list[str]) -> dict[str, Any]:
+    schema = table.schema
+    given = options.pairs(texts, "--set")
+    unknown = [name for name in given if name not in schema.names]
+    if unknown:
+        raise typer.BadParameter(f"the table has no column {', '.join(unknown)}", param_hint="--set")
+    return {name: _new_value(schema.field(name), text) for name, text in given.items()}
+
+
+def _new_value(field: pa.Field, text: str) -> Any:
+    """A text as a value of a column: null and what has parts as JSON, the rest as the column's type reads it.
+
+    In a column of text a JSON string is its content, so that ``"null"`` can be said, and the rest is itself.
+    """
+    import pyarrow as pa
+
+    try:
+        value = jsonlib.loads(text)
+    except ValueError:
+        value = text
+    if value is None or isinstance(value, list | dict):
+        return value
+    try:
+        return pa.scalar(value if isinstance(value, str) else text).cast(field.type).as_py()
+    except (pa.ArrowException, ValueError):
+        raise typer.BadParameter(
+            f"{text!r} is no value of the column {field.name} ({field.type})", param_hint="--set"
+        ) from None
+
+
+def _confirm(verb: str, table: Table, count: int) -> None:
+    asked = f"{verb} {console.plural(count, 'row')} of {console.visible(table.uri)}?"
+    typer.confirm(asked, abort=True, err=True)
