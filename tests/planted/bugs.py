@@ -197,8 +197,8 @@ BUGS = (
     Bug(
         "a fenced flush goes on",
         "writer/flush.py",
-        "        self._appender.manifests.commit_update(self._state.epoch, published)\n",
-        "        self._appender.manifests.commit_update(None, published)\n",
+        "        self.backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))\n",
+        "        self.backlog.note(self._appender.manifests.commit_update(None, published))\n",
         "a writer that was superseded moves the cursor past its successor's rows",
         _WRITER,
     ),

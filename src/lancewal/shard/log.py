@@ -34,6 +34,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from lancewal.base import stored_markers
 from lancewal.errors import (
     ConflictError,
     FencedError,
@@ -52,6 +53,7 @@ from lancewal.storage import (
     boot_time,
     both,
     check_process,
+    in_thread,
     layout,
     ordered_map,
 )
@@ -335,6 +337,10 @@ class WalAppender:
             lambda: look(manifests), lambda: retained_positions(store, shard), at_once=at_once
         )
         tip = _unbroken_end(store, shard, found, positions)
+
+        looking = None
+        if at_once and found is not None and found.writer_epoch == 0:
+            looking = in_thread(partial(stored_markers, store), "lancewal-io")
         epoch, manifest = manifests.claim_epoch(spec_id, check=check, write_hint=False)
         appender = cls(store, manifests, epoch, manifest, clock, keep_metadata=keep_metadata)
         # Found before the claim, so whoever claims after us puts its sentinel there or above.
@@ -348,6 +354,11 @@ class WalAppender:
                 both(manifests.write_hint, partial(claimed, epoch), at_once=at_once)
 
         appender.sentinel_position, _ = both(appender.fence_predecessor, tell, at_once=at_once)
+        if epoch == 1:
+            # Nobody has written to this shard before: it may have been made while the table's write path was
+            # taken away. Whoever does that looks for such shards afterwards, so a look at the base table that
+            # began when the shard was there refuses it, or that one finds it.
+            stored_markers(store) if looking is None else looking.result()
         return appender
 
     def fence_predecessor(self) -> int | None:

@@ -252,10 +252,6 @@ class ShardManifestStore:
                 f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
                 "several processes are fighting for this shard"
             )
-        if manifest.writer_epoch == 1:
-            # Nobody has written to this shard before: it may have been made while the table's write path
-            # was taken away, and whoever does that looks for such shards afterwards.
-            stored_markers(self._store)
         logger.info("claimed shard", extra={"shard": str(self._shard_id), "epoch": manifest.writer_epoch})
         return manifest.writer_epoch, manifest
 
