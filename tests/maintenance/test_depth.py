@@ -59,7 +59,7 @@ def flush(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize(
     ("operation", "at_one"),
-    [(gc, 5), (check, 12), (status, 5), (flush, 18)],
+    [(gc, 6), (check, 12), (status, 5), (flush, 18)],
     ids=["gc", "verify", "status", "flush"],
 )
 def test_many_shards_are_hardly_deeper_than_one(
