@@ -39,8 +39,15 @@ def main() -> None:
     raw = spark.readStream.text(str(events))
     rows = from_debezium(raw.select(F.from_json("value", ENVELOPE).alias("e")).select("e.*"))
     checkpoint = str(directory / "checkpoint")
-    ordered = {"change_type_column": "_op", "order_by": "_sequence", "trigger": {"availableNow": True}}
-    stream(rows, table.uri, checkpoint, **ordered).awaitTermination()
+    changes = stream(
+        rows,
+        table.uri,
+        checkpoint,
+        change_type_column="_op",
+        order_by="_sequence",
+        trigger={"availableNow": True},
+    )
+    changes.awaitTermination()
     spark.stop()
     print("people:", table.scan().to_table().to_pylist())
     assert table.scan().to_table().to_pylist() == [newer]

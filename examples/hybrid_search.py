@@ -20,7 +20,7 @@ def embedding(text: str) -> list[float]:
     vector = np.zeros(DIMENSIONS, np.float32)
     for word in text.lower().split():
         vector[zlib.crc32(word.encode()) % DIMENSIONS] += 1
-    return (vector / max(float(np.linalg.norm(vector)), 1e-9)).tolist()
+    return [float(x) for x in vector / max(float(np.linalg.norm(vector)), 1e-9)]
 
 
 def document(number: int, text: str) -> dict[str, object]:

@@ -24,7 +24,9 @@ def main() -> None:
     with table.writer() as writer:
         writer.put({"id": 7, "vector": [7.0, 2.0], "name": "a newer seven"})
         writer.put({"id": 300, "vector": [300.0, 1.0], "name": "item 300"})
-        print("lancewal sees at once:", table.lookup(7)["name"], "and", table.count_rows(), "rows")
+        newest = table.lookup(7)
+        assert newest is not None
+        print("lancewal sees at once:", newest["name"], "and", table.count_rows(), "rows")
 
     items = database.open_table("items")  # LanceDB sees what was flushed, as by the end of the writer
     seven = items.search([7.0, 2.0]).limit(1).to_list()[0]

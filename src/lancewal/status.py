@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
-from lancewal.errors import DifferentHistoryError
+from lancewal.errors import DifferentHistoryError, WalCorruptError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
 from lancewal.maintenance import SMALL_FILE_ROWS, UpkeepSettings, read_upkeep_settings
 from lancewal.service import Duty, Owner, duties_in, look_at_clock, owners_in
@@ -343,7 +343,11 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
     tip = max(first_unsettled(manifest), max(entries, default=0) + 1)
     last = entries.get(tip - 1)
     # Sentinels before the first rows wait for nothing.
-    start = first_unflushed(store, manifest, tip, entries)
+    try:
+        start = first_unflushed(store, manifest, tip, entries)
+    except WalCorruptError:
+        # What cannot be read waits. Whoever flushes the shard is told; the others are looked at all the same.
+        start = first_unsettled(manifest)
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
     return _Tail(tip, tip if start is None else start, last.modified if last else None, lag)

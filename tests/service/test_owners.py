@@ -22,11 +22,12 @@ from lancewal.errors import (
     OutcomeUnknownError,
     PartialWriteError,
     ShardOwnedError,
+    StorageError,
 )
 from lancewal.format import decode_record, encode_record
 from lancewal.service import owners as module
 from lancewal.service.owners import Owner, is_dead_here, read_owners, runs_here, wait_until_gone
-from lancewal.service.presence import _Heart, presence_at
+from lancewal.service.presence import _FAREWELLS, _Heart, presence_at
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.servers import S3Server
@@ -158,8 +159,6 @@ def test_heartbeats_go_on_after_a_failure_and_are_counted(one: lancewal.Table) -
         broken = ObjectStore.from_uri("memory://no-such-place")
 
         def fail(*args: Any, **kwargs: Any) -> None:
-            from lancewal.errors import StorageError
-
             raise StorageError("no")
 
         broken.put = fail  # type: ignore[method-assign, assignment]
@@ -169,6 +168,23 @@ def test_heartbeats_go_on_after_a_failure_and_are_counted(one: lancewal.Table) -
         before = one.owners()[0].last_beat
         until(lambda: one.owners()[0].last_beat > before)
         writer.put(rows(1, 1))
+
+
+def test_a_record_on_a_storage_that_is_gone_was_taken_back_for_ever(one: lancewal.Table) -> None:
+    presence = presence_at(one.uri)
+    with one.writer(owner_lease=SHORT) as writer:
+        writer.put(rows(0, 1))
+        until(lambda: presence._is_stored)
+        broken = ObjectStore.from_uri("memory://no-such-place")
+
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise StorageError("gone for good")
+
+        broken.delete = broken.put = fail  # type: ignore[method-assign, assignment]
+        presence._store = broken
+        until(lambda: presence.failures > 2 * _FAREWELLS)
+        assert presence.is_needed()  # while a shard is held it goes on trying
+    until(lambda: not presence.is_needed())
 
 
 def test_the_heartbeat_thread_ends_with_the_last_writer(one: lancewal.Table) -> None:
@@ -483,8 +499,6 @@ def test_an_owner_of_an_earlier_epoch_holds_nothing(one: lancewal.Table) -> None
 def test_owners_that_cannot_be_listed_stop_nobody(
     one: lancewal.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lancewal.errors import StorageError
-
     def fail(*args: Any, **kwargs: Any) -> list[Owner]:
         raise StorageError("no permission")
 

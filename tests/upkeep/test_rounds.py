@@ -133,6 +133,22 @@ def test_an_owner_without_memtables_is_left_alone_and_that_is_no_failure(tmp_pat
 
 
 @pytest.mark.sharding(bucket=("id", 3))
+def test_an_entry_with_an_unreadable_head_stopped_the_upkeep_of_all_shards(table: lancewal.Table) -> None:
+    with table.writer(enable_memtable=False) as writer:
+        writer.put(rows(0, 60))
+    poisoned, *_ = (shard.shard_id for shard in table.status().shards)
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+    for info in store.list(layout.wal_dir(poisoned)):
+        store.put(info.path, b"no Arrow at all")
+    assert table.status().unflushed.count >= 3
+    report = table.upkeep(NOTHING_WAITS)
+    [flush] = [each for each in report.outcomes if each.task.work is Work.FLUSH]
+    assert flush.failed.keys() == {poisoned}
+    waiting = {shard.shard_id: shard.unflushed.count for shard in table.status().shards}
+    assert [shard for shard, count in waiting.items() if count] == [poisoned]
+
+
+@pytest.mark.sharding(bucket=("id", 3))
 def test_a_poisoned_shard_does_not_stop_the_others_and_is_tried_again_later(table: lancewal.Table) -> None:
     sstables(table, 2)
     bad = table.status().shards[1]

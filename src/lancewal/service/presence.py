@@ -39,6 +39,8 @@ _USUAL_LEASE = timedelta(seconds=10)
 _LOOKS_IN_A_BEAT = 8
 _FREE_LOOKS_WHILE_ASKED = 64
 _BUSY_LEASES = 3
+#: Tries to take the record back when nothing is held any more.
+_FAREWELLS = 5
 _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 60.0
 
@@ -88,6 +90,7 @@ class Presence:
         self._writing = threading.Lock()
         self._written_changes = 0
         self._is_stored = False
+        self._failed_in_a_row = 0
         self._beats = 0
         self._looking = threading.Lock()
         self._others: tuple[float, list[Owner]] = (float("-inf"), [])
@@ -266,9 +269,14 @@ class Presence:
                     store.delete(layout.owner_record(self.owner_id))
                     self._is_stored = False
                 self._written_changes = changes
+                self._failed_in_a_row = 0
             except LanceWalError as error:
                 self.failures += 1
+                self._failed_in_a_row += 1
                 logger.warning("the owner record of %s was not written: %s", self.uri, error)
+                if not shards and not self.address and self._failed_in_a_row >= _FAREWELLS:
+                    # It grows old by itself: whoever wants a shard waits for a lease at most.
+                    self._is_stored = False
 
     def others(self, store: ObjectStore) -> list[Owner]:
         """The other owners; many who ask at a time share a look, one that began after they asked."""

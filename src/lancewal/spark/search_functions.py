@@ -7,6 +7,7 @@ that they have. :func:`lancewal.spark.vector_search` divides the table among tas
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class _Plan(AnalyzeResult):
     planned: bytes = b""
 
 
-class _Search:
+class _Search(ABC):
     """One call. Spark plans it with ``analyze`` and makes an object in every task."""
 
     value = ""
@@ -81,8 +82,9 @@ class _Search:
             columns = [array.to_pylist() for array in for_spark(batch, wanted).columns]
             yield from zip(*columns, strict=True)
 
+    @abstractmethod
     def _found(self, query: Any, k: int, columns: list[str]) -> pa.Table:
-        raise NotImplementedError
+        """The best ``k`` rows for one query, with ``columns`` and the value they are ordered by."""
 
 
 class _VectorSearch(_Search):
