@@ -22,8 +22,7 @@ from lancewal.errors import (
     OutcomeUnknownError,
     ShardOwnedError,
 )
-from lancewal.gateway import Gateway
-from lancewal.gateway import remote_writer
+from lancewal.gateway import Gateway, remote_writer
 from lancewal.gateway import server as server_module
 from lancewal.gateway.aio import AsyncTable
 from lancewal.gateway.contract import Request
