@@ -22,6 +22,7 @@ from lancewal.gateway.client import RemoteTable, RemoteView
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
+from lancewal.storage import check_process, is_forked
 from lancewal.table import Table
 from lancewal.writer import TableWriter, as_batches, is_stream
 
@@ -99,6 +100,7 @@ class AsyncView:
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
+        check_process()  # first: a forked child has none of the threads, and would wait for them
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
@@ -209,7 +211,12 @@ class AsyncWriter:
         return await self._submit("update", {"where": where, "set": set, "set_sql": set_sql})
 
     async def close(self) -> None:
-        """Write what waits, and close the writer. Raises what its ``close`` raises."""
+        """Write what waits, and close the writer. Raises what its ``close`` raises.
+
+        In a forked child it does nothing: the writer and its thread are the parent's.
+        """
+        if is_forked():
+            return
         with self._lock:
             self._closed = True
             self._come.notify_all()
@@ -229,6 +236,7 @@ class AsyncWriter:
     async def _submit(
         self, op: str, data: Any, schema: pa.Schema | None = None, rows: int = 0, num_bytes: int = 0
     ) -> int:
+        check_process()  # first: a forked child has no thread that writes, and would wait for it
         loop = asyncio.get_running_loop()
         waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
         with self._lock:
