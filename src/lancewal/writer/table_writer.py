@@ -150,6 +150,11 @@ class TableWriter:
         """What accepts rows for this writer with another ``cast``; :meth:`put` takes what it gives."""
         return self._intake.casting(cast)
 
+    def shards_of(self, data: Any) -> set[UUID]:
+        """The shards that rows belong to: rows to put, or what an :meth:`intake` gave."""
+        rows = data if isinstance(data, Rows) else self._intake.upserts(data)
+        return {shard.shard_id for batch in rows.batches for shard, _ in self._router.route(batch)}
+
     def put(
         self, data: Any, *, put_id: PutId | None = None, patience: float | None = None
     ) -> TableWriteResult:
