@@ -10,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from lancewal.errors import ClosedError, InvalidInputError
-from lancewal.gateway.client import RemoteTable
+from lancewal.errors import ClosedError, InvalidInputError, PartialWriteError
+from lancewal.gateway.client import RemoteTable, RemoteView
+from lancewal.gateway.gathering import Waiting, own_copy, take_group
+from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.reader import TableView
+from lancewal.storage import check_process, is_forked
 from lancewal.table import Table
-from lancewal.writer import as_batches, is_stream
+from lancewal.writer import TableWriter, as_batches, is_stream
 
 #: Reads at a time of one :class:`AsyncTable`; further ones wait.
 _READERS = 16
-#: Rows of waiting puts that go together, by their bytes.
-_MOST_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -36,12 +38,73 @@ class _Writer(Protocol):
 
     def put(self, data: Any) -> Any: ...
 
-    def delete(self, keys: Any) -> Any: ...
+    def delete(self, keys: Any = None, *, where: str | None = None) -> Any: ...
+
+    def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> Any: ...
 
     def close(self) -> None: ...
 
 
-class AsyncTable:
+class AsyncView:
+    """What can be read of a table, now or at a checkpoint, for asyncio; see :class:`~lancewal.TableView`."""
+
+    def __init__(self, table: TableView | RemoteView) -> None:
+        self._view = table
+        self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
+
+    async def scan(self, *args: Any, **how: Any) -> pa.Table:
+        """All rows that match, as a table; arguments as for ``Table.scan``."""
+        return await self._run(lambda: self._view.scan(*args, **how).to_table())
+
+    async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
+        """The rows batch by batch; arguments as for ``Table.scan``."""
+        reader = await self._run(lambda: self._view.scan(*args, **how).to_batches())
+        while True:
+            batch = await self._run(lambda: next(reader, None))
+            if batch is None:
+                return
+            yield batch
+
+    async def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are."""
+        return await self._run(lambda: self._view.count_rows(filter))
+
+    async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
+        """The newest rows of some keys, as ``Table.lookup``."""
+        return await self._run(lambda: self._view.lookup(keys, columns))
+
+    async def search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.search``."""
+        return await self._run(lambda: self._view.search(*args, **how))
+
+    async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.vector_search``."""
+        return await self._run(lambda: self._view.vector_search(*args, **how))
+
+    async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.full_text_search``."""
+        return await self._run(lambda: self._view.full_text_search(*args, **how))
+
+    async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.hybrid_search``."""
+        return await self._run(lambda: self._view.hybrid_search(*args, **how))
+
+    async def sql(self, query: str) -> pa.Table:
+        """As ``Table.sql``."""
+        return await self._run(lambda: self._view.sql(query))
+
+    def close(self) -> None:
+        """End the threads once their reads are done; the table itself stays open."""
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        check_process()  # first: a forked child has none of the threads, and would wait for them
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+class AsyncTable(AsyncView):
     """A :class:`~lancewal.Table`, or one that :func:`lancewal.connect` gave, for asyncio.
 
     >>> import tempfile, lance, lancewal
@@ -57,49 +120,16 @@ class AsyncTable:
     """
 
     def __init__(self, table: Table | RemoteTable) -> None:
+        super().__init__(table)
         self.table = table
-        self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
 
     def writer(self, **settings: Any) -> AsyncWriter:
         """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
         return AsyncWriter(lambda: self.table.writer(**settings))
 
-    async def scan(self, *args: Any, **how: Any) -> pa.Table:
-        """All rows that match, as a table; arguments as for ``Table.scan``."""
-        return await self._run(lambda: self.table.scan(*args, **how).to_table())
-
-    async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
-        """The rows batch by batch; arguments as for ``Table.scan``."""
-        reader = await self._run(lambda: self.table.scan(*args, **how).to_batches())
-        while True:
-            batch = await self._run(lambda: next(reader, None))
-            if batch is None:
-                return
-            yield batch
-
-    async def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are."""
-        return await self._run(lambda: self.table.count_rows(filter))
-
-    async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
-        """The newest rows of some keys, as ``Table.lookup``."""
-        return await self._run(lambda: self.table.lookup(keys, columns))
-
-    async def search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.search``."""
-        return await self._run(lambda: self.table.search(*args, **how))
-
-    async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.vector_search``."""
-        return await self._run(lambda: self.table.vector_search(*args, **how))
-
-    async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.full_text_search``."""
-        return await self._run(lambda: self.table.full_text_search(*args, **how))
-
-    async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.hybrid_search``."""
-        return await self._run(lambda: self.table.hybrid_search(*args, **how))
+    async def at(self, name: str) -> AsyncView:
+        """The rows and columns of a checkpoint, as ``Table.at``."""
+        return AsyncView(await self._run(lambda: self.table.at(name)))
 
     async def flush(self) -> None:
         """As ``Table.flush``."""
@@ -109,35 +139,24 @@ class AsyncTable:
         """As ``Table.status``."""
         return await self._run(self.table.status)
 
-    def close(self) -> None:
-        """End the threads once their reads are done; the table itself stays open."""
-        self._threads.shutdown(wait=False)
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
 
 @dataclass(eq=False)
-class _Waiting:
+class _Awaited(Waiting):
     """One put or delete, and the coroutine that awaits it."""
 
-    op: str
-    data: Any
-    num_rows: int
-    num_bytes: int
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[int]
 
-    def settle(self, result: int | BaseException) -> None:
+    def settle(self, outcome: int | BaseException) -> None:
         """From any thread; a coroutine that was cancelled does not mind."""
 
         def settle() -> None:
             if self.done.done():
                 return
-            if isinstance(result, BaseException):
-                self.done.set_exception(result)
+            if isinstance(outcome, BaseException):
+                self.done.set_exception(outcome)
             else:
-                self.done.set_result(result)
+                self.done.set_result(outcome)
 
         # The loop may have been closed while the rows were written: then nobody awaits them.
         with contextlib.suppress(RuntimeError):
@@ -159,7 +178,7 @@ class AsyncWriter:
         self._columns: pa.Schema | None = None
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Awaited] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._ended: Exception | None = None
@@ -178,15 +197,26 @@ class AsyncWriter:
         batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
             return 0
-        rows = sum(batch.num_rows for batch in batches)
-        return await self._submit("put", batches, rows, sum(batch.nbytes for batch in batches))
+        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
+        return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
-    async def delete(self, keys: Any) -> int:
-        """Delete rows by key: what the writer's ``delete`` takes."""
-        return await self._submit("delete", keys, 0, 0)
+    async def delete(self, keys: Any = None, *, where: str | None = None) -> int:
+        """Delete rows by key, or those that match a condition: what the writer's ``delete`` takes."""
+        return await self._submit("delete", {"keys": keys, "where": where})
+
+    async def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> int:
+        """Give columns of the rows that match ``where`` new values, as the writer's ``update``."""
+        return await self._submit("update", {"where": where, "set": set, "set_sql": set_sql})
 
     async def close(self) -> None:
-        """Write what waits, and close the writer. Raises what its ``close`` raises."""
+        """Write what waits, and close the writer. Raises what its ``close`` raises.
+
+        In a forked child it does nothing: the writer and its thread are the parent's.
+        """
+        if is_forked():
+            return
         with self._lock:
             self._closed = True
             self._come.notify_all()
@@ -203,9 +233,12 @@ class AsyncWriter:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _submit(self, op: str, data: Any, rows: int, num_bytes: int) -> int:
+    async def _submit(
+        self, op: str, data: Any, schema: pa.Schema | None = None, rows: int = 0, num_bytes: int = 0
+    ) -> int:
+        check_process()  # first: a forked child has no thread that writes, and would wait for it
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(op, data, rows, num_bytes, loop, loop.create_future())
+        waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
         with self._lock:
             if self._closed:
                 raise ClosedError("this writer is closed; open a new one")
@@ -244,22 +277,17 @@ class AsyncWriter:
                 self._writer = self._open_writer()
             return self._writer
 
-    def _next_group(self) -> list[_Waiting]:
-        """What goes together next; empty at the end. Only puts of the same columns go together."""
+    def _next_group(self) -> list[_Awaited]:
+        """What goes together next; empty at the end."""
         with self._lock:
             while not self._waiting and not self._closed:
                 self._come.wait()
-            group: list[_Waiting] = []
-            num_bytes = 0
-            for each in self._waiting:
-                num_bytes += each.num_bytes
-                if group and (num_bytes > _MOST_BYTES or not _go_together(group[0], each)):
-                    break
-                group.append(each)
-            del self._waiting[: len(group)]
-            return group
+            return take_group(self._waiting)
 
-    def _write(self, writer: _Writer, group: list[_Waiting]) -> None:
+    def _write(self, writer: _Writer, group: list[_Awaited]) -> None:
+        if len(group) > 1 and isinstance(writer, RemoteWriter):
+            writer.write_group(group)
+            return
         try:
             if len(group) > 1:
                 writer.put([batch for each in group for batch in each.data])
@@ -270,18 +298,26 @@ class AsyncWriter:
             pass  # Nothing was written. One of them is to blame, so each goes alone.
         except BaseException as error:
             for each in group:
-                each.settle(error)
+                each.settle(each.num_rows if _is_written(writer, each, error) else own_copy(error))
             return
         for each in group:
             try:
-                result = writer.delete(each.data) if each.op == "delete" else writer.put(each.data)
-                each.settle(result.num_rows)
+                each.settle(_written(writer, each))
             except BaseException as error:
                 each.settle(error)
 
 
-def _go_together(first: _Waiting, other: _Waiting) -> bool:
-    return bool(
-        first.op == other.op == "put"
-        and first.data[0].schema.equals(other.data[0].schema, check_metadata=True)
-    )
+def _written(writer: _Writer, each: _Awaited) -> int:
+    """Write what goes alone; its rows."""
+    if each.op == "put":
+        result = writer.put(each.data)
+    else:
+        result = (writer.delete if each.op == "delete" else writer.update)(**each.data)
+    return int(result.num_rows)
+
+
+def _is_written(writer: _Writer, put: _Awaited, error: BaseException) -> bool:
+    """Whether a put that went with others is not concerned by an error that only some shards had."""
+    if not isinstance(error, PartialWriteError) or not isinstance(writer, TableWriter):
+        return False
+    return writer.shards_of(put.data).isdisjoint(error.failed)

@@ -11,7 +11,8 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -33,6 +34,8 @@ from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
+from lancewal.reader import TableView
+from lancewal.storage import is_forked
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
@@ -111,8 +114,11 @@ class Gateway:
     def close(self) -> None:
         """Take no more calls, finish those under way, flush, and hand the shards over.
 
-        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises.
+        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises. In a
+        forked child it does nothing: the gateway is its parent's.
         """
+        if is_forked():
+            return
         with self._close_lock:
             if self._closed:
                 return
@@ -186,6 +192,23 @@ class _Served:
             if self.stop.is_set():
                 raise UnavailableError(STOPPING) from None
             raise
+
+    def shards_of(
+        self, op: str, batch: pa.RecordBatch, cast: Cast, parts: Sequence[int]
+    ) -> dict[UUID, list[int]]:
+        """For each shard which of several puts, of so many rows each, have rows in it; empty if unknown."""
+        writer = self._writer
+        if writer is None:
+            return {}  # the gateway is stopping
+        intake = self._intake(writer, cast)
+        found: dict[UUID, list[int]] = defaultdict(list)
+        first = 0
+        for number, rows in enumerate(parts):
+            part = batch.slice(first, rows)
+            first += rows
+            for shard in writer.shards_of(intake.deletes(part) if op == "delete" else intake.upserts(part)):
+                found[shard].append(number)
+        return found
 
     def close(self) -> Exception | None:
         """Close the writer, which hands its shards over; the error that came, if one did."""
@@ -333,6 +356,8 @@ def _answered(
     try:
         numbered = Numbered.decode(None if said is None else said.to_pybytes())
         number = numbered.number
+        if numbered.parts and (sum(numbered.parts) != batch.num_rows or min(numbered.parts) < 1):
+            raise InvalidInputError(f"the message has {batch.num_rows} rows, its puts have others")
         put_id = None
         if session is not None and number is not None:
             put_id = PutId(str(session), number, numbered.settled)
@@ -342,7 +367,7 @@ def _answered(
         (*_, only) = error.failed.values()
         if len(error.failed) == 1 and not error.written and isinstance(only, LanceWalError):
             return Answer(number, error=only)
-        return Answer(number, error=error)
+        return Answer(number, error=error, shards=served.shards_of(op, batch, cast, numbered.parts))
     except LanceWalError as error:
         return Answer(number, error=error)
 
@@ -398,19 +423,24 @@ def _told() -> Iterator[None]:
         ) from None
 
 
+#: Names a checkpoint in a request to read.
+_AT = "at"
+
 _Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
 
 
 def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    reader = served.table.scan(
-        **_only(request, "columns", "filter", "limit", "offset", "with_row_source")
-    ).to_batches()
+    reader = (
+        _view(served, request)
+        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source"))
+        .to_batches()
+    )
     return reader.schema, reader
 
 
 def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     keys = _values(request)
-    result = served.table.lookup(keys, **_only(request, "columns"))
+    result = _view(served, request).lookup(keys, **_only(request, "columns"))
     found = json.dumps({"found": result.found.tolist()}).encode()
     # The batch without rows carries the metadata also where nothing was found.
     first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
@@ -418,11 +448,11 @@ def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema,
 
 
 def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    args = dict(request.args)
+    args = {name: value for name, value in request.args.items() if name != _AT}
     if request.values is not None:
         vector = request.values.column(0).combine_chunks()
         args["query" if request.op == "vector_search" else "vector"] = vector
-    found = getattr(served.table, request.op)(**args)
+    found = getattr(_view(served, request), request.op)(**args)
     return found.schema, found.to_batches()
 
 
@@ -450,10 +480,21 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
 
 
 def _only(request: Request, *names: str) -> dict[str, Any]:
-    unknown = sorted(set(request.args) - set(names))
+    args = {name: value for name, value in request.args.items() if name != _AT}
+    unknown = sorted(args.keys() - set(names))
     if unknown:
         raise InvalidInputError(f"{request.op} takes {', '.join(names)}, not {', '.join(unknown)}")
-    return dict(request.args)
+    return args
+
+
+def _view(served: _Served, request: Request) -> TableView:
+    """The table as it is, or the checkpoint that is asked for."""
+    name = request.args.get(_AT)
+    if name is None:
+        return served.table
+    if not isinstance(name, str):
+        raise InvalidInputError("at is the name of a checkpoint")
+    return served.table.at(name)
 
 
 def _values(request: Request) -> pa.Table:
@@ -490,12 +531,12 @@ def _status(served: _Served, request: Request) -> bytes:
 
 
 def _count(served: _Served, request: Request) -> bytes:
-    return json.dumps({"rows": served.table.count_rows(**_only(request, "filter"))}).encode()
+    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter"))}).encode()
 
 
 def _schema(served: _Served, request: Request) -> bytes:
     """The columns with Lance's field ids, behind a line of JSON that names the key."""
-    schema = served.table.table_schema
+    schema = _view(served, request).table_schema
     said = json.dumps({"name": served.name, "primary_key": list(schema.primary_key)}).encode()
     columns: bytes = schema.columns.serialize().to_pybytes()
     return said + b"\n" + columns

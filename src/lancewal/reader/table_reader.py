@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format import TableSchema
+from lancewal.format import TableSchema, from_python
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
@@ -49,8 +49,10 @@ class TableReader(StateReader):
         limit: int | None = None,
         offset: int | None = None,
         with_row_source: bool = False,
+        *,
+        max_staleness: float | None = None,
     ) -> Scan:
-        """A scan of the state that the table has now."""
+        """A scan of the state that the table has now, or had up to ``max_staleness`` seconds ago."""
         while True:
             source = self.known_base()
             schema = source.base.schema
@@ -61,7 +63,7 @@ class TableReader(StateReader):
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            snapshot = self.snapshot(source.pruner.matching(predicate))
+            snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 
@@ -221,7 +223,9 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     try:
-        arrays = [pa.array(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)]
+        arrays = [
+            from_python(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)
+        ]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))
