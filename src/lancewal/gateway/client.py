@@ -19,6 +19,7 @@ from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, c
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key
+from lancewal.storage import span
 from lancewal.writer import Cast, Intake
 
 
@@ -191,7 +192,8 @@ class RemoteTable:
                     said = json.loads(chunk.app_metadata.to_pybytes())
             return pa.Table.from_batches(batches, reader.schema), said
 
-        return self._connection.call(get)
+        with span("lancewal.call", kind="CLIENT", operation=request.op, served_as=self._name):
+            return self._connection.call(get)
 
     def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
         action = flight.Action(op, Request(op, self._name, args).encode())
@@ -201,7 +203,8 @@ class RemoteTable:
             body: bytes = result.body.to_pybytes()
             return body
 
-        return self._connection.call(act)
+        with span("lancewal.call", kind="CLIENT", operation=op, served_as=self._name):
+            return self._connection.call(act)
 
     def _known_schema(self) -> TableSchema:
         with self._lock:
@@ -232,7 +235,8 @@ class RemoteScan:
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as they come. A connection that is lost meanwhile fails the read."""
         ticket = flight.Ticket(Request("scan", self._table._name, self._args).encode())
-        reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
+        with span("lancewal.call", kind="CLIENT", operation="scan", served_as=self._table._name):
+            reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:

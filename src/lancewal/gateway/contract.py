@@ -98,9 +98,12 @@ class Numbered:
 
     number: int | None = None
     settled: int = 0
+    #: What tells of the client's trace: a stream, whose headers are sent once, carries many puts.
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        return b'{"number":%d,"settled":%d}' % (self.number or 0, self.settled)
+        said = b'{"number":%d,"settled":%d}' % (self.number or 0, self.settled)
+        return said if not self.trace else b'%b,"trace":%b}' % (said[:-1], json.dumps(self.trace).encode())
 
     @classmethod
     def decode(cls, data: bytes | None) -> Numbered:
@@ -113,7 +116,10 @@ class Numbered:
                 raise InvalidInputError(
                     'the metadata of a put is JSON with the whole numbers "number" and "settled"'
                 )
-        return cls(number, settled)
+        trace = said.get("trace", {})
+        if not isinstance(trace, dict) or not all(isinstance(each, str) for each in trace.values()):
+            raise InvalidInputError('"trace" in the metadata of a put is an object of texts')
+        return cls(number, settled, trace)
 
 
 @dataclass(frozen=True, slots=True)

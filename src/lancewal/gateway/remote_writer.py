@@ -24,7 +24,7 @@ from lancewal.errors import (
 from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
-from lancewal.storage import check_process
+from lancewal.storage import check_process, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Intake, is_stream, streamed_batches
 
 #: A connection that no put uses for so long is given back to the gateway.
@@ -115,7 +115,10 @@ class RemoteWriter:
                 try:
                     stream = self._stream(op, batch.schema)
                     turn = stream.turn
-                    answer = stream.send(batch, Numbered(number, self._settled()), trying)
+                    with span("lancewal.call", kind="CLIENT", operation=op, served_as=self._table):
+                        answer = stream.send(
+                            batch, Numbered(number, self._settled(), trace_headers()), trying
+                        )
                     rows, failure = answer.rows, answer.error
                     self._give_back(stream)
                 except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:

@@ -25,7 +25,7 @@ from lancewal.errors import BusyError, FencedError, LanceWalError, StorageError
 from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
-from lancewal.storage import Room, check_process, is_forked, row_memory
+from lancewal.storage import Room, check_process, is_forked, row_memory, span
 from lancewal.writer.backlog import Backlog
 from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
@@ -322,7 +322,7 @@ class ShardWriter:
             rows = self._adapter.adapted(rows)
         put = Put(rows, self._mode, put_id)
         try:
-            with put.present:
+            with put.present, span("lancewal.put", self._state.trace, rows=rows.num_rows):
                 if put_id is not None and (end := self._put_ids.begin(put)) is not None:
                     return self._landed_before(end)
                 self._backpressure.admit(put, patience)
