@@ -26,5 +26,5 @@ def gateway(events: lancewal.Table) -> Iterator[Gateway]:
 
 @pytest.fixture
 def remote(gateway: Gateway) -> Iterator[lancewal.RemoteTable]:
-    with lancewal.connect(gateway.address, table="events", timeout=20) as table:
+    with lancewal.connect(gateway.address, table="events", timeout=60) as table:
         yield table

@@ -49,11 +49,11 @@ def test_tokens_let_read_or_write(events: lancewal.Table) -> None:
     access = Access(read_write=(WRITES,), read_only=(READS,))
     with Gateway({"events": events}, access=access) as gateway:
         with (
-            lancewal.connect(gateway.address, token=WRITES, timeout=5) as table,
+            lancewal.connect(gateway.address, token=WRITES, timeout=60) as table,
             table.writer() as writer,
         ):
             writer.put(rows(0, 3))
-        with lancewal.connect(gateway.address, token=READS, timeout=5) as table:
+        with lancewal.connect(gateway.address, token=READS, timeout=60) as table:
             assert table.count_rows() == 3
             with pytest.raises(AccessDeniedError, match="may read"):
                 table.flush()
@@ -88,7 +88,7 @@ def test_tls_is_spoken_and_checked(events: lancewal.Table) -> None:
     with Gateway({"events": events}, access=access, listen="localhost:0") as gateway:
         assert gateway.address.startswith("grpc+tls://")
         with (
-            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=10) as table,
+            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=60) as table,
             table.writer() as writer,
         ):
             writer.put(rows(0, 3))

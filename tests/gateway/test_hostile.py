@@ -188,7 +188,7 @@ def test_a_client_that_floods_does_not_stop_the_others(tmp_path: Path) -> None:
 
         def flood() -> None:
             large = rows(0, 20_000)
-            with lancewal.connect(gateway.address, timeout=5) as remote, remote.writer() as writer:
+            with lancewal.connect(gateway.address, timeout=60) as remote, remote.writer() as writer:
                 while not stop.is_set():
                     with pytest.raises(lancewal.errors.InvalidInputError):
                         writer.put(large)

@@ -30,6 +30,7 @@ from lancewal.service.owners import Owner, is_dead_here, read_owners, runs_here,
 from lancewal.service.presence import _FAREWELLS, _Heart, presence_at
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
+from tests.patience import wait_until
 from tests.servers import S3Server
 from tests.service.child import LEASE, WritingProcess
 from tests.tables import APPEND_ONLY, FAST_DEFAULTS, KEYED, ids, new_table, open_writer, rows, wal_table
@@ -185,6 +186,34 @@ def test_a_record_on_a_storage_that_is_gone_was_taken_back_for_ever(one: lancewa
         until(lambda: presence.failures > 2 * _FAREWELLS)
         assert presence.is_needed()  # while a shard is held it goes on trying
     until(lambda: not presence.is_needed())
+
+
+def test_a_table_that_was_opened_while_the_storage_of_another_hung_had_no_heartbeat(
+    local_store: ObjectStore,
+) -> None:
+    heart = _Heart()
+    hanging, hangs = heart.presence("memory://hanging"), threading.Event()
+    answer = threading.Event()
+    silent = ObjectStore.from_uri("memory://hanging")
+
+    def hang(*args: Any, **kwargs: Any) -> None:
+        hangs.set()
+        answer.wait()
+
+    try:
+        hanging.announce(ObjectStore.from_uri("memory://hanging"), "somewhere")
+        silent.put = hang  # type: ignore[method-assign, assignment]
+        hanging._store, hanging._lease = silent, SHORT
+        hanging._schedule()
+        assert hangs.wait(60)
+        other = heart.presence(local_store.uri)
+        other._lease = SHORT
+        other.announce(local_store, "elsewhere")
+        wait_until(lambda: other._beats >= 3, "heartbeats at the table that was opened last")
+    finally:
+        answer.set()
+        for each in heart._presences.values():
+            each.announce(local_store, None)
 
 
 def test_the_heartbeat_thread_ends_with_the_last_writer(one: lancewal.Table) -> None:

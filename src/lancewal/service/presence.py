@@ -342,12 +342,10 @@ class _Heart:
                 self._worker = None
                 return None
         now = time.monotonic()
-        due = [each for each in needed if each.due <= now and not each.stepping.locked()]
-        for each in due:
-            if len(needed) == 1:
-                self._step_of_one(each)
-            else:
-                # Else a storage that does not answer would let the records at all others grow old.
+        for each in needed:
+            if each.due <= now and not each.stepping.locked():
+                # Not in this thread, even if it is the only one: while its storage does not answer, the
+                # records at tables that are opened meanwhile would grow old.
                 in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
         # One whose step is under way is looked at again soon: its next heartbeat may be due first.
         waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
