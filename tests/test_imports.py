@@ -25,7 +25,8 @@ def test_importing_the_package_loads_no_library(tmp_path: Path) -> None:
 def test_a_put_and_a_lookup_load_no_engine_for_filters(tmp_path: Path) -> None:
     program = """
 import lancewal
-table = lancewal.create("t", [{"id": 1, "n": 1}], key="id")
+import tempfile
+table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "n": 1}], key="id")
 with table.writer() as writer:
     writer.put({"id": 2, "n": 2})
 assert table.lookup(2) == {"id": 2, "n": 2}

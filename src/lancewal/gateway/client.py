@@ -37,6 +37,13 @@ def connect(
     cannot be reached: a gateway and its stand-by. ``table`` names it where the gateway serves several.
     ``token`` is sent with every call. For ``timeout`` seconds a call is tried again while no gateway
     takes it.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with lancewal.Gateway({"events": table}) as gateway:
+    ...     with lancewal.connect(gateway.address, table="events", timeout=10) as remote:
+    ...         remote.count_rows()
+    1
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
@@ -45,7 +52,19 @@ def connect(
 
 
 class RemoteTable:
-    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do."""
+    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "text": "a fox"}], key="id")
+    >>> with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
+    ...     with remote.writer() as writer:
+    ...         _ = writer.put({"id": 2, "text": "a wolf"})
+    ...         _ = writer.delete(1)
+    ...     remote.lookup(2), remote.count_rows("id > 1")
+    ...     remote.search("wolf", columns=["id"]).num_rows, sorted(remote.status())[:1]
+    ({'id': 2, 'text': 'a wolf'}, 1)
+    (1, ['base'])
+    """
 
     def __init__(self, connection: Connection, name: str = "") -> None:
         self._connection = connection

@@ -51,6 +51,15 @@ class RemoteWriter:
 
     Each thread that puts at the same time has a stream of its own; rows of one key stay in the order in
     which one thread puts them.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
+    ...     with remote.writer() as writer:
+    ...         writer.put([{"id": 2}, {"id": 3}]).num_rows, writer.delete([1, 2]).num_rows
+    ...     remote.scan().to_table().to_pylist()
+    (2, 2)
+    [{'id': 3}]
     """
 
     def __init__(self, connection: Connection, table: str, schema: TableSchema, cast: Cast) -> None:

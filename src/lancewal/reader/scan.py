@@ -31,7 +31,16 @@ _Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
 
 class Scan:
-    """One read of a snapshot. Every method reads the same state, any number of times."""
+    """One read of a snapshot. Every method reads the same state, any number of times.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "n": 5}, {"id": 2, "n": 7}], key="id")
+    >>> scan = table.scan(columns=["n"], filter="id > 1")
+    >>> scan.to_table().to_pylist(), scan.count_rows(), scan.to_batches().read_all().num_rows
+    ([{'n': 7}], 1, 1)
+    >>> print(scan.explain().splitlines()[1].strip())
+    columns: n
+    """
 
     def __init__(
         self,

@@ -21,6 +21,25 @@ class TableView:
 
     A :class:`~lancewal.Table` is one that follows the table. ``table.at(name)`` gives one that shows the
     rows and columns which the table had when the checkpoint was made. Thread-safe.
+
+    >>> import tempfile, lancewal
+    >>> vectors = pa.array([[1.0, 0.0], [0.0, 1.0]], pa.list_(pa.float32(), 2))
+    >>> data = pa.table({"id": [1, 2], "text": ["a red fox", "a whale"], "v": vectors})
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", data, key="id")
+    >>> _ = table.checkpoint("before")
+    >>> with table.writer() as writer:
+    ...     _ = writer.delete(1)
+    >>> view = table.at("before")
+    >>> view.count_rows(), table.count_rows(), view.lookup(1)["text"]
+    (2, 1, 'a red fox')
+    >>> view.vector_search("v", [1.0, 0.0], k=1)["id"].to_pylist()
+    [1]
+    >>> view.full_text_search("text", "whale")["id"].to_pylist()
+    [2]
+    >>> view.hybrid_search("v", [1.0, 0.0], "text", "fox", k=1)["id"].to_pylist()
+    [1]
+    >>> view.scan(columns=["id"], filter="id > 1").to_table().to_pylist()
+    [{'id': 2}]
     """
 
     def __init__(self, store: ObjectStore, reader: TableReader) -> None:

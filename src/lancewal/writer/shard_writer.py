@@ -66,7 +66,15 @@ class Durability:
 
 
 class WriteResult(NamedTuple):
-    """``batch_positions`` count batches over the writer's life, replayed ones included."""
+    """``batch_positions`` count batches over the writer's life, replayed ones included.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.shard_writer(table.shard_for(), durable_write=False) as writer:
+    ...     result = writer.put({"id": 2})
+    ...     result.durable.wait(), result.durable.done(), result.batch_positions
+    (True, True, range(0, 1))
+    """
 
     batch_positions: range
     durable: Durability
@@ -216,6 +224,14 @@ class ShardWriter:
     """The one writer of a shard. Thread-safe; a context manager.
 
     Open one with ``Table.shard_writer`` or :func:`lancewal.writer.open_shard_writer`.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.shard_writer(table.shard_for()) as writer:
+    ...     result = writer.put([{"id": 2}, {"id": 3}])
+    ...     _ = writer.delete(2)
+    ...     result.durable.done(), writer.scan().num_rows, writer.stats().put_count
+    (True, 1, 2)
     """
 
     def __init__(
