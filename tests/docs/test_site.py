@@ -31,6 +31,7 @@ OF_ROOMS = {
     "WalAppender",
     "WalEntry.rows",
     "WalTailer",
+    "RemoteWriter.write_group",
     "Scan.pinned_keys",
     "Table.announce",
     "TableWriter.intake",
