@@ -23,8 +23,8 @@ SHOWN = {
     ("durable_latency", "durable put, no fsync, p50"): "durable put, p50",
     ("durable_threads", "16 threads, no fsync"): "durable puts of 16 threads",
     ("durable_latency", "durable put, fsync, p50"): "durable put with fsync, p50",
-    ("gateway", "16 clients, beside LanceDB merge_insert, 4 processes"): "16 clients of a gateway",
-    ("gateway", "16 clients, beside Delta merge, 4 processes"): "16 clients of a gateway, again",
+    ("gateway", "16 clients, beside LanceDB merge_insert, 4 processes"): "16 clients, beside LanceDB",
+    ("gateway", "16 clients, beside Delta merge, 4 processes"): "16 clients, beside Delta Lake",
     ("indexed_ingest", "all three, in put"): "put with three indexes",
     ("replay", "replay on open"): "replay",
     ("live_queries", "vector, 10 nearest, p50"): "vector search of fresh rows",
@@ -155,21 +155,23 @@ def _plot(results: Sequence[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     rows = list(reversed(chosen_rows(results)))
-    figure, axes = pyplot.subplots(figsize=(9, 0.38 * len(rows) + 0.9))
+    figure, axes = pyplot.subplots(figsize=(8, 0.36 * len(rows) + 0.9))
     advantages = [row["advantage"] for row in rows]
     colours = ["#2f9e77" if advantage >= 1 else "#d1603d" for advantage in advantages]
     axes.barh([row["title"] for row in rows], [each - 1 for each in advantages], left=1, color=colours)
     axes.set_xscale("log")
     axes.margins(y=0.01)
     most = max(advantages)
-    axes.set_xlim(min(*advantages, 1) / 1.15, most * most**0.75)
+    axes.set_xlim(min(*advantages, 1) / 1.15, most * most)  # room for the texts
+    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+    axes.minorticks_off()
     for place, row in enumerate(rows):
         unit = f" {row['unit']}"
         text = f"{_figure(row['ours'])} against {_figure(row['peer'])}{unit} ({row['peer_name']})"
-        axes.text(max(row["advantage"], 1) * 1.12, place, text, va="center", fontsize=7.5, color=_GREY)
+        axes.text(max(row["advantage"], 1) * 1.12, place, text, va="center", fontsize=9, color=_GREY)
     axes.axvline(1, color=_GREY, linewidth=0.8)
-    axes.set_xlabel("times as good as the peer (log scale; right of 1 is better)", color=_GREY, fontsize=8)
-    axes.tick_params(axis="both", which="both", labelsize=8, colors=_GREY)
+    axes.set_xlabel("times as good as the peer (log scale; right of 1 is better)", color=_GREY, fontsize=9)
+    axes.tick_params(axis="both", which="both", labelsize=9, colors=_GREY)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(_GREY)

@@ -35,6 +35,7 @@ OF_ROOMS = {
     "Scan.pinned_keys",
     "Table.announce",
     "TableWriter.intake",
+    "TableWriter.shards_of",
 }
 
 
