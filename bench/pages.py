@@ -162,7 +162,7 @@ def _plot(results: Sequence[dict[str, Any]]) -> None:
     axes.set_xscale("log")
     axes.margins(y=0.01)
     most = max(advantages)
-    axes.set_xlim(min(*advantages, 1) / 1.15, most * most)  # room for the texts
+    axes.set_xlim(min(*advantages, 1) / 1.15, most**2.25)  # room for the texts
     axes.set_xticks([1, 10, 100], ["1", "10", "100"])
     axes.minorticks_off()
     for place, row in enumerate(rows):
