@@ -50,15 +50,17 @@ class TableReader(StateReader):
         limit: int | None = None,
         offset: int | None = None,
         with_row_source: bool = False,
+        *,
+        max_staleness: float | None = None,
     ) -> Scan:
-        """A scan of the state that the table has now."""
+        """A scan of the state that the table has now, or had up to ``max_staleness`` seconds ago."""
         began = time.perf_counter()
         with span("lancewal.plan", table=self._store.uri):
-            snapshot, predicate = self._planned(filter)
+            snapshot, predicate = self._planned(filter, max_staleness)
         return Scan(snapshot, columns, predicate, limit, offset, with_row_source, time.perf_counter() - began)
 
-    def _planned(self, filter: str | None) -> tuple[Snapshot, Predicate | None]:
-        """The state that the table has now, and the filter for its columns."""
+    def _planned(self, filter: str | None, max_staleness: float | None) -> tuple[Snapshot, Predicate | None]:
+        """The state that a scan is about, and the filter for its columns."""
         while True:
             source = self.known_base()
             schema = source.base.schema
@@ -69,7 +71,7 @@ class TableReader(StateReader):
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            snapshot = self.snapshot(source.pruner.matching(predicate))
+            snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return snapshot, predicate
 
