@@ -1,7 +1,8 @@
 """Puts through a gateway in a process of its own, beside puts in this process and beside peers.
 
-The clients are threads of this process, each with a stream of its own: on two cores they and the gateway take
-each other's time, which puts in one process do not. Peers are the ways for several processes to write one
+The clients are threads of this process with one writer, as the threads of a service are: what they put at the
+same time goes as one message. On two cores they and the gateway take each other's time, which puts in one
+process do not. Peers are the ways for several processes to write one
 table without a gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each
 call, and conflict; SlateDB has one process with a log of its own. Those that are not installed are left out.
 """

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,3 +140,30 @@ def test_a_table_without_a_key_is_refused(tmp_path: Path) -> None:
         for change in (lambda: writer.delete(where="x = 1"), lambda: writer.update("x = 1", {"x": 2})):
             with pytest.raises(InvalidInputError, match="no primary key"):
                 change()
+
+
+@pytest.mark.parametrize("condition", [None, 5, b"true"])
+def test_a_condition_that_is_none_changes_nothing(
+    tables: Callable[[], lancewal.Table], condition: Any
+) -> None:
+    table = tables()
+    before = table.scan().to_table()
+    with table.writer() as writer:
+        with pytest.raises(InvalidInputError):
+            writer.update(condition, {"n": 9})
+        with pytest.raises(InvalidInputError):
+            writer.delete(where=condition)
+        with pytest.raises(InvalidInputError):
+            writer.update("true", set_sql={"n": 9})  # type: ignore[dict-item]
+    assert table.scan().to_table() == before
+
+
+def test_an_update_does_not_empty_columns_that_came_after_its_writer(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", [{"id": 1, "n": 1}], key="id", writer_defaults=fast())
+    with table.writer() as older:
+        lance.dataset(table.uri).add_columns(pa.field("note", pa.string()))
+        with table.writer() as newer:
+            newer.put({"id": 1, "n": 1, "note": "keep this"})
+        with pytest.raises(InvalidInputError, match="columns have changed"):
+            older.update("id = 1", {"n": 2})
+    assert table.lookup(1) == {"id": 1, "n": 1, "note": "keep this"}

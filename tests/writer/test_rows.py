@@ -254,3 +254,152 @@ def test_any_row_becomes_a_batch_or_is_refused_by_a_typed_error(rows: list[dict[
 def test_uuids_are_told_how(table: lancewal.Table) -> None:
     with table.writer() as writer, pytest.raises(InvalidInputError, match="column text, row 0: UUID"):
         writer.put({"id": 1, "text": uuid.uuid4()})
+
+
+def _stored(tmp_path: Path, type_: pa.DataType, rows: Any) -> list[Any]:
+    """What column ``x`` holds after ``rows`` were put, by key, read from the base table."""
+    columns = pa.schema([("id", pa.int64()), ("x", type_)])
+    table = lancewal.create(tmp_path / "t", columns, key="id", unsharded=True, writer_defaults=fast())
+    with table.writer() as writer:
+        writer.put(rows)
+    table.compact()
+    return _in_order(table)
+
+
+def _in_order(table: lancewal.Table) -> list[Any]:
+    return table.scan().to_table().sort_by("id")["x"].to_pylist()
+
+
+def _rows_of(*values: Any) -> list[dict[str, Any]]:
+    return [{"id": place, "x": value} for place, value in enumerate(values)]
+
+
+DAY, EVENING = dt.date(2026, 1, 2), dt.datetime(2026, 1, 3, 20)
+FINE = pd.Timestamp("2026-01-02T00:00:00.123456789")
+
+
+@pytest.mark.parametrize("form", [list, pd.DataFrame], ids=["dicts", "pandas"])
+def test_a_day_before_a_datetime_does_not_cut_off_its_time(tmp_path: Path, form: Any) -> None:
+    stored = _stored(tmp_path, pa.timestamp("us"), form(_rows_of(DAY, EVENING)))
+    assert stored == [dt.datetime(2026, 1, 2), EVENING]
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        (pa.date32(), [DAY, EVENING]),
+        (pa.timestamp("us"), [FINE]),
+        (pa.time64("us"), [dt.time(1, tzinfo=dt.UTC)]),
+        (pa.map_(pa.string(), pa.int64()), [[("a", 1.5)]]),
+        (pa.map_(pa.string(), pa.int64()), [{"a": True}]),
+        (pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int8()))]), [{"a": 1, "m": {}, "b": 2}]),
+        (pa.struct([("a", pa.int32()), ("raw", pa.binary(2))]), [{"a": 1.5, "raw": b"ab"}]),
+        (pa.json_(), [float("nan")]),
+        (pa.json_(), [{"a": float("inf")}]),
+    ],
+    ids=repr,
+)
+def test_arrow_cuts_nothing_off_what_python_gives(
+    tmp_path: Path, type_: pa.DataType, values: list[Any]
+) -> None:
+    with pytest.raises(InvalidInputError, match="column x"):
+        _stored(tmp_path, type_, _rows_of(*values))
+
+
+def test_maps_and_what_holds_them_keep_every_value(tmp_path: Path) -> None:
+    maps = pa.map_(pa.string(), pa.int64())
+    type_ = pa.list_(pa.struct([("m", maps), ("raw", pa.binary(2)), ("n", pa.float32())]))
+    given = [
+        [{"m": {"a": 1, "b": None}, "raw": b"ab", "n": 0.5}, None],
+        None,
+        [],
+        [{"m": None}, {"m": [("c", 3)]}],
+    ]
+    whole = [
+        [{"m": [("a", 1), ("b", None)], "raw": b"ab", "n": 0.5}, None],
+        None,
+        [],
+        [{"m": None, "raw": None, "n": None}, {"m": [("c", 3)], "raw": None, "n": None}],
+    ]
+    assert _stored(tmp_path, type_, _rows_of(*given)) == whole
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        (pa.timestamp("ns"), [FINE, None]),
+        (pa.duration("ns"), [pd.Timedelta(1, "ns")]),
+        (pa.uint64(), [2**64 - 1, 1]),
+    ],
+    ids=["timestamp", "duration", "uint64"],
+)
+def test_values_at_the_end_of_the_range_of_a_type_are_taken_whole(
+    tmp_path: Path, type_: pa.DataType, values: list[Any]
+) -> None:
+    assert _stored(tmp_path, type_, _rows_of(*values)) == values
+
+
+def test_what_pandas_has_no_value_for_is_null_beside_objects_too(table: lancewal.Table) -> None:
+    frame = pd.DataFrame(
+        {
+            "id": [1, 2],
+            "score": [np.nan, 0.5],
+            "json": [{"a": 1}, [2]],
+            "at": pd.to_datetime(["2026-01-02", None]),
+        }
+    )
+    with table.writer() as writer:
+        writer.put(frame)
+    rows = table.scan(["score", "json", "at"]).to_table().to_pylist()
+    assert sorted(rows, key=str) == [
+        {"score": 0.5, "json": "[2]", "at": None},
+        {"score": None, "json": '{"a":1}', "at": dt.datetime(2026, 1, 2)},
+    ]
+
+
+def test_masked_values_of_numpy_are_nulls(tmp_path: Path) -> None:
+    kind = [("id", "i8"), ("x", "f8")]
+    masked = np.ma.array(np.array([(0, 1.5), (1, 2.5)], kind), mask=[(False, True), (False, False)])
+    assert _stored(tmp_path, pa.float64(), masked) == [None, 2.5]
+
+
+def test_categories_of_polars_are_their_words(tmp_path: Path) -> None:
+    frame = pl.DataFrame(_rows_of("a", None), schema={"id": pl.Int64, "x": pl.Categorical})
+    assert _stored(tmp_path, pa.string(), frame) == ["a", None]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame([[1, "a", "b"]], columns=["id", "x", "x"]),
+        pd.DataFrame([[1, "a", "b"]], columns=["id", "1", 1]),
+        np.array([(1, 2j)], [("id", "i8"), ("x", "c16")]),
+        np.array([(1, (2,))], [("id", "i8"), ("x", [("a", "i8")])]),
+        np.array([(1, "2020")], [("id", "i8"), ("x", "M8[Y]")]),
+        np.array([(1, "a"), (2, 5)], [("id", "i8"), ("x", "O")]),
+    ],
+    ids=["a name twice", "the same name as text", "complex", "nested", "years", "mixed"],
+)
+def test_frames_that_arrow_cannot_read_are_refused_by_a_typed_error(tmp_path: Path, rows: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        _stored(tmp_path, pa.string(), rows)
+
+
+def test_a_key_between_two_integers_deletes_and_finds_neither(tmp_path: Path) -> None:
+    columns = pa.schema([("id", pa.int64()), ("part", pa.int32())])
+    one = lancewal.create(tmp_path / "one", columns, key="id", writer_defaults=fast())
+    two = lancewal.create(tmp_path / "two", columns, key=["id", "part"], writer_defaults=fast())
+    for table, keys in (one, (1.5, [1.5], [np.float64(1.5)], (1.5,))), (two, ({"id": 1, "part": 1.5},)):
+        with table.writer() as writer:
+            writer.put([{"id": 1, "part": 1}, {"id": 2, "part": 2}])
+            for key in keys:
+                with pytest.raises(InvalidInputError):
+                    writer.delete(key)
+                with pytest.raises(InvalidInputError):
+                    table.lookup(key)
+            assert table.count_rows() == 2
+    with pytest.raises(InvalidInputError):
+        two.lookup((1, 1.5))
+    with pytest.raises(InvalidInputError):
+        one.shard_for(1.5)
+    assert one.lookup([1.0]).found.tolist() == [True]

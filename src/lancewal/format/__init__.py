@@ -64,8 +64,10 @@ from lancewal.format.shard_manifest import (
 from lancewal.format.spans import aligned, byte_spans, has_wide_values, in_place, numbers, one_array
 from lancewal.format.values import (
     CastRefusedError,
+    are_whole,
     encode_json,
     exactly,
+    from_python,
     has_dictionary,
     has_floats,
     without_null_words,
@@ -112,6 +114,7 @@ __all__ = [
     "WalEntry",
     "align",
     "aligned",
+    "are_whole",
     "bucket_of",
     "byte_spans",
     "can_rule_out",
@@ -136,6 +139,7 @@ __all__ = [
     "entry_schema",
     "exactly",
     "field_id",
+    "from_python",
     "has_dictionary",
     "has_floats",
     "has_json",

@@ -6,8 +6,8 @@ A conversion never changes a value; it names the first row that it would change.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import lance
 import numpy as np
@@ -26,6 +26,7 @@ _Mask = npt.NDArray[np.bool_]
 _Change = tuple[int, str]
 
 _SHOWN_VALUE = 60
+_WHOLE = (int, np.integer, type(None))
 
 
 class CastRefusedError(ValueError):
@@ -61,6 +62,23 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
         row, why = change
         raise CastRefusedError(f"row {row} is {_shown(column, row)}, {why}", row)
     return converted
+
+
+def from_python(values: Any, type_: pa.DataType) -> pa.Array:
+    """Values of Python as ``type_``, every one the same: Arrow by itself makes the integer 1 of 1.5.
+
+    >>> from_python([1, 2.0], pa.int32()).to_pylist()
+    [1, 2]
+    """
+    made = pa.array(values, type_)
+    if pa.types.is_integer(type_) and isinstance(values, list | tuple) and not are_whole(values):
+        return exactly(pa.array(values), type_)
+    return made
+
+
+def are_whole(values: Iterable[Any]) -> bool:
+    """Whether all values are integers of Python or numpy, or none at all."""
+    return all(issubclass(kind, _WHOLE) for kind in set(map(type, values)))
 
 
 def has_floats(type_: pa.DataType) -> bool:

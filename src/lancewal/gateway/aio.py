@@ -17,15 +17,15 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from lancewal.errors import ClosedError, InvalidInputError
+from lancewal.errors import ClosedError, InvalidInputError, PartialWriteError
 from lancewal.gateway.client import RemoteTable
+from lancewal.gateway.gathering import Waiting, own_copy, take_group
+from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.table import Table
-from lancewal.writer import as_batches, is_stream
+from lancewal.writer import TableWriter, as_batches, is_stream
 
 #: Reads at a time of one :class:`AsyncTable`; further ones wait.
 _READERS = 16
-#: Rows of waiting puts that go together, by their bytes.
-_MOST_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -118,26 +118,22 @@ class AsyncTable:
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _Awaited(Waiting):
     """One put or delete, and the coroutine that awaits it."""
 
-    op: str
-    data: Any
-    num_rows: int
-    num_bytes: int
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[int]
 
-    def settle(self, result: int | BaseException) -> None:
+    def settle(self, outcome: int | BaseException) -> None:
         """From any thread; a coroutine that was cancelled does not mind."""
 
         def settle() -> None:
             if self.done.done():
                 return
-            if isinstance(result, BaseException):
-                self.done.set_exception(result)
+            if isinstance(outcome, BaseException):
+                self.done.set_exception(outcome)
             else:
-                self.done.set_result(result)
+                self.done.set_result(outcome)
 
         # The loop may have been closed while the rows were written: then nobody awaits them.
         with contextlib.suppress(RuntimeError):
@@ -159,7 +155,7 @@ class AsyncWriter:
         self._columns: pa.Schema | None = None
         self._lock = threading.Lock()
         self._come = threading.Condition(self._lock)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Awaited] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._ended: Exception | None = None
@@ -178,12 +174,12 @@ class AsyncWriter:
         batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
             return 0
-        rows = sum(batch.num_rows for batch in batches)
-        return await self._submit("put", batches, rows, sum(batch.nbytes for batch in batches))
+        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
+        return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
     async def delete(self, keys: Any) -> int:
         """Delete rows by key: what the writer's ``delete`` takes."""
-        return await self._submit("delete", keys, 0, 0)
+        return await self._submit("delete", keys)
 
     async def close(self) -> None:
         """Write what waits, and close the writer. Raises what its ``close`` raises."""
@@ -203,9 +199,11 @@ class AsyncWriter:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _submit(self, op: str, data: Any, rows: int, num_bytes: int) -> int:
+    async def _submit(
+        self, op: str, data: Any, schema: pa.Schema | None = None, rows: int = 0, num_bytes: int = 0
+    ) -> int:
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(op, data, rows, num_bytes, loop, loop.create_future())
+        waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
         with self._lock:
             if self._closed:
                 raise ClosedError("this writer is closed; open a new one")
@@ -244,22 +242,17 @@ class AsyncWriter:
                 self._writer = self._open_writer()
             return self._writer
 
-    def _next_group(self) -> list[_Waiting]:
-        """What goes together next; empty at the end. Only puts of the same columns go together."""
+    def _next_group(self) -> list[_Awaited]:
+        """What goes together next; empty at the end."""
         with self._lock:
             while not self._waiting and not self._closed:
                 self._come.wait()
-            group: list[_Waiting] = []
-            num_bytes = 0
-            for each in self._waiting:
-                num_bytes += each.num_bytes
-                if group and (num_bytes > _MOST_BYTES or not _go_together(group[0], each)):
-                    break
-                group.append(each)
-            del self._waiting[: len(group)]
-            return group
+            return take_group(self._waiting)
 
-    def _write(self, writer: _Writer, group: list[_Waiting]) -> None:
+    def _write(self, writer: _Writer, group: list[_Awaited]) -> None:
+        if len(group) > 1 and isinstance(writer, RemoteWriter):
+            writer.write_group(group)
+            return
         try:
             if len(group) > 1:
                 writer.put([batch for each in group for batch in each.data])
@@ -270,7 +263,7 @@ class AsyncWriter:
             pass  # Nothing was written. One of them is to blame, so each goes alone.
         except BaseException as error:
             for each in group:
-                each.settle(error)
+                each.settle(each.num_rows if _is_written(writer, each, error) else own_copy(error))
             return
         for each in group:
             try:
@@ -280,8 +273,8 @@ class AsyncWriter:
                 each.settle(error)
 
 
-def _go_together(first: _Waiting, other: _Waiting) -> bool:
-    return bool(
-        first.op == other.op == "put"
-        and first.data[0].schema.equals(other.data[0].schema, check_metadata=True)
-    )
+def _is_written(writer: _Writer, put: _Awaited, error: BaseException) -> bool:
+    """Whether a put that went with others is not concerned by an error that only some shards had."""
+    if not isinstance(error, PartialWriteError) or not isinstance(writer, TableWriter):
+        return False
+    return writer.shards_of(put.data).isdisjoint(error.failed)

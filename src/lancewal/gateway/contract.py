@@ -6,13 +6,15 @@ stream where it carries values that JSON has no types for: keys, query vectors. 
 
 In a ``DoPut`` every record batch is one put. Its metadata may be JSON with a ``number`` and what is
 ``settled`` (see :class:`~lancewal.format.PutId`); each put is answered by JSON with its ``number`` and either
-``rows`` or an ``error``. An error is an object with its ``class``, ``text`` and a few details.
+``rows`` or an ``error``. An error is an object with its ``class``, ``text`` and a few details. A client that
+gathers puts of several callers says with ``puts`` how many rows of the batch are whose, and hears of an error
+that only some shards had which puts have rows in which shard.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -98,31 +100,40 @@ class Numbered:
 
     number: int | None = None
     settled: int = 0
+    #: The rows of each put, where a message carries several.
+    parts: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        return b'{"number":%d,"settled":%d}' % (self.number or 0, self.settled)
+        puts = b',"puts":[%s]' % ",".join(map(str, self.parts)).encode() if self.parts else b""
+        return b'{"number":%d,"settled":%d%s}' % (self.number or 0, self.settled, puts)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Numbered:
         if not data:
             return cls()
         said = _parsed(data)
-        number, settled = said.get("number"), said.get("settled", 0)
-        for each in (number, settled):
-            if isinstance(each, bool) or not isinstance(each, int):
-                raise InvalidInputError(
-                    'the metadata of a put is JSON with the whole numbers "number" and "settled"'
-                )
-        return cls(number, settled)
+        number, settled, parts = said.get("number"), said.get("settled", 0), said.get("puts", [])
+        if not isinstance(parts, list) or not all(_is_whole(each) for each in (number, settled, *parts)):
+            raise InvalidInputError(
+                'the metadata of a put is JSON with the whole numbers "number" and "settled", and "puts", a '
+                "list of the rows of each, where it is several"
+            )
+        return cls(number, settled, tuple(parts))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one put."""
+    """What became of one message."""
 
     number: int | None
     rows: int = 0
     error: LanceWalError | None = None
+    #: Where only some shards took their rows: for each shard which of the message's puts have rows in it.
+    shards: Mapping[UUID, Sequence[int]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         said: dict[str, Any] = {"number": self.number}
@@ -130,13 +141,16 @@ class Answer:
             said["rows"] = self.rows
         else:
             said["error"] = describe(self.error)
+        if self.shards:
+            said["shards"] = {str(shard): list(puts) for shard, puts in self.shards.items()}
         return json.dumps(said).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Answer:
         said = _parsed(data)
         if "error" in said:
-            return cls(said.get("number"), 0, rebuilt(said["error"]))
+            shards = {UUID(shard): puts for shard, puts in said.get("shards", {}).items()}
+            return cls(said.get("number"), 0, rebuilt(said["error"]), shards)
         return cls(said.get("number"), int(said.get("rows", 0)))
 
 

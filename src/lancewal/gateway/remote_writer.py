@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -24,8 +25,11 @@ from lancewal.errors import (
 from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
+from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
 from lancewal.storage import check_process
 from lancewal.writer import RETRY_WINDOW, Cast, Intake, is_stream, streamed_batches
+
+logger = logging.getLogger(__name__)
 
 #: A connection that no put uses for so long is given back to the gateway.
 _IDLE_SECONDS = 5.0
@@ -49,8 +53,8 @@ class RemoteResult:
 class RemoteWriter:
     """Sends rows to a gateway. Thread-safe; a context manager. Rows are durable when a put returns.
 
-    Each thread that puts at the same time has a stream of its own; rows of one key stay in the order in
-    which one thread puts them.
+    Puts that threads make while one is under way are sent together, as one message, and fail each for itself.
+    Rows of one key stay in the order in which one thread puts them.
     """
 
     def __init__(self, connection: Connection, table: str, schema: TableSchema, cast: Cast) -> None:
@@ -61,10 +65,11 @@ class RemoteWriter:
         self._session = secrets.token_hex(12)
         self._lock = threading.Lock()
         self._numbers = 0
-        self._under_way: set[int] = set()
+        self._under_way: dict[int, Group[_Message]] = {}
         self._idle: list[_Stream] = []
         self._closed = False
         self._reaper: threading.Timer | None = None
+        self._gathering = Gathering[_Message](self._send)
 
     @property
     def schema(self) -> pa.Schema:
@@ -73,17 +78,18 @@ class RemoteWriter:
 
     def put(self, data: Any) -> RemoteResult:
         """Write rows: what :meth:`TableWriter.put` takes. Large ones are sent as several puts."""
-        batches = (
-            streamed_batches(data, self._intake.plain)
-            if is_stream(data)
-            else _joined(self._intake.batches(data))
-        )
-        return RemoteResult(sum(self._send("put", batch) for batch in batches if batch.num_rows))
+        batches: Iterable[pa.RecordBatch]
+        if is_stream(data):
+            batches = streamed_batches(data, self._intake.plain)
+        else:
+            found = [batch for batch in self._intake.batches(data) if batch.num_rows]
+            batches = [_joined(found)] if found else []
+        return RemoteResult(sum(self._gathered("put", batch) for batch in batches if batch.num_rows))
 
     def delete(self, keys: Any) -> RemoteResult:
         """Delete rows by key: what :meth:`TableWriter.delete` takes."""
         self._intake.deletes(keys)  # refuses what is no key
-        return RemoteResult(sum(self._send("delete", batch) for batch in self._intake.key_batches(keys)))
+        return RemoteResult(sum(self._gathered("delete", batch) for batch in self._intake.key_batches(keys)))
 
     def close(self) -> None:
         """Give the streams back; what was put is durable already. Closing twice is harmless."""
@@ -102,55 +108,116 @@ class RemoteWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, op: str, batch: pa.RecordBatch) -> int:
-        """Send one put until it is answered; its rows."""
+    def _gathered(self, op: str, batch: pa.RecordBatch) -> int:
+        """Send one put, alone or with others; its rows."""
+        check_process()
+        if self._closed:
+            raise ClosedError("this writer is closed; open a new one")
+        return self._gathering.write(ThreadPut(op, [batch], batch.schema, batch.num_rows, batch.nbytes))
+
+    def write_group(self, puts: Sequence[Waiting]) -> None:
+        """Send batches of several callers together, and settle each for itself."""
+        group = Group[_Message](puts)
+        try:
+            self._send(group)
+        except Exception as error:
+            group.settle(error)
+
+    def _send(self, group: Group[_Message]) -> None:
+        """Send puts as one message until it is answered; if it is refused, one by one."""
+        if group.apart is None:
+            try:
+                if group.message is None:
+                    group.message = self._begun(group)
+                self._send_whole(group, group.message)
+                group.settle()
+                return
+            except InvalidInputError as error:
+                if len(group.puts) == 1:
+                    raise
+                # Nothing was written. One of them is to blame, so each goes alone.
+                logger.debug("%d puts are sent one by one: %s", len(group.puts), error)
+            group.apart = [Group([put]) for put in group.puts]
+        for each in group.apart:
+            try:
+                self._send(each)
+            except LanceWalError as error:
+                each.settle(error)
+
+    def _begun(self, group: Group[_Message]) -> _Message:
+        batch = _joined([batch for put in group.puts for batch in put.data])
+        parts = tuple(put.num_rows for put in group.puts) if len(group.puts) > 1 else ()
         # Ids are known for the retry window, so nothing is sent again after it.
         trying = Trying(min(self._connection.timeout, 0.9 * RETRY_WINDOW))
-        number, rows = self._next_number(), 0
-        landed: dict[UUID, int] = {}
+        with self._lock:
+            self._numbers += 1
+            self._under_way[self._numbers] = group
+            return _Message(group.puts[0].op, batch, parts, self._numbers, trying)
+
+    def _send_whole(self, group: Group[_Message], message: _Message) -> None:
+        """Returns when all rows are durable; raises what no further try would change."""
+        trying = message.trying
+        ended = False
         try:
             while True:
                 stream: _Stream | None = None
                 turn = self._connection.turn
+                answer = Answer(message.number)
                 try:
-                    stream = self._stream(op, batch.schema)
+                    stream = self._stream(message.op, message.batch.schema)
                     turn = stream.turn
-                    answer = stream.send(batch, Numbered(number, self._settled()), trying)
-                    rows, failure = answer.rows, answer.error
+                    answer = stream.send(
+                        message.batch, Numbered(message.number, self._settled(), message.parts), trying
+                    )
+                    failure = answer.error
                     self._give_back(stream)
                 except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
                     failure = as_error(error)
                     if stream is not None:
                         stream.close()
-                if failure is None:
-                    return rows
                 if isinstance(failure, PartialWriteError):
-                    # Two gateways may have the shards of one put between them: what one of them wrote stays.
-                    landed |= failure.written
-                    left = [each for shard, each in failure.failed.items() if shard not in landed]
-                    if not left:
-                        return sum(landed.values())
-                    trying.unanswered |= bool(landed)
-                    if all(isinstance(each, (*PASSING, ShardOwnedError)) for each in left):
-                        failure = cast("LanceWalError", left[0])
+                    failure = self._left_of(failure, answer, group, message)
+                if failure is None:
+                    ended = True
+                    return
                 trying.again(self._connection, turn, failure)
+        except Exception:
+            ended = True
+            raise
         finally:
-            with self._lock:
-                self._under_way.discard(number)
+            # Else this thread was interrupted, and another one goes on with the message.
+            if ended:
+                with self._lock:
+                    self._under_way.pop(message.number, None)
 
-    def _next_number(self) -> int:
-        check_process()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this writer is closed; open a new one")
-            self._numbers += 1
-            self._under_way.add(self._numbers)
-            return self._numbers
+    def _left_of(
+        self, failure: PartialWriteError, answer: Answer, group: Group[_Message], message: _Message
+    ) -> LanceWalError | None:
+        """Settle the puts whose shards have all landed; what is to be said of the others, if any are left."""
+        # Two gateways may have the shards of one put between them: what one of them wrote stays.
+        message.landed |= failure.written
+        left = {shard: each for shard, each in failure.failed.items() if shard not in message.landed}
+        if not left:
+            return None
+        open_puts, landed_puts = (
+            {put for shard in shards for put in answer.shards.get(shard, range(len(group.puts)))}
+            for shards in (left, message.landed)
+        )
+        for number, put in enumerate(group.puts):
+            if number not in open_puts:
+                put.settle(put.num_rows)
+        message.trying.unanswered |= bool(open_puts & landed_puts)
+        if all(isinstance(each, (*PASSING, ShardOwnedError)) for each in left.values()):
+            return cast("LanceWalError", next(iter(left.values())))
+        return failure
 
     def _settled(self) -> int:
         """Numbers up to this one are never sent again."""
         with self._lock:
-            return min(self._under_way) - 1
+            self._under_way = {
+                number: group for number, group in self._under_way.items() if not group.is_abandoned
+            }
+            return min(self._under_way, default=self._numbers + 1) - 1
 
     def _stream(self, op: str, schema: pa.Schema) -> _Stream:
         """An idle stream for these columns, or a new one."""
@@ -208,6 +275,19 @@ class RemoteWriter:
 
 
 @dataclass(eq=False)
+class _Message:
+    """The rows of one or more puts under one number, and what has become of them so far."""
+
+    op: str
+    batch: pa.RecordBatch
+    #: The rows of each put, where there are several.
+    parts: tuple[int, ...]
+    number: int
+    trying: Trying
+    landed: dict[UUID, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class _Stream:
     """An open ``DoPut``: one thread at a time sends a put and reads its answer."""
 
@@ -246,11 +326,11 @@ class _Stream:
             self.writer.close()
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The rows of one put as one batch, since a batch is a put."""
-    if len(batches) <= 1:
-        return list(batches)
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows as one batch, since a batch is a put."""
+    if len(batches) == 1:
+        return batches[0]
     try:
-        return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+        return pa.concat_batches(batches)
     except pa.ArrowInvalid as error:
         raise InvalidInputError(f"the batches of one put have different columns: {error}") from None

@@ -11,7 +11,8 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -187,6 +188,23 @@ class _Served:
                 raise UnavailableError(STOPPING) from None
             raise
 
+    def shards_of(
+        self, op: str, batch: pa.RecordBatch, cast: Cast, parts: Sequence[int]
+    ) -> dict[UUID, list[int]]:
+        """For each shard which of several puts, of so many rows each, have rows in it; empty if unknown."""
+        writer = self._writer
+        if writer is None:
+            return {}  # the gateway is stopping
+        intake = self._intake(writer, cast)
+        found: dict[UUID, list[int]] = defaultdict(list)
+        first = 0
+        for number, rows in enumerate(parts):
+            part = batch.slice(first, rows)
+            first += rows
+            for shard in writer.shards_of(intake.deletes(part) if op == "delete" else intake.upserts(part)):
+                found[shard].append(number)
+        return found
+
     def close(self) -> Exception | None:
         """Close the writer, which hands its shards over; the error that came, if one did."""
         with self._lock:
@@ -333,6 +351,8 @@ def _answered(
     try:
         numbered = Numbered.decode(None if said is None else said.to_pybytes())
         number = numbered.number
+        if numbered.parts and (sum(numbered.parts) != batch.num_rows or min(numbered.parts) < 1):
+            raise InvalidInputError(f"the message has {batch.num_rows} rows, its puts have others")
         put_id = None
         if session is not None and number is not None:
             put_id = PutId(str(session), number, numbered.settled)
@@ -342,7 +362,7 @@ def _answered(
         (*_, only) = error.failed.values()
         if len(error.failed) == 1 and not error.written and isinstance(only, LanceWalError):
             return Answer(number, error=only)
-        return Answer(number, error=error)
+        return Answer(number, error=error, shards=served.shards_of(op, batch, cast, numbered.parts))
     except LanceWalError as error:
         return Answer(number, error=error)
 

@@ -56,6 +56,7 @@ class Predicate:
         >>> Predicate.parse("id > 1 AND name IS NOT NULL", rows.schema).mask(rows).tolist()
         [False, False, True]
         """
+        _refuse_other_than_text(sql)
         single = _single_equality(sql, schema)
         if single is not None:
             return cls(dialect.with_readable_integers(sql), [single], None, frozenset())
@@ -222,6 +223,7 @@ class Expression:
         >>> Expression.parse("n + id", rows.schema).evaluate(rows).to_pylist()
         [11, None]
         """
+        _refuse_other_than_text(sql)
         frame = _frame(hashable(schema))
         parsed = _parse(frame, sql, schema)
         try:
@@ -233,6 +235,11 @@ class Expression:
     def evaluate(self, rows: pa.Table) -> pa.ChunkedArray:
         """Its value for each row; refuses rows for which it has none, as in a division by zero."""
         return _evaluate(self._parsed, rows, self.sql)
+
+
+def _refuse_other_than_text(sql: object) -> None:
+    if not isinstance(sql, str):
+        raise InvalidInputError(f'{sql!r} is no SQL; pass a text, such as "n > 1"')
 
 
 def _true(matches: pa.Array | pa.ChunkedArray) -> Mask:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format import TableSchema
+from lancewal.format import TableSchema, from_python
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
@@ -221,7 +221,9 @@ def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     try:
-        arrays = [pa.array(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)]
+        arrays = [
+            from_python(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)
+        ]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
     return pa.Table.from_arrays(arrays, list(names))

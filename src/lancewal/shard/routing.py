@@ -39,6 +39,7 @@ from lancewal.format import (
     decode_shard_value,
     encode_shard_value,
     field_id,
+    from_python,
     result_type_to_arrow,
 )
 from lancewal.shard.discovery import PresentShards
@@ -292,7 +293,7 @@ class ShardRouter:
         if self._source is None:
             return self._shard(_UNSHARDED_VALUE)
         try:
-            column = pa.array([value], self._source.type)
+            column = from_python([value], self._source.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidInputError(
                 f"{value!r} is no value of column {self._source.name} ({self._source.type}): {error}"

@@ -25,6 +25,7 @@ from lancewal.format import (
     column_sources,
     encode_json,
     exactly,
+    from_python,
     has_dictionary,
     has_floats,
     has_json,
@@ -185,6 +186,16 @@ class Intake:
                     return False
         return bool(batches)
 
+    def refuse_newer_columns(self) -> None:
+        """Refuse to write rows that were read, where the table has got other columns since: whole rows of
+        this writer would leave them empty."""
+        newest = None if self._newest is None else self._newest().columns
+        if newest is not None and not newest.equals(self.schema.columns, check_metadata=True):
+            raise InvalidInputError(
+                "the table's columns have changed since this writer was opened, and it would empty those "
+                "that it does not know; close it and open another one"
+            )
+
     def deletes(self, keys: Any) -> Rows:
         """Tombstones for ``keys``: one value, a list of values, or Arrow data with the key columns."""
         if not self.schema.primary_key:
@@ -222,7 +233,7 @@ class Intake:
             values = values.combine_chunks()
         if not isinstance(values, pa.Array):
             try:
-                values = pa.array(values, key.type)
+                values = from_python(values, key.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InvalidInputError(f"keys are not of type {key.type}: {error}") from None
         return pa.RecordBatch.from_arrays([values], names=[key.name])

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from datetime import date, datetime, time
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import CastRefusedError, exactly, is_json
+from lancewal.format import CastRefusedError, are_whole, exactly, is_json
 from lancewal.writer.kinds import is_float_list, same_kind
 
 #: What several keys come in, beside columns of pandas and polars.
@@ -44,11 +45,13 @@ def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch
     if _is_pandas(data):
         return _from_pandas(data, table)
     if isinstance(data, np.ndarray) and data.dtype.names:
-        return [_from_columns({name: _numpy_column(data[name]) for name in data.dtype.names}, table)]
+        return [_from_columns({name: _numpy_field(data, name) for name in data.dtype.names}, table)]
     try:
+        if _is_polars(data):
+            # Not its stream: Arrow cannot decode the categories that are in it.
+            return [_from_frame(b, table) for b in data.to_arrow().to_batches() if b.num_rows]
         if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
-            batches = [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
-            return [_from_frame(b, table) for b in batches] if _is_polars(data) else batches
+            return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
     except pa.ArrowException as error:
         raise InvalidInputError(f"cannot read rows from this {type(data).__name__}: {error}") from error
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
@@ -186,23 +189,46 @@ def _fields(row: Any) -> Mapping[str, Any]:
 
 
 def _from_pandas(frame: Any, table: pa.Schema | None) -> list[pa.RecordBatch]:
-    try:
-        batches = pa.Table.from_pandas(frame, preserve_index=False).to_batches()
-    except _FAILURES:
-        # Columns of mixed objects: the values themselves tell which row is wrong.
-        return [_from_columns({str(name): frame[name].tolist() for name in frame.columns}, table)]
-    return [_from_frame(batch, table) for batch in batches]
+    names = list(map(str, frame.columns))
+    if len(set(names)) != len(names):
+        raise InvalidInputError(f"the frame has a column name twice: {', '.join(names)}")
+    if not len(frame):
+        return []
+    return [_from_columns({str(name): _pandas_column(frame[name]) for name in frame.columns}, table)]
 
 
 def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None) -> pa.RecordBatch:
     return _from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), table)
 
 
+def _pandas_column(column: Any) -> Any:
+    """As Arrow has it; objects are values of Python. NaN, NaT and NA are nulls, as Arrow takes them."""
+    if column.dtype != object:
+        try:
+            made = pa.array(column)
+            return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        except _FAILURES:
+            pass  # the values themselves tell which row is wrong
+    return list(column.astype(object).where(column.notna(), None))
+
+
+def _numpy_field(data: Any, name: str) -> Any:
+    """One field of a structured array, as Arrow has it; objects are values of Python."""
+    column = data[name]
+    if column.dtype == object and column.ndim == 1:
+        return column.tolist()
+    try:
+        return _numpy_column(column)
+    except _FAILURES as error:
+        raise InvalidInputError(f"column {name}, {column.dtype} in numpy, cannot be read: {error}") from None
+
+
 def _numpy_column(column: Any) -> pa.Array:
-    """One field of a structured array; a field that is an array itself is a vector."""
+    """A field that is an array itself is a vector."""
     native = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("="), copy=False)
     if native.ndim == 1:
-        return pa.array(native)
+        masked = np.ma.getmaskarray(column) if isinstance(column, np.ma.MaskedArray) else None
+        return pa.array(native, mask=masked)
     return pa.FixedSizeListArray.from_arrays(
         _numpy_column(native.reshape(-1)), int(np.prod(native.shape[1:]))
     )
@@ -222,7 +248,7 @@ def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
     if field is not None and is_json(field.type) and not isinstance(values, pa.Array):
         values = [_json_text(name, row, value) for row, value in enumerate(values)]
     try:
-        array = values if isinstance(values, pa.Array) else pa.array(_plain_values(values))
+        array = values if isinstance(values, pa.Array) else _inferred(values)
     except _FAILURES as error:
         return _typed(name, values, field, error)
     if field is None or is_json(field.type):
@@ -232,6 +258,32 @@ def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
     if same_kind(array.type, field.type) or isinstance(values, pa.Array):
         return array
     return _typed(name, values, field, None)
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array:
+    """Values of Python as Arrow reads them, without what it cuts off or does not take by itself."""
+    values = _plain_values(values)
+    try:
+        array = pa.array(values)
+    except OverflowError:
+        if not are_whole(values):
+            raise
+        return pa.array(values, pa.uint64())
+    if pa.types.is_date(array.type) and any(isinstance(value, datetime) for value in values):
+        # Arrow goes by the first value, and would drop the time of day of the others.
+        return pa.array([_moment(value) for value in values])
+    if pa.types.is_timestamp(array.type) and any(getattr(value, "nanosecond", 0) for value in values):
+        return pa.array(values, pa.timestamp("ns", array.type.tz))
+    if pa.types.is_time(array.type) and any(getattr(value, "tzinfo", None) for value in values):
+        raise ValueError("a time of day has no time zone in Arrow")
+    if pa.types.is_duration(array.type) and any(getattr(value, "nanoseconds", 0) for value in values):
+        return pa.array(values, pa.duration("ns"))
+    return array
+
+
+def _moment(value: Any) -> Any:
+    is_day = isinstance(value, date) and not isinstance(value, datetime)
+    return datetime.combine(value, time()) if is_day else value
 
 
 def _plain_values(values: Sequence[Any]) -> Sequence[Any]:
@@ -245,9 +297,12 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
     """Values that do not tell their type by themselves, such as maps, in that of ``field``; or a refusal."""
     if field is not None and _cannot_be_told(field.type):
         try:
-            return pa.array(values, field.type)
+            array, error = _by_parts(values, field.type), None
         except _FAILURES as typed_error:
-            error = error or typed_error
+            error = typed_error
+        else:
+            if same_kind(array.type, field.type):
+                return _rounded(array, field.type, name)
     row = _first_misfit(values, field)
     wanted = "" if field is None else f", the table has {field.type}"
     text = f"column {name}, row {row}: {_shown(values[row])} is {type(values[row]).__name__}{wanted}"
@@ -256,6 +311,34 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
     raise InvalidInputError(
         f"{text}; convert the value, or open the writer with cast=True, which also takes numbers from text"
     )
+
+
+def _by_parts(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Values in the shape of ``type_``, with numbers as they are.
+
+    Arrow, when told the whole type, cuts 1.5 down to 1 for an integer and drops fields of structs.
+    """
+    if not _cannot_be_told(type_):
+        return _inferred(values)
+    if pa.types.is_fixed_size_binary(type_):
+        return pa.array(values, type_)
+    if pa.types.is_struct(type_):
+        rows = [{} if value is None else _fields(value) for value in values]
+        known = {field.name: field.type for field in type_}
+        columns = {
+            name: [row.get(name) for row in rows]
+            for name in dict.fromkeys([*known, *(n for r in rows for n in r)])
+        }
+        parts = [_by_parts(c, known[n]) if n in known else _inferred(c) for n, c in columns.items()]
+        return pa.StructArray.from_arrays(parts, list(columns), mask=pa.array([v is None for v in values]))
+    lists = [list(v.items()) if isinstance(v, Mapping) else v for v in values]
+    ends = np.cumsum([0, *(0 if each is None else len(each) for each in lists)])
+    offsets = pa.array(ends, pa.int32(), mask=np.array([*(each is None for each in lists), False]))
+    items = [item for each in lists if each is not None for item in each]
+    if pa.types.is_map(type_):
+        keys = _by_parts([key for key, _ in items], type_.key_type)
+        return pa.MapArray.from_arrays(offsets, keys, _by_parts([item for _, item in items], type_.item_type))
+    return pa.ListArray.from_arrays(offsets, _by_parts(items, type_.value_type))
 
 
 def _cannot_be_told(type_: pa.DataType) -> bool:
@@ -273,7 +356,7 @@ def _json_text(name: str, row: int, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
-        return json.dumps(value)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"column {name}, row {row}: {_shown(value)} is no JSON: {error}") from None
 
@@ -284,14 +367,14 @@ def _first_misfit(values: Sequence[Any], field: pa.Field | None) -> int:
         if value is None:
             continue
         try:
-            kind = pa.array(_plain_values([value])).type
+            kind = _inferred([value]).type
         except _FAILURES:
             return row
         if field is not None and not same_kind(kind, field.type):
             return row
     for row in range(1, len(values)):
         try:
-            pa.array(_plain_values(values[: row + 1]))
+            _inferred(values[: row + 1])
         except _FAILURES:
             return row
     return 0

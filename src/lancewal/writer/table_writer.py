@@ -150,6 +150,11 @@ class TableWriter:
         """What accepts rows for this writer with another ``cast``; :meth:`put` takes what it gives."""
         return self._intake.casting(cast)
 
+    def shards_of(self, data: Any) -> set[UUID]:
+        """The shards that rows belong to: rows to put, or what an :meth:`intake` gave."""
+        rows = data if isinstance(data, Rows) else self._intake.upserts(data)
+        return {shard.shard_id for batch in rows.batches for shard, _ in self._router.route(batch)}
+
     def put(
         self, data: Any, *, put_id: PutId | None = None, patience: float | None = None
     ) -> TableWriteResult:
@@ -246,6 +251,9 @@ class TableWriter:
         expressions = {name: Expression.parse(sql, self.schema) for name, sql in set_sql.items()}
         progress = _Progress()
         for batch in self._matching(where, self.schema.names):
+            if not progress.rows:
+                # Now that the state is fixed which all batches are read from.
+                self._intake.refuse_newer_columns()
             before = pa.Table.from_batches([batch])
             new = {name: each.evaluate(before) for name, each in expressions.items()}
             for name, value in values.items():
@@ -263,6 +271,9 @@ class TableWriter:
             )
         if self._find is None:
             raise InvalidInputError("this writer cannot read; open one with Table.writer")
+        if not isinstance(where, str):
+            # None is no condition for a scan: all rows would be changed.
+            raise InvalidInputError(f'where is {where!r}; pass an SQL condition, "true" for all rows')
         return self._find(where, columns)
 
     def flush(self) -> None:
