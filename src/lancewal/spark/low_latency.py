@@ -201,11 +201,11 @@ class MicroBatches:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         if self.app_id is None:
             self.app_id = query_id(batch.sparkSession, self.checkpoint)
+        transaction = Transaction(self.app_id, batch_id)
         options = Options.parse(self.options)
         if not self.checkpoint and not self._checked:
             _check(batch, options, self.order_by)
             self._checked = True
-        transaction = Transaction(self.app_id, batch_id)
         written = write_transaction(batch, options, transaction, self.order_by, keep=self.keep)
         if self.report is not None:
             self.report(BatchReport.of(batch_id, written))
