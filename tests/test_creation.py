@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from lancewal.storage import ObjectStore
 from tests.servers import S3Server
 from tests.tables import KEY, fast
 
+#: The module: the room's door has a function of this name.
+CREATE: Any = importlib.import_module("lancewal.initialization.create")
 ROWS = [{"id": 1, "text": "a", "vector": [0.1, 1.0]}, {"id": 2, "text": "b", "vector": [0.0, 2.0]}]
 VECTOR = pa.list_(pa.float32(), 2)
 COLUMNS = pa.schema([("id", pa.int64()), ("text", pa.string()), ("vector", VECTOR)])
@@ -339,3 +343,71 @@ def test_numpy_rows_make_a_table(tmp_path: Path) -> None:
     table = lancewal.create(tmp_path / "t", rows, key="id")
     assert table.schema.field("vector").type == VECTOR
     assert table.lookup(2) == {"id": 2, "name": "b", "vector": [0.25, 2.0]}
+
+
+def test_of_two_that_make_a_table_at_a_time_neither_is_put_over_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, write = tmp_path / "t", CREATE.write_fragments
+
+    def write_beside_a_rival(*args: Any, **how: Any) -> Any:
+        made = write(*args, **how)
+        monkeypatch.undo()
+        rival = lancewal.create(uri, [{"id": 1, "text": "rival"}], key="id", writer_defaults=fast())
+        with rival.writer() as writer:
+            writer.put({"id": 2, "text": "rival"})
+        return made
+
+    monkeypatch.setattr(CREATE, "write_fragments", write_beside_a_rival)
+    with pytest.raises(InvalidInputError, match="already exists"):
+        lancewal.create(uri, [{"id": 1, "text": "late"}], key="id")
+    table = lancewal.open(uri)
+    assert table.scan(["text"]).to_table()["text"].to_pylist() == ["rival", "rival"]
+    assert table.verify().ok
+
+
+def test_a_table_whose_commit_lost_its_reply_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = lance.LanceDataset.commit
+
+    def commit_without_reply(*args: Any, **how: Any) -> None:
+        commit(*args, **how)
+        monkeypatch.undo()
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(commit_without_reply))
+    assert lancewal.create(tmp_path / "t", ROWS, key="id").count_rows() == len(ROWS)
+
+
+def test_create_makes_nothing_where_shards_of_an_earlier_table_are(tmp_path: Path) -> None:
+    earlier = lancewal.create(tmp_path / "t", ROWS, key="id", writer_defaults=fast())
+    with pytest.raises(InvalidInputError, match="already exists"):
+        lancewal.create(tmp_path / "t", ROWS, key="id")
+    for each in Path(earlier.uri).iterdir():
+        if each.name != "_mem_wal":
+            shutil.rmtree(each)
+    with pytest.raises(InvalidInputError, match="earlier table"):
+        lancewal.create(tmp_path / "t", ROWS, key="id")
+    assert [each.name for each in Path(earlier.uri).iterdir()] == ["_mem_wal"]
+
+
+def test_a_key_beside_the_marks_of_another_is_refused(tmp_path: Path) -> None:
+    columns = pa.schema([pa.field("id", pa.int64(), False, KEY), pa.field("text", pa.string())])
+    with pytest.raises(InvalidInputError, match="marked with the key"):
+        lancewal.create(tmp_path / "t", columns, key="text")
+    with pytest.raises(InvalidInputError, match="the key is 5"):
+        lancewal.create(tmp_path / "t", columns, key=5)  # type: ignore[arg-type]
+    assert not (tmp_path / "t").exists()
+    assert lancewal.create(tmp_path / "t", columns, key="id").primary_key == ("id",)
+
+
+def test_checkpoints_are_not_lost_with_the_write_path_and_leave_no_tags(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", ROWS, key="id", writer_defaults=fast())
+    table.checkpoint("training")
+    with pytest.raises(InvalidInputError, match="training"):
+        lancewal.uninitialize(table.uri)
+    assert table.at("training").count_rows() == len(ROWS)
+    table.drop_checkpoint("training")
+    lance.dataset(table.uri).tags.create("lancewal-half_made-0123456789abcdef", 1)
+    lance.dataset(table.uri).tags.create("release", 1)
+    lancewal.uninitialize(table.uri)
+    assert list(lance.dataset(table.uri).tags.list()) == ["release"]

@@ -295,7 +295,7 @@ class TestMaking:
             opened(site).checkpoint(name)
         assert left_of_checkpoints(site.store) == []
 
-    @pytest.mark.parametrize("keep", [timedelta(0), 30, timedelta(days=-1)])
+    @pytest.mark.parametrize("keep", [timedelta(0), 30, timedelta(days=-1), timedelta.max])
     def test_an_age_that_is_none_is_refused(self, site: Site, keep: Any) -> None:
         with pytest.raises(InvalidInputError, match="keep"):
             opened(site).checkpoint("one", keep=keep)

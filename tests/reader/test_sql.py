@@ -92,6 +92,8 @@ def test_only_columns_that_a_query_uses_are_read() -> None:
         "COPY t TO '/tmp/elsewhere.parquet'",
         "SET datafusion.execution.batch_size = 1",
         "SELECT 1 / 0 FROM t",
+        "SELECT CAST('x' AS INT) FROM t",
+        "SELECT * FROM t LIMIT -1",
         "SELEC",
         "",
     ],
@@ -100,3 +102,7 @@ def test_what_is_no_query_of_the_table_is_refused(table: lancewal.Table, query: 
     with pytest.raises(InvalidInputError, match="the table is called t"):
         table.sql(query)
     assert table.count_rows() == 10
+
+
+def test_a_description_of_the_table_shows_all_columns(table: lancewal.Table) -> None:
+    assert table.sql("DESCRIBE t")["column_name"].to_pylist() == table.schema.names

@@ -370,10 +370,15 @@ def test_a_forged_request_is_refused_and_harms_nobody(one: lancewal.Table) -> No
             encode_record({**of_nobody, "shards": {shard: [entry]}}),
             encode_record({**of_nobody, "shards": {shard: [{**entry, "path": "0a1b2c3d_gen_1"}]}}),
             encode_record({"do": "flush", "shards": {"no shard": None}}),
+            encode_record({**of_nobody, "version": float("inf"), "age": 0.0, "shards": {shard: []}}),
         ]
         for number, content in enumerate(contents):
             one._store.put(f"{directory}/{number}.asked", content)
-        until(lambda: len([i for i in one._store.list(directory) if i.path.endswith(".answered")]) == 5)
+        until(
+            lambda: (
+                len([i for i in one._store.list(directory) if i.path.endswith(".answered")]) == len(contents)
+            )
+        )
         writer.put(rows(1, 1))
     assert ids(one.scan().to_table()) == [0, 1]
     assert one.verify().ok

@@ -13,6 +13,7 @@ import lance
 import pytest
 
 import lancewal
+from lancewal.gateway import Gateway
 from tests.patience import PATIENCE
 from tests.tables import KEYED, ids
 
@@ -55,7 +56,7 @@ def refused(*calls):
 """
 
 
-def run(script: str, uri: Path) -> Any:
+def run(script: str, uri: Path | str) -> Any:
     """What a process that runs ``script`` prints as its last line."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, str(uri)],
@@ -222,3 +223,72 @@ table.lookup([1, 2])
 print(json.dumps(in_child(lambda: refused(lambda: table.lookup([1, 2])))))
 """
     assert run(script, uri) == [["ForkedError"], 0]
+
+
+def test_an_acknowledged_put_of_a_client_was_lost_after_a_fork(uri: Path) -> None:
+    """Its forked child sent rows under the same id, and the gateway took the parent's for a second try."""
+    script = """
+table = lancewal.connect(sys.argv[1], timeout=30)
+writer = table.writer()
+writer.put(rows(0, 1))
+
+def work():
+    with table, writer:  # whose ends do nothing here
+        return refused(lambda: writer.put(rows(10, 1)), table.count_rows, table.status)
+
+answer = in_child(work)
+writer.put(rows(1, 1))
+print(json.dumps(answer))
+"""
+    with Gateway({"t": lancewal.open(uri)}) as gateway:
+        assert run(script, gateway.address) == [["ForkedError"] * 3, 0]
+    assert ids(lancewal.open(uri).scan().to_table()) == [0, 1]
+
+
+def test_a_forked_child_waited_for_threads_of_asyncio_that_it_has_not(uri: Path) -> None:
+    script = """
+import asyncio
+table = lancewal.AsyncTable(lancewal.open(sys.argv[1]))
+writer = table.writer()
+
+async def put(start):
+    return await writer.put(rows(start, 3)), await table.count_rows()
+
+async def close():
+    await writer.close()
+
+def work():
+    answers = refused(lambda: asyncio.run(put(10)), lambda: asyncio.run(table.count_rows()))
+    asyncio.run(close())
+    return answers
+
+asyncio.run(put(0))
+answer = in_child(work)
+print(json.dumps([answer, asyncio.run(put(3))]))
+asyncio.run(close())
+"""
+    assert run(script, uri) == [[["ForkedError"] * 2, 0], [3, 6]]
+
+
+def test_a_forked_child_that_left_a_shared_table_hung(uri: Path) -> None:
+    """It waited for calls of its parent's, and would have taken the socket away from all processes."""
+    script = """
+import pathlib
+directory = pathlib.Path(sys.argv[1]).parent
+shared = lancewal.share(sys.argv[1], directory=directory)
+writer = shared.writer()
+writer.put(rows(0, 1))
+child = os.fork()
+if child == 0:
+    with shared, writer:  # whose ends do nothing here
+        names = refused(lambda: writer.put(rows(10, 1)), shared.flush)
+    # As multiprocessing ends its children: at an exit like any other pyarrow would shut its server down.
+    os._exit(0 if names == ["ForkedError"] * 2 else 1)
+_, status = os.waitpid(child, 0)
+writer.put(rows(1, 1))
+sockets = len(list(directory.glob("*.sock")))
+shared.close()
+print(json.dumps([status, sockets]))
+"""
+    assert run(script, uri) == [0, 1]
+    assert ids(lancewal.open(uri).scan().to_table()) == [0, 1]

@@ -213,6 +213,22 @@ def test_a_put_with_little_patience_is_told_that_there_is_no_room(tmp_path: Path
     assert table.count_rows() == number * 500
 
 
+def test_a_put_that_found_no_room_kept_the_rows_of_all_its_tries(tmp_path: Path) -> None:
+    """The less room there was the more was kept: each try held on to the one before it."""
+    with append_only(tmp_path).writer() as writer:
+        writer.put(some(0, 1))
+        (shard,) = writer.shard_writers.values()
+        with shard._backpressure.held_back():
+            for _ in range(3):
+                with pytest.raises(PartialWriteError):
+                    writer.put(some(1, 1), put_id=PutId("one", 1), patience=0.0)
+        session = shard._put_ids._sessions["one"]
+        assert not session.interrupted
+        assert not session.under_way
+        writer.put(some(1, 1), put_id=PutId("one", 1))
+        assert ids(shard.scan()) == [0, 1]
+
+
 @pytest.mark.parametrize("taken_in", [True, False])
 def test_an_interrupted_put_that_a_leader_took_in_landed_twice(tmp_path: Path, taken_in: bool) -> None:
     """Its thread went while another inserted its rows: its id said that they were not written."""

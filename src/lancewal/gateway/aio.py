@@ -21,6 +21,7 @@ from lancewal.errors import ClosedError, InvalidInputError, PartialWriteError
 from lancewal.gateway.client import RemoteTable
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.storage import check_process, is_forked
 from lancewal.table import Table
 from lancewal.writer import TableWriter, as_batches, is_stream
 
@@ -114,6 +115,7 @@ class AsyncTable:
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
+        check_process()  # first: a forked child has none of the threads, and would wait for them
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
@@ -182,7 +184,12 @@ class AsyncWriter:
         return await self._submit("delete", keys)
 
     async def close(self) -> None:
-        """Write what waits, and close the writer. Raises what its ``close`` raises."""
+        """Write what waits, and close the writer. Raises what its ``close`` raises.
+
+        In a forked child it does nothing: the writer and its thread are the parent's.
+        """
+        if is_forked():
+            return
         with self._lock:
             self._closed = True
             self._come.notify_all()
@@ -202,6 +209,7 @@ class AsyncWriter:
     async def _submit(
         self, op: str, data: Any, schema: pa.Schema | None = None, rows: int = 0, num_bytes: int = 0
     ) -> int:
+        check_process()  # first: a forked child has no thread that writes, and would wait for it
         loop = asyncio.get_running_loop()
         waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
         with self._lock:

@@ -27,7 +27,7 @@ from lancewal.errors import (
 )
 from lancewal.gateway.access import is_loopback
 from lancewal.gateway.contract import rebuilt
-from lancewal.storage import check_process
+from lancewal.storage import check_process, is_forked, note_use
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class Connection:
                 _warn_of_plain_token(address)
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidInputError("a token has printable ASCII characters only")
+        # A forked child would send its puts under the ids of its parent's; a gateway takes each id once.
+        note_use()
         self._addresses = list(addresses)
         self._token = token
         self._certs = tls_root_certs
@@ -125,6 +127,9 @@ class Connection:
             trying.again(self, turn, failure)
 
     def close(self) -> None:
+        """End it; in a forked child nothing happens: it is the parent's."""
+        if is_forked():
+            return
         with self._lock:
             client, self._client, self._closed = self._client, None, True
         if client is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ _GATHER_SHARE = 0.5
 
 
 @dataclass(eq=False)
-class Waiting:
+class Waiting(ABC):
     """One put or delete, and whoever waits for it."""
 
     op: str
@@ -49,11 +50,11 @@ class Waiting:
     num_rows: int
     num_bytes: int
 
+    @abstractmethod
     def settle(self, outcome: int | BaseException) -> None:
         """Tell the rows that were written, or why they were not; only the first outcome counts."""
-        raise NotImplementedError
 
-    def wake(self) -> None:
+    def wake(self) -> None:  # noqa: B027
         """If this is a thread that waits, it looks for an outcome or for something to send."""
 
     @property

@@ -26,7 +26,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
-from lancewal.storage import check_process
+from lancewal.storage import check_process, is_forked
 from lancewal.writer import RETRY_WINDOW, Cast, Intake, is_stream, streamed_batches
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,10 @@ class RemoteWriter:
         return RemoteResult(sum(self._gathered("delete", batch) for batch in self._intake.key_batches(keys)))
 
     def close(self) -> None:
-        """Give the streams back; what was put is durable already. Closing twice is harmless."""
+        """Give the streams back; what was put is durable already. Closing twice is harmless, and in a
+        forked child it does nothing: the streams are its parent's."""
+        if is_forked():
+            return
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -34,6 +34,7 @@ from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
+from lancewal.storage import is_forked
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
@@ -112,8 +113,11 @@ class Gateway:
     def close(self) -> None:
         """Take no more calls, finish those under way, flush, and hand the shards over.
 
-        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises.
+        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises. In a
+        forked child it does nothing: the gateway is its parent's.
         """
+        if is_forked():
+            return
         with self._close_lock:
             if self._closed:
                 return

@@ -27,7 +27,7 @@ from lancewal.gateway.client import RemoteTable
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.gateway.server import Gateway
-from lancewal.storage import check_process, in_forked_child
+from lancewal.storage import check_process, in_forked_child, is_forked
 from lancewal.table import Table, open_table
 from lancewal.writer import Cast
 
@@ -106,7 +106,12 @@ class SharedTable:
         self._remote.flush()
 
     def close(self) -> None:
-        """Take no more puts here. A leader flushes, and leaves the lead to whoever puts next."""
+        """Take no more puts here. A leader flushes, and leaves the lead to whoever puts next.
+
+        In a forked child it does nothing: the lead, its lock and its socket are the parent's.
+        """
+        if is_forked():
+            return
         with self._lock:
             self._closed = True
             gateway, self._gateway = self._gateway, None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lance
 import pyarrow as pa
+from lance.fragment import write_fragments
 
 from lancewal.base import check_unique, lance_errors
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
 from lancewal.initialization.initialize import (
     check_new_table,
     initialize,
     key_columns,
+    leftover_error,
+    leftovers_at,
     marked_key,
     persisted_defaults,
 )
@@ -24,6 +28,8 @@ from lancewal.maintenance import restore_backup
 from lancewal.storage import ObjectStore
 from lancewal.table import Table, open_table
 from lancewal.writer import is_stream, new_table_of
+
+logger = logging.getLogger(__name__)
 
 
 def create(
@@ -78,7 +84,12 @@ def create(
         rows = new_table_of(schema_or_data)
     names = key_columns(key)
     columns = marked_key(rows.schema, names)
-    check_new_table(columns, sharding)
+    marked = check_new_table(columns, sharding).primary_key
+    if names and marked != names:
+        raise InvalidInputError(
+            f"the columns are marked with the key {', '.join(marked)}, not {', '.join(names)}; leave the key "
+            "out, or the marks"
+        )
     if names:
         check_unique(lambda: rows.to_batches(), names)
     _write(uri, rows.cast(columns), storage_options)
@@ -119,9 +130,54 @@ def create_table(
 
 
 def _write(uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping[str, str] | None) -> None:
-    where = ObjectStore.from_uri(uri, storage_options).uri
-    with lance_errors(f"create the table at {os.fspath(uri)}", commits=True):
-        lance.write_dataset(rows, where, storage_options=dict(storage_options or {}) or None)
+    """Write the first version of a table, where none is yet.
+
+    Lance's ``write_dataset`` looks for a table before it writes rows, and not when it commits: of two that
+    make one at a time the later would be put over the earlier, with its write path and all it holds.
+    """
+    store = ObjectStore.from_uri(uri, storage_options)
+    options = dict(storage_options or {}) or None
+    leftovers = leftovers_at(store)
+    # After the shards were listed: those of a table that is being made are no leftovers.
+    if _maker(store.uri, options) is not None:
+        raise _exists(store)
+    if leftovers:
+        raise leftover_error(store, leftovers)
+    made = None
+    try:
+        with lance_errors(f"create the table at {os.fspath(uri)}", commits=True):
+            made = write_fragments(
+                rows, store.uri, mode="create", return_transaction=True, storage_options=options
+            )
+            # In one attempt: a second one would be put over what came meanwhile.
+            lance.LanceDataset.commit(store.uri, made, max_retries=0, storage_options=options)
+    except (StorageError, OutcomeUnknownError) as error:
+        maker = _maker(store.uri, options)
+        if maker is None:
+            raise
+        if made is None or maker != made.uuid:
+            raise _exists(store) from error
+        logger.info("the reply to the commit of %s was lost, the table is there: %s", store.uri, error)
+
+
+def _exists(store: ObjectStore) -> InvalidInputError:
+    return InvalidInputError(
+        f"a table already exists at {store.uri}; open it with lancewal.open, or give it a write path with "
+        "lancewal.initialize"
+    )
+
+
+def _maker(uri: str, options: dict[str, str] | None) -> str | None:
+    """The transaction that made the table, as far as is known; ``None`` where there is no table."""
+    try:
+        dataset = lance.dataset(uri, storage_options=options)
+    except (OSError, ValueError):
+        return None
+    try:
+        first = dataset.read_transaction(1)
+    except (OSError, ValueError):
+        return ""  # cleaned up
+    return "" if first is None else str(first.uuid)
 
 
 def restore(

@@ -35,6 +35,7 @@ from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     MemWalDetails,
     MemWalIndexDetailsMessage,
+    TableSchema,
     check_key_types,
     check_new_columns,
 )
@@ -119,16 +120,10 @@ def initialize(
     uri, options = locate(uri_or_dataset, storage_options)
     store = ObjectStore.from_uri(uri, options)
     for _ in range(_COMMIT_ATTEMPTS):
-        leftovers = _leftovers(store)
+        leftovers = leftovers_at(store)
         dataset = _open_uninitialized(store)
         if leftovers:
-            raise InvalidInputError(
-                f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
-                "this place, whose rows would come back; delete that directory first. Where uninitialize was "
-                "interrupted, call it again. Where the MemWAL index "
-                "was only dropped and those rows belong to the table, make the index again as it was, with "
-                "LanceDataset.initialize_mem_wal, and open the table with lancewal.open"
-            )
+            raise leftover_error(store, leftovers)
         schema = table_schema(dataset)
         if wanted and wanted != schema.primary_key:
             check_new_table(marked_key(dataset.schema, wanted), sharding, maintained_indexes, dataset)
@@ -162,7 +157,7 @@ def key_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
     """The columns of a key from what a caller passed; none for none."""
     if key is None:
         return ()
-    if not key:
+    if not key or not isinstance(key, Sequence):
         raise InvalidInputError(f"the key is {key!r}; name its columns, or leave it out")
     return (key,) if isinstance(key, str) else tuple(key)
 
@@ -185,8 +180,8 @@ def check_new_table(
     sharding: Sharding,
     maintained_indexes: Sequence[str] | None = None,
     dataset: lance.LanceDataset | None = None,
-) -> None:
-    """Refuse columns and a sharding that are unfit for a table with a write path.
+) -> TableSchema:
+    """Refuse columns and a sharding that are unfit for a table with a write path; returns what fits.
 
     Checked in memory, so that no half-made table is left. ``dataset`` is the existing table with its
     indexes, if there is one.
@@ -200,6 +195,7 @@ def check_new_table(
     check_new_columns(schema)
     sharding.spec(schema)
     _maintained(dataset or tried, maintained_indexes)
+    return schema
 
 
 def persisted_defaults(given: ShardWriterConfig | Mapping[str, str] | None) -> dict[str, str]:
@@ -220,7 +216,17 @@ def persisted_defaults(given: ShardWriterConfig | Mapping[str, str] | None) -> d
     return dict(given)
 
 
-def _leftovers(store: ObjectStore) -> str | None:
+def leftover_error(store: ObjectStore, leftovers: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{layout.child_uri(store.uri, layout.MEM_WAL_DIR)} holds {leftovers} of an earlier table at "
+        "this place, whose rows would come back; delete that directory first. Where uninitialize was "
+        "interrupted, call it again. Where the MemWAL index "
+        "was only dropped and those rows belong to the table, make the index again as it was, with "
+        "LanceDataset.initialize_mem_wal, and open the table with lancewal.open"
+    )
+
+
+def leftovers_at(store: ObjectStore) -> str | None:
     """What an overwritten or deleted table left behind: Lance clears the index, not the directory."""
     shards = discover_shards(store)
     if shards:

@@ -24,6 +24,7 @@ from lancewal.base import BaseTable, lance_errors, locate
 from lancewal.errors import ConflictError, InvalidInputError, LanceWalError, NotInitializedError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardStatus, encode_record
 from lancewal.initialization.initialize import commit_index
+from lancewal.maintenance import drop_checkpoint_tags
 from lancewal.service import look_at_owners
 from lancewal.shard import discover_manifests
 from lancewal.storage import ObjectStore, layout
@@ -48,7 +49,8 @@ def uninitialize(
     stays. What goes: the shards with their logs, so that the change feed ends, and rows that tagged
     versions of the base table have not compacted yet.
 
-    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Rows that
+    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Refused too
+    while there are checkpoints, whose rows would go: drop them first. Rows that
     are in logs alone are flushed and compacted. Where it fails before the end, the table is as it was; where
     it was killed, call it again.
 
@@ -70,6 +72,11 @@ def uninitialize(
         _remove(store)
         return
     _refuse_owners(store)
+    if kept := [each.name for each in table.checkpoints()]:
+        raise InvalidInputError(
+            f"the table at {store.uri} has the checkpoints {', '.join(kept)}, whose rows would go; drop them "
+            "first"
+        )
     sealed: list[UUID] = []
     try:
         _seal(table, store, sealed)
@@ -138,6 +145,9 @@ def _remove(store: ObjectStore) -> None:
             f"shard {unsealed[0]} of {store.uri} takes writers and may have rows, but the table has no "
             "MemWAL index any more; make it again with LanceDataset.initialize_mem_wal, and see Table.repair"
         )
+    with lance_errors(f"open the table at {store.uri}"):
+        dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
+    drop_checkpoint_tags(dataset)  # of those that were not finished
     for name in store.list_directories(layout.MEM_WAL_DIR):
         path = f"{layout.MEM_WAL_DIR}/{name}"
         if path != layout.OWN_DIR:

@@ -6,6 +6,7 @@ from lancewal.maintenance.checkpoints import (
     checkpoint_state,
     create_checkpoint,
     drop_checkpoint,
+    drop_checkpoint_tags,
     list_checkpoints,
 )
 from lancewal.maintenance.commits import at_crash_points, open_base
@@ -69,6 +70,7 @@ __all__ = [
     "compact",
     "create_checkpoint",
     "drop_checkpoint",
+    "drop_checkpoint_tags",
     "examine",
     "execute_pack",
     "execute_shard",

@@ -58,7 +58,7 @@ from uuid import UUID
 
 import lance
 
-from lancewal.base import BaseTable, lance_errors
+from lancewal.base import BaseTable, lance_errors, tagged_versions
 from lancewal.errors import ConflictError, InvalidInputError, LanceWalError, StorageError
 from lancewal.format import decode_manifest, decode_record, encode_manifest, encode_record, reading_record
 from lancewal.maintenance.commits import crash_point, open_base
@@ -77,6 +77,8 @@ _ANNOUNCED_FOR = timedelta(hours=1)
 #: Each attempt fails only when somebody committed to the base table in between.
 _ATTEMPTS = 16
 _REMOTE_READERS = 16
+#: Beyond that a date has no name.
+_LONGEST = timedelta(days=365_000)
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,10 @@ def create_checkpoint(store: ObjectStore, name: str, *, keep: timedelta | None =
             f"{name!r} cannot be the name of a checkpoint: use up to 100 letters, digits, '-', '_' and "
             "single dots, and begin with a letter or digit"
         )
-    if keep is not None and (not isinstance(keep, timedelta) or keep <= timedelta(0)):
+    if keep is not None and (not isinstance(keep, timedelta) or not timedelta(0) < keep <= _LONGEST):
         raise InvalidInputError(
-            f"keep must be a timedelta above zero, or None for as long as wanted, not {keep!r}"
+            f"keep must be a timedelta above zero and up to {_LONGEST.days} days, or None for as long as "
+            f"wanted, not {keep!r}"
         )
     place = _Place.new(name)
     store.put(place.announcement, b"")
@@ -324,6 +327,13 @@ def drop_checkpoint(store: ObjectStore, name: str) -> None:
         raise _unknown(store, name)
     for each in found:
         _remove(store, each.place)
+
+
+def drop_checkpoint_tags(dataset: lance.LanceDataset) -> None:
+    """Drop the tags of all checkpoints, also of those that are half made or half dropped."""
+    with lance_errors("drop the tags of checkpoints"):
+        for tag in filter(is_checkpoint_tag, tagged_versions(dataset)):
+            dataset.tags.delete(tag)
 
 
 def list_checkpoints(store: ObjectStore) -> list[Checkpoint]:

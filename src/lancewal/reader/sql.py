@@ -60,9 +60,13 @@ def _context() -> SessionContext:
 
 def _needed(frame: DataFrame, names: Sequence[str]) -> list[str]:
     """The columns that the optimised plan reads, in the table's order."""
-    plan = frame.optimized_logical_plan()
-    if "Subquery" in plan.display_indent():
-        return list(names)  # what stands in expressions is no input of the plan
+    try:
+        plan = frame.optimized_logical_plan()
+    except Exception as error:
+        raise _refused(error) from None
+    shown = plan.display_indent()
+    if "Subquery" in shown or shown.startswith("DescribeTable"):
+        return list(names)  # what stands in expressions, or is described, is no input of the plan
     used = set(_scanned(plan))
     return [name for name in names if name in used]
 
@@ -76,5 +80,7 @@ def _scanned(plan: LogicalPlan) -> Iterator[str]:
 
 
 def _refused(error: Exception) -> InvalidInputError:
-    text = scrubbed(str(error)).splitlines()[0].removeprefix("DataFusion error: ")
+    text, *causes = scrubbed(str(error)).removeprefix("DataFusion error: ").splitlines()
+    if text.startswith("Optimizer rule") and causes:
+        text = causes[-1]
     return InvalidInputError(f"the query was refused: {text}; the table is called {TABLE_NAME}")

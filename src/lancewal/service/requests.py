@@ -340,9 +340,10 @@ def _start(presence: Presence, store: ObjectStore, waiting: Sequence[ObjectInfo]
     def work() -> None:
         try:
             for info in waiting:
-                _answer(presence, store, info)
-        except Exception:
-            logger.exception("requests to %s were not carried out", presence.uri)
+                try:
+                    _answer(presence, store, info)
+                except Exception:  # the next look tries it again; those behind it need not wait for that
+                    logger.exception("the request %s to %s was not answered", info.path, presence.uri)
         finally:
             presence.serving.release()
 
@@ -361,7 +362,7 @@ def _answer(presence: Presence, store: ObjectStore, info: ObjectInfo) -> None:
         answer: dict[str, object] = {"shards": _carried_out(presence, store, request, age)}
     except FileNotFoundError:
         return  # withdrawn
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidInputError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidInputError) as error:
         logger.warning("the request %s is refused: %s", path, error)
         answer = {"refused": f"the request is damaged ({error!r})"}
     store.put(answered, encode_record(answer), durable=False)

@@ -4,7 +4,7 @@ from lancewal.storage import layout
 from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo
 from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
-from lancewal.storage.forks import check_process, in_forked_child, is_forked
+from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
 from lancewal.storage.layout import is_plain_name
 from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
@@ -54,6 +54,7 @@ __all__ = [
     "layout",
     "lazy_property",
     "memory_bytes",
+    "note_use",
     "observe_all",
     "ordered_map",
     "process_cache",

@@ -152,6 +152,7 @@ class Backpressure:
                 if self._lets_in(put):
                     return
                 if patience is not None and time.monotonic() - started >= patience:
+                    put.state = PutState.REFUSED  # no leader knows of it: its id need not keep its rows
                     raise BusyError(
                         f"shard {self._state.shard_id} has {self._memory.unflushed_bytes} bytes to flush, of "
                         f"at most {self._limit}. No row of this put was written to it: send it again"
