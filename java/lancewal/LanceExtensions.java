@@ -54,7 +54,7 @@ public final class LanceExtensions extends AbstractFunction1<SparkSessionExtensi
           }
           DataSourceV2Relation relation = (DataSourceV2Relation) plan;
           CaseInsensitiveStringMap options = relation.options();
-          PythonCalls.Description described = Refusals.shown(() -> PythonCalls.describe(options));
+          PythonCalls.Description described = PythonCalls.loaded((PythonTable) relation.table(), options);
           LanceTable table = new LanceTable(PythonCalls.FORMAT, options.asCaseSensitiveMap(), described);
           @SuppressWarnings("unchecked")
           B replaced =

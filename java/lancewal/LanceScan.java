@@ -1,5 +1,8 @@
 package lancewal;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.Base64;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.metric.CustomMetric;
@@ -35,6 +38,16 @@ final class LanceScan implements Scan {
     this.columns = columns;
     this.request = request;
     this.limited = limited;
+  }
+
+  /** What this scan would read, if that is little; else null. */
+  LanceAnswer answer() {
+    ObjectNode arguments = PythonCalls.JSON.createObjectNode();
+    arguments.put("schema", withRequest().json());
+    JsonNode found = Refusals.shown(() -> PythonCalls.ask("read", options, arguments));
+    return found.has("rows")
+        ? LanceAnswer.of(Base64.getDecoder().decode(found.get("rows").asText()), columns, description())
+        : null;
   }
 
   @Override

@@ -6,6 +6,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
+import java.util.Set;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -25,6 +26,10 @@ final class LanceScanBuilder
         SupportsPushDownV2Filters,
         SupportsPushDownLimit,
         SupportsPushDownAggregates {
+  private static final Set<String> EQUALITIES = Set.of("=", "<=>", "IN");
+  /** A read of more rows is work for tasks. */
+  private static final int FEW = 1_000;
+
   private final PythonCalls.Description table;
   private final CaseInsensitiveStringMap options;
   private final List<Predicate> pushed = new ArrayList<>();
@@ -32,6 +37,9 @@ final class LanceScanBuilder
   private StructType wanted;
   private Integer limit;
   private boolean counts;
+  /** Whether a condition may name keys. */
+  private boolean names;
+  private LanceAnswer answer;
 
   LanceScanBuilder(PythonCalls.Description table, CaseInsensitiveStringMap options) {
     this.table = table;
@@ -71,6 +79,7 @@ final class LanceScanBuilder
       if (condition != null) {
         pushed.add(each);
         conditions.add(condition);
+        names |= EQUALITIES.contains(each.name());
       }
     }
     return predicates;
@@ -88,7 +97,16 @@ final class LanceScanBuilder
     return true;
   }
 
-  /** A count of all rows, part by part: Spark adds the parts up. */
+  /** Whether all rows are counted here; else they are counted part by part, and Spark adds the parts up. */
+  @Override
+  public boolean supportCompletePushDown(Aggregation aggregation) {
+    if (!pushAggregation(aggregation)) {
+      return false;
+    }
+    answer = scan().answer();
+    return answer != null;
+  }
+
   @Override
   public boolean pushAggregation(Aggregation aggregation) {
     counts =
@@ -107,6 +125,13 @@ final class LanceScanBuilder
 
   @Override
   public Scan build() {
+    if (!counts && (names || (limit != null && limit <= FEW))) {
+      answer = scan().answer();
+    }
+    return answer != null ? answer : scan();
+  }
+
+  private LanceScan scan() {
     ObjectNode request = PythonCalls.JSON.createObjectNode();
     request.set("conditions", conditions);
     if (limit != null) {

@@ -8,6 +8,7 @@ import java.io.DataOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.lang.reflect.Field;
 import java.util.Base64;
 import java.util.Map;
 import net.razorvine.pickle.Pickler;
@@ -15,10 +16,13 @@ import org.apache.spark.api.python.PythonFunction;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceCreationResult;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource;
 import org.apache.spark.sql.execution.python.PythonPlannerRunner;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.Option;
 
 /** Questions that the driver asks lancewal in one of Spark's Python workers, as JSON. */
 final class PythonCalls {
@@ -42,6 +46,22 @@ final class PythonCalls {
     @SuppressWarnings("unchecked")
     Map<String, String> properties = JSON.convertValue(found.get("properties"), Map.class);
     return new Description(new PythonDataSourceCreationResult(pickled, schema), schema, key, properties);
+  }
+
+  /** What Spark was told when it loaded the table; without the key, which only the catalog's tables need. */
+  static Description loaded(PythonTable table, CaseInsensitiveStringMap options) {
+    PythonDataSourceV2 source;
+    try {
+      Field field = PythonTable.class.getDeclaredField("ds");
+      field.setAccessible(true);
+      source = (PythonDataSourceV2) field.get(table);
+    } catch (ReflectiveOperationException | RuntimeException error) {
+      // Another release of Spark keeps it elsewhere.
+      return Refusals.shown(() -> describe(options));
+    }
+    PythonDataSourceCreationResult created =
+        source.getOrCreateDataSourceInPython(FORMAT, options, Option.empty());
+    return new Description(created, created.schema(), new String[0], Map.of());
   }
 
   /** The answer to one question. Throws a {@link RefusedException} for what lancewal refuses. */

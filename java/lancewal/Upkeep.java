@@ -17,7 +17,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /** {@code CALL lance.compact('documents')} and the like; each gives one row, a report in JSON. */
 final class Upkeep implements UnboundProcedure, BoundProcedure {
-  static final List<String> NAMES = List.of("flush", "compact", "gc", "verify");
+  static final List<String> NAMES = List.of("flush", "compact", "gc", "upkeep", "verify");
   private static final StructType REPORT = new StructType().add("report", DataTypes.StringType, false);
 
   private final LanceCatalog catalog;

@@ -271,7 +271,8 @@ class Table(TableView):
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
             companion=self.upkeeper() if upkeep else None,
-            find=lambda where, columns: self._reader.scan(columns, where).to_batches(),
+            # Of this moment, however stale reads may be: an update writes whole rows again.
+            find=lambda where, columns: self._reader.scan(columns, where, max_staleness=0.0).to_batches(),
         )
 
     def shard_writer(

@@ -71,6 +71,7 @@ def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSes
     assert json.loads(ask(spark, "CALL here.compact(table => 'docs')")[0][0])["rows_in"] > 0
     assert json.loads(ask(spark, "CALL here.gc('docs', dry_run => true)")[0][0])["dry_run"]
     assert json.loads(ask(spark, "CALL here.verify('docs')")[0][0])["ok"]
+    assert json.loads(ask(spark, "CALL here.system.upkeep('docs')")[0][0])["ok"]
     ask(spark, "DROP TABLE here.docs")
     assert not Path(uri).exists()
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):

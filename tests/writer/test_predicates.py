@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import lancewal
 from lancewal.errors import InvalidInputError
-from tests.tables import fast
+from tests.tables import KEYED, fast, wal_table
 
 Row = dict[str, Any]
 CONDITIONS: dict[str, Callable[[Row], bool]] = {
@@ -167,3 +167,19 @@ def test_an_update_does_not_empty_columns_that_came_after_its_writer(tmp_path: P
         with pytest.raises(InvalidInputError, match="columns have changed"):
             older.update("id = 1", {"n": 2})
     assert table.lookup(1) == {"id": 1, "n": 1, "note": "keep this"}
+
+
+def test_an_update_through_a_table_that_may_be_stale_took_back_what_others_wrote(tmp_path: Path) -> None:
+    """It read rows as they had been an hour before, and wrote them again as a whole."""
+    schema = pa.schema([KEYED.field("id"), ("a", pa.string()), ("b", pa.string())])
+    fresh = wal_table(tmp_path / "table", schema)
+    table = lancewal.open(fresh.uri, max_staleness=3600)
+    with fresh.writer() as other:
+        other.put({"id": 1, "a": "old", "b": "old"})
+    assert table.count_rows() == 1
+    with fresh.writer() as other:
+        other.put([{"id": number, "a": "new", "b": "old"} for number in (1, 2, 3)])
+    with table.writer() as writer:
+        assert writer.update("id < 3", {"b": "new"}).num_rows == 2
+        assert writer.delete(where="id = 3").num_rows == 1
+    assert fresh.scan().to_table().to_pylist() == [{"id": i, "a": "new", "b": "new"} for i in (1, 2)]

@@ -1,9 +1,9 @@
 """The gateway: one process writes a table for many, and the clients that reach it."""
 
 from lancewal.gateway.access import Access
-from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from lancewal.gateway.aio import AsyncTable, AsyncView, AsyncWriter
 from lancewal.gateway.calls import Limits
-from lancewal.gateway.client import RemoteScan, RemoteTable, connect
+from lancewal.gateway.client import RemoteScan, RemoteTable, RemoteView, connect
 from lancewal.gateway.health import HealthEndpoint
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.gateway.server import Gateway
@@ -12,12 +12,14 @@ from lancewal.gateway.shared import SharedTable, share
 __all__ = [
     "Access",
     "AsyncTable",
+    "AsyncView",
     "AsyncWriter",
     "Gateway",
     "HealthEndpoint",
     "Limits",
     "RemoteScan",
     "RemoteTable",
+    "RemoteView",
     "RemoteWriter",
     "SharedTable",
     "connect",

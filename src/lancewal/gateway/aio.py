@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -18,9 +18,10 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from lancewal.errors import ClosedError, InvalidInputError, PartialWriteError
-from lancewal.gateway.client import RemoteTable
+from lancewal.gateway.client import RemoteTable, RemoteView
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.reader import TableView
 from lancewal.storage import check_process, is_forked
 from lancewal.table import Table
 from lancewal.writer import TableWriter, as_batches, is_stream
@@ -37,12 +38,73 @@ class _Writer(Protocol):
 
     def put(self, data: Any) -> Any: ...
 
-    def delete(self, keys: Any) -> Any: ...
+    def delete(self, keys: Any = None, *, where: str | None = None) -> Any: ...
+
+    def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> Any: ...
 
     def close(self) -> None: ...
 
 
-class AsyncTable:
+class AsyncView:
+    """What can be read of a table, now or at a checkpoint, for asyncio; see :class:`~lancewal.TableView`."""
+
+    def __init__(self, table: TableView | RemoteView) -> None:
+        self._view = table
+        self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
+
+    async def scan(self, *args: Any, **how: Any) -> pa.Table:
+        """All rows that match, as a table; arguments as for ``Table.scan``."""
+        return await self._run(lambda: self._view.scan(*args, **how).to_table())
+
+    async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
+        """The rows batch by batch; arguments as for ``Table.scan``."""
+        reader = await self._run(lambda: self._view.scan(*args, **how).to_batches())
+        while True:
+            batch = await self._run(lambda: next(reader, None))
+            if batch is None:
+                return
+            yield batch
+
+    async def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are."""
+        return await self._run(lambda: self._view.count_rows(filter))
+
+    async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
+        """The newest rows of some keys, as ``Table.lookup``."""
+        return await self._run(lambda: self._view.lookup(keys, columns))
+
+    async def search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.search``."""
+        return await self._run(lambda: self._view.search(*args, **how))
+
+    async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.vector_search``."""
+        return await self._run(lambda: self._view.vector_search(*args, **how))
+
+    async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.full_text_search``."""
+        return await self._run(lambda: self._view.full_text_search(*args, **how))
+
+    async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
+        """As ``Table.hybrid_search``."""
+        return await self._run(lambda: self._view.hybrid_search(*args, **how))
+
+    async def sql(self, query: str) -> pa.Table:
+        """As ``Table.sql``."""
+        return await self._run(lambda: self._view.sql(query))
+
+    def close(self) -> None:
+        """End the threads once their reads are done; the table itself stays open."""
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        check_process()  # first: a forked child has none of the threads, and would wait for them
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+class AsyncTable(AsyncView):
     """A :class:`~lancewal.Table`, or one that :func:`lancewal.connect` gave, for asyncio.
 
     >>> import tempfile, lance, lancewal
@@ -58,49 +120,16 @@ class AsyncTable:
     """
 
     def __init__(self, table: Table | RemoteTable) -> None:
+        super().__init__(table)
         self.table = table
-        self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
 
     def writer(self, **settings: Any) -> AsyncWriter:
         """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
         return AsyncWriter(lambda: self.table.writer(**settings))
 
-    async def scan(self, *args: Any, **how: Any) -> pa.Table:
-        """All rows that match, as a table; arguments as for ``Table.scan``."""
-        return await self._run(lambda: self.table.scan(*args, **how).to_table())
-
-    async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
-        """The rows batch by batch; arguments as for ``Table.scan``."""
-        reader = await self._run(lambda: self.table.scan(*args, **how).to_batches())
-        while True:
-            batch = await self._run(lambda: next(reader, None))
-            if batch is None:
-                return
-            yield batch
-
-    async def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are."""
-        return await self._run(lambda: self.table.count_rows(filter))
-
-    async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
-        """The newest rows of some keys, as ``Table.lookup``."""
-        return await self._run(lambda: self.table.lookup(keys, columns))
-
-    async def search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.search``."""
-        return await self._run(lambda: self.table.search(*args, **how))
-
-    async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.vector_search``."""
-        return await self._run(lambda: self.table.vector_search(*args, **how))
-
-    async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.full_text_search``."""
-        return await self._run(lambda: self.table.full_text_search(*args, **how))
-
-    async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.hybrid_search``."""
-        return await self._run(lambda: self.table.hybrid_search(*args, **how))
+    async def at(self, name: str) -> AsyncView:
+        """The rows and columns of a checkpoint, as ``Table.at``."""
+        return AsyncView(await self._run(lambda: self.table.at(name)))
 
     async def flush(self) -> None:
         """As ``Table.flush``."""
@@ -109,14 +138,6 @@ class AsyncTable:
     async def status(self) -> Any:
         """As ``Table.status``."""
         return await self._run(self.table.status)
-
-    def close(self) -> None:
-        """End the threads once their reads are done; the table itself stays open."""
-        self._threads.shutdown(wait=False)
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        check_process()  # first: a forked child has none of the threads, and would wait for them
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 @dataclass(eq=False)
@@ -179,9 +200,15 @@ class AsyncWriter:
         rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
         return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
-    async def delete(self, keys: Any) -> int:
-        """Delete rows by key: what the writer's ``delete`` takes."""
-        return await self._submit("delete", keys)
+    async def delete(self, keys: Any = None, *, where: str | None = None) -> int:
+        """Delete rows by key, or those that match a condition: what the writer's ``delete`` takes."""
+        return await self._submit("delete", {"keys": keys, "where": where})
+
+    async def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> int:
+        """Give columns of the rows that match ``where`` new values, as the writer's ``update``."""
+        return await self._submit("update", {"where": where, "set": set, "set_sql": set_sql})
 
     async def close(self) -> None:
         """Write what waits, and close the writer. Raises what its ``close`` raises.
@@ -275,10 +302,18 @@ class AsyncWriter:
             return
         for each in group:
             try:
-                result = writer.delete(each.data) if each.op == "delete" else writer.put(each.data)
-                each.settle(result.num_rows)
+                each.settle(_written(writer, each))
             except BaseException as error:
                 each.settle(error)
+
+
+def _written(writer: _Writer, each: _Awaited) -> int:
+    """Write what goes alone; its rows."""
+    if each.op == "put":
+        result = writer.put(each.data)
+    else:
+        result = (writer.delete if each.op == "delete" else writer.update)(**each.data)
+    return int(result.num_rows)
 
 
 def _is_written(writer: _Writer, put: _Awaited, error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, chunks_of
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
-from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key
+from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key, run_sql
 from lancewal.writer import Cast, Intake
 
 
@@ -43,17 +43,19 @@ def connect(
     return RemoteTable(Connection(addresses, token, tls_root_certs, timeout), table)
 
 
-class RemoteTable:
-    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do."""
+class RemoteView:
+    """What can be read of a table behind a gateway, now or at a checkpoint, as a
+    :class:`~lancewal.TableView`."""
 
-    def __init__(self, connection: Connection, name: str = "") -> None:
+    def __init__(self, connection: Connection, name: str = "", checkpoint: str | None = None) -> None:
         self._connection = connection
         self._name = name
+        self._at = {} if checkpoint is None else {"at": checkpoint}
         self._lock = threading.Lock()
         self._schema: TableSchema | None = None
 
     def __repr__(self) -> str:
-        return f"RemoteTable({self.uri!r})"
+        return f"{type(self).__name__}({self.uri!r})"
 
     @property
     def uri(self) -> str:
@@ -69,10 +71,6 @@ class RemoteTable:
     def primary_key(self) -> tuple[str, ...]:
         """The key columns in key order; empty for an append-only table. Read anew."""
         return self._read_schema().primary_key
-
-    def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
-        """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
-        return RemoteWriter(self._connection, self._name, self._known_schema(), cast)
 
     def scan(
         self,
@@ -135,6 +133,77 @@ class RemoteTable:
         args = {"vector_column": vector_column, "text_column": text_column, "text": text, "k": k, **how}
         return self._search("hybrid_search", args, vector)
 
+    def sql(self, query: str) -> pa.Table:
+        """The result of an SQL query, as :meth:`Table.sql`; it runs here, on the columns that it uses."""
+        return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
+
+    def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
+        args = {name: value for name, value in args.items() if value is not None}
+        values = None if vector is None else pa.table({"vector": _vector(vector)})
+        return self._get(Request(op, self._name, args, values))[0]
+
+    def _get(self, request: Request) -> tuple[pa.Table, dict[str, Any]]:
+        """The rows that a read gives, and what comes with them."""
+        ticket = flight.Ticket(replace(request, args={**request.args, **self._at}).encode())
+
+        def get(
+            client: flight.FlightClient, options: flight.FlightCallOptions
+        ) -> tuple[pa.Table, dict[str, Any]]:
+            reader = client.do_get(ticket, options)
+            batches, said = [], {}
+            for chunk in chunks_of(reader):
+                batches.append(chunk.data)
+                if chunk.app_metadata is not None:
+                    said = json.loads(chunk.app_metadata.to_pybytes())
+            return pa.Table.from_batches(batches, reader.schema), said
+
+        return self._connection.call(get)
+
+    def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
+        action = flight.Action(op, Request(op, self._name, {**args, **self._at}).encode())
+
+        def act(client: flight.FlightClient, options: flight.FlightCallOptions) -> bytes:
+            (result,) = client.do_action(action, options)
+            body: bytes = result.body.to_pybytes()
+            return body
+
+        return self._connection.call(act)
+
+    def _known_schema(self) -> TableSchema:
+        with self._lock:
+            known = self._schema
+        return known or self._read_schema()
+
+    def _read_schema(self) -> TableSchema:
+        said, _, columns = self._act("schema", {}).partition(b"\n")
+        schema = TableSchema(
+            pa.ipc.read_schema(pa.py_buffer(columns)), tuple(json.loads(said)["primary_key"])
+        )
+        with self._lock:
+            self._schema = schema
+        return schema
+
+
+class RemoteTable(RemoteView):
+    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do."""
+
+    def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
+        """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
+        return RemoteWriter(
+            self._connection,
+            self._name,
+            self._known_schema(),
+            cast,
+            newest=self._read_schema,
+            find=lambda where, columns: self.scan(columns, where).to_batches(),
+        )
+
+    def at(self, name: str) -> RemoteView:
+        """The rows and columns of a checkpoint, as :meth:`Table.at`."""
+        view = RemoteView(self._connection, self._name, name)
+        _ = view.schema  # refuses what is no checkpoint
+        return view
+
     def changes(
         self, start: Mapping[UUID, int] | None = None, *, follow: bool = False
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
@@ -171,58 +240,12 @@ class RemoteTable:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
-        args = {name: value for name, value in args.items() if value is not None}
-        values = None if vector is None else pa.table({"vector": _vector(vector)})
-        return self._get(Request(op, self._name, args, values))[0]
-
-    def _get(self, request: Request) -> tuple[pa.Table, dict[str, Any]]:
-        """The rows that a read gives, and what comes with them."""
-        ticket = flight.Ticket(request.encode())
-
-        def get(
-            client: flight.FlightClient, options: flight.FlightCallOptions
-        ) -> tuple[pa.Table, dict[str, Any]]:
-            reader = client.do_get(ticket, options)
-            batches, said = [], {}
-            for chunk in chunks_of(reader):
-                batches.append(chunk.data)
-                if chunk.app_metadata is not None:
-                    said = json.loads(chunk.app_metadata.to_pybytes())
-            return pa.Table.from_batches(batches, reader.schema), said
-
-        return self._connection.call(get)
-
-    def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
-        action = flight.Action(op, Request(op, self._name, args).encode())
-
-        def act(client: flight.FlightClient, options: flight.FlightCallOptions) -> bytes:
-            (result,) = client.do_action(action, options)
-            body: bytes = result.body.to_pybytes()
-            return body
-
-        return self._connection.call(act)
-
-    def _known_schema(self) -> TableSchema:
-        with self._lock:
-            known = self._schema
-        return known or self._read_schema()
-
-    def _read_schema(self) -> TableSchema:
-        said, _, columns = self._act("schema", {}).partition(b"\n")
-        schema = TableSchema(
-            pa.ipc.read_schema(pa.py_buffer(columns)), tuple(json.loads(said)["primary_key"])
-        )
-        with self._lock:
-            self._schema = schema
-        return schema
-
 
 @dataclass(frozen=True)
 class RemoteScan:
     """What a scan will read; nothing is read before it is asked for."""
 
-    _table: RemoteTable
+    _table: RemoteView
     _args: Mapping[str, Any]
 
     def to_table(self) -> pa.Table:
@@ -231,7 +254,8 @@ class RemoteScan:
 
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as they come. A connection that is lost meanwhile fails the read."""
-        ticket = flight.Ticket(Request("scan", self._table._name, self._args).encode())
+        args = {**self._args, **self._table._at}
+        ticket = flight.Ticket(Request("scan", self._table._name, args).encode())
         reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
 
         def batches() -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -19,6 +19,7 @@ from lancewal.errors import (
     ClosedError,
     InvalidInputError,
     LanceWalError,
+    OutcomeUnknownError,
     PartialWriteError,
     ShardOwnedError,
 )
@@ -27,7 +28,7 @@ from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
 from lancewal.storage import check_process, is_forked
-from lancewal.writer import RETRY_WINDOW, Cast, Intake, is_stream, streamed_batches
+from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +58,21 @@ class RemoteWriter:
     Rows of one key stay in the order in which one thread puts them.
     """
 
-    def __init__(self, connection: Connection, table: str, schema: TableSchema, cast: Cast) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        table: str,
+        schema: TableSchema,
+        cast: Cast,
+        *,
+        newest: Callable[[], TableSchema],
+        find: Find,
+    ) -> None:
+        """``newest`` reads the columns that the table has by now, ``find`` rows that match a condition."""
         self._connection = connection
         self._table = table
-        self._intake = Intake(schema, cast=cast)
+        self._intake = Intake(schema, cast=cast, newest=newest)
+        self._matching = Matching(self._intake, find)
         self._cast = cast
         self._session = secrets.token_hex(12)
         self._lock = threading.Lock()
@@ -86,10 +98,31 @@ class RemoteWriter:
             batches = [_joined(found)] if found else []
         return RemoteResult(sum(self._gathered("put", batch) for batch in batches if batch.num_rows))
 
-    def delete(self, keys: Any) -> RemoteResult:
-        """Delete rows by key: what :meth:`TableWriter.delete` takes."""
+    def delete(self, keys: Any = None, *, where: str | None = None) -> RemoteResult:
+        """Delete rows by key, or those that match a condition: what :meth:`TableWriter.delete` takes."""
+        keys = self._matching.keys_to_delete(keys, where)
+        if keys is None:
+            return RemoteResult(0)
         self._intake.deletes(keys)  # refuses what is no key
         return RemoteResult(sum(self._gathered("delete", batch) for batch in self._intake.key_batches(keys)))
+
+    def update(
+        self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
+    ) -> RemoteResult:
+        """Give columns of the rows that match ``where`` new values, as :meth:`TableWriter.update`.
+
+        The rows come to this process and go back with their new values. Where that is cut short after some
+        were written, :class:`OutcomeUnknownError` says how many.
+        """
+        written = 0
+        try:
+            for rows in self._matching.updated(where, set, set_sql):
+                written += self.put(rows).num_rows
+        except LanceWalError as error:
+            if not written:
+                raise
+            raise OutcomeUnknownError(f"{written} rows were updated, then: {error}") from error
+        return RemoteResult(written)
 
     def close(self) -> None:
         """Give the streams back; what was put is durable already. Closing twice is harmless, and in a

@@ -34,6 +34,7 @@ from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
+from lancewal.reader import TableView
 from lancewal.storage import is_forked
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
@@ -422,19 +423,24 @@ def _told() -> Iterator[None]:
         ) from None
 
 
+#: Names a checkpoint in a request to read.
+_AT = "at"
+
 _Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
 
 
 def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    reader = served.table.scan(
-        **_only(request, "columns", "filter", "limit", "offset", "with_row_source")
-    ).to_batches()
+    reader = (
+        _view(served, request)
+        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source"))
+        .to_batches()
+    )
     return reader.schema, reader
 
 
 def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     keys = _values(request)
-    result = served.table.lookup(keys, **_only(request, "columns"))
+    result = _view(served, request).lookup(keys, **_only(request, "columns"))
     found = json.dumps({"found": result.found.tolist()}).encode()
     # The batch without rows carries the metadata also where nothing was found.
     first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
@@ -442,11 +448,11 @@ def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema,
 
 
 def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    args = dict(request.args)
+    args = {name: value for name, value in request.args.items() if name != _AT}
     if request.values is not None:
         vector = request.values.column(0).combine_chunks()
         args["query" if request.op == "vector_search" else "vector"] = vector
-    found = getattr(served.table, request.op)(**args)
+    found = getattr(_view(served, request), request.op)(**args)
     return found.schema, found.to_batches()
 
 
@@ -474,10 +480,21 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
 
 
 def _only(request: Request, *names: str) -> dict[str, Any]:
-    unknown = sorted(set(request.args) - set(names))
+    args = {name: value for name, value in request.args.items() if name != _AT}
+    unknown = sorted(args.keys() - set(names))
     if unknown:
         raise InvalidInputError(f"{request.op} takes {', '.join(names)}, not {', '.join(unknown)}")
-    return dict(request.args)
+    return args
+
+
+def _view(served: _Served, request: Request) -> TableView:
+    """The table as it is, or the checkpoint that is asked for."""
+    name = request.args.get(_AT)
+    if name is None:
+        return served.table
+    if not isinstance(name, str):
+        raise InvalidInputError("at is the name of a checkpoint")
+    return served.table.at(name)
 
 
 def _values(request: Request) -> pa.Table:
@@ -514,12 +531,12 @@ def _status(served: _Served, request: Request) -> bytes:
 
 
 def _count(served: _Served, request: Request) -> bytes:
-    return json.dumps({"rows": served.table.count_rows(**_only(request, "filter"))}).encode()
+    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter"))}).encode()
 
 
 def _schema(served: _Served, request: Request) -> bytes:
     """The columns with Lance's field ids, behind a line of JSON that names the key."""
-    schema = served.table.table_schema
+    schema = _view(served, request).table_schema
     said = json.dumps({"name": served.name, "primary_key": list(schema.primary_key)}).encode()
     columns: bytes = schema.columns.serialize().to_pybytes()
     return said + b"\n" + columns

@@ -49,8 +49,10 @@ class TableReader(StateReader):
         limit: int | None = None,
         offset: int | None = None,
         with_row_source: bool = False,
+        *,
+        max_staleness: float | None = None,
     ) -> Scan:
-        """A scan of the state that the table has now."""
+        """A scan of the state that the table has now, or had up to ``max_staleness`` seconds ago."""
         while True:
             source = self.known_base()
             schema = source.base.schema
@@ -61,7 +63,7 @@ class TableReader(StateReader):
                     raise
                 # It may be about a column that the newest version has.
                 continue
-            snapshot = self.snapshot(source.pruner.matching(predicate))
+            snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from lancewal.base import BaseTable, fragments_of
+from lancewal.base import BaseTable, fragments_of, row_count
 from lancewal.format import KeySet
 from lancewal.predicate import Predicate
 from lancewal.reader import (
@@ -19,6 +19,7 @@ from lancewal.reader import (
     Level,
     Newer,
     Request,
+    Scan,
     ShardPlace,
     Snapshot,
     TableState,
@@ -32,6 +33,9 @@ from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
 #: About how much one task reads: small enough for an even spread.
 _PARTITION_BYTES = 32 << 20
+#: What is read for this many rows, and this much, is read while a query is planned: a task costs more.
+_FEW_ROWS = 1_000
+_FEW_BYTES = 32 << 20
 #: Above this many entries one listing is cheaper than a request for each size.
 _FEW_ENTRIES = 8
 _REMOTE_READERS = 16
@@ -142,6 +146,31 @@ class MergedState:
                 batches = source.batches(Request(columns, predicate), newer)
                 total += sum(batch.num_rows for batch in batches)
         return total
+
+    def answer(self, wanted: Wanted) -> pa.Table | int | None:
+        """All that the query needs, its rows or their number; ``None`` where that is work for tasks."""
+        base = self._base()
+        schema = base.base.schema
+        predicate = self._predicate(base, wanted.sql)
+        places = [self.state.shards[number] for number in self._chosen(base, predicate)]
+        store = self._store()
+        levels = sum(_num_bytes(store, base.base, place) for place in places)
+        if levels > _FEW_BYTES or schema.blob_columns:
+            return None
+        columns = None if wanted.counts else list(wanted.columns)
+        scan = Scan(self.state.open(self._options.storage, places), columns, predicate, wanted.limit)
+        hidden = bool(places and schema.primary_key)
+        looked_at = row_count(base.base.dataset)
+        width = _width(schema.plain, schema.primary_key or schema.names[:1])
+        if wanted.counts:
+            looked_at = looked_at if hidden or predicate is not None else 0
+        elif predicate is None and wanted.limit is not None:
+            looked_at, width = wanted.limit, _width(schema.plain, wanted.columns)
+        elif scan.pinned_keys() is None:
+            return None
+        if looked_at * width > _FEW_BYTES or (wanted.limit or 0) > _FEW_ROWS:
+            return None
+        return scan.count_rows() if wanted.counts else scan.to_table()
 
     def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
         """Parts for a search: those of a read, but of an indexed base one."""
@@ -262,6 +291,18 @@ class MergedReader(DataSourceReader):
         for batch in self._merged.read(partition, self._wanted):
             if batch.num_rows:
                 yield for_spark(batch, schema)
+
+    def answer(self) -> pa.RecordBatch | None:
+        """What all partitions together would give, where that is little."""
+        schema = arrow_schema(self._schema)
+        found = self._merged.answer(self._wanted)
+        if isinstance(found, int):
+            return pa.RecordBatch.from_arrays([pa.array([found], pa.int64())] * len(schema), schema=schema)
+        if found is None:
+            return None
+        batches = found.combine_chunks().to_batches()
+        rows = batches[0] if batches else pa.RecordBatch.from_pylist([], found.schema)
+        return for_spark(rows, schema)
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Accept the filters that the table can evaluate; returns the rest, for Spark."""

@@ -11,8 +11,8 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.maintenance import checkpoint_state
-from lancewal.reader import TableState, read_state
-from lancewal.storage import ObjectStore, layout
+from lancewal.reader import StateReader, TableState
+from lancewal.storage import ObjectStore, Shelf, layout
 
 #: Every option, as users write it.
 READ_OPTIONS = ("columns", "filter", "limit", "filterPushdown", "versionAsOf")
@@ -237,4 +237,16 @@ def state_to_read(options: Options) -> TableState:
     """The state that a merged read shows: the newest one, or the checkpoint that ``versionAsOf`` names."""
     store = ObjectStore.from_uri(options.uri, options.storage)
     name = options.text("versionAsOf")
-    return read_state(store) if name is None else checkpoint_state(store, name)
+    if name is not None:
+        return checkpoint_state(store, name)
+    key = (store.uri, frozenset(options.storage.items()))
+    reader = _readers.get_or_make(
+        key, lambda: StateReader(store, live_writers=False), lambda _: _READER_BYTES
+    )
+    return reader.state()
+
+
+#: A worker of the driver plans many queries; a reader knows what has not changed since the last one.
+_readers: Shelf[tuple[str, frozenset[tuple[str, str]]], StateReader] = Shelf()
+#: What its handles on a version and on shards are taken to hold.
+_READER_BYTES = 1 << 20

@@ -12,6 +12,7 @@ from lancewal.writer.drain import (
 )
 from lancewal.writer.flush import Worker
 from lancewal.writer.intake import Cast, Intake, is_condition
+from lancewal.writer.matching import Find, Matching
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
 from lancewal.writer.open import (
     live_writer,
@@ -40,8 +41,10 @@ __all__ = [
     "DrainBudget",
     "Drained",
     "Durability",
+    "Find",
     "InMemoryMemTables",
     "Intake",
+    "Matching",
     "MemTableStats",
     "ShardWriter",
     "ShardWriterConfig",

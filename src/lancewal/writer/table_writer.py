@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -26,10 +26,10 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.format import PutId, TableSchema
-from lancewal.predicate import Expression
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows
+from lancewal.writer.matching import Find, Matching
 from lancewal.writer.rows import is_stream, streamed_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
 from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added
@@ -42,9 +42,6 @@ MAX_CONCURRENT_SHARDS = 16
 _REMOTE_SHARDS = 64
 
 T = TypeVar("T")
-
-#: Reads the rows of the newest state that match a condition: these columns of them.
-Find = Callable[[str, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class TableWriter:
         self._close_lock = threading.Lock()
         self._all_closed = False
         self._companion = companion
-        self._find = find
+        self._matching = Matching(self._intake, find)
         self._finalizer = weakref.finalize(self, _dropped, self._crew, companion)
 
     @property
@@ -203,15 +200,9 @@ class TableWriter:
         A single text that is an SQL condition on the table's columns is refused as a key; in a list it is
         one. ``put_id`` and ``patience`` as in :meth:`put`.
         """
-        if (keys is None) == (where is None):
-            raise InvalidInputError("delete takes keys, or where with a condition")
-        if where is not None:
-            keys = pa.Table.from_batches(
-                [batch for batch in self._matching(where, self._intake.schema.primary_key) if batch.num_rows],
-                pa.schema([self.schema.field(name) for name in self._intake.schema.primary_key]),
-            )
-            if not keys.num_rows:
-                return TableWriteResult(0, MappingProxyType({}))
+        keys = self._matching.keys_to_delete(keys, where)
+        if keys is None:
+            return TableWriteResult(0, MappingProxyType({}))
         column = self._router.column
         rows = self._intake.deletes(keys)
         if column is not None and column not in self._intake.schema.primary_key:
@@ -233,48 +224,10 @@ class TableWriter:
         state of the table and written again, batch by batch: what another writer changes in one of them in
         between is overwritten, and a row that comes to match in between stays as it is.
         """
-        set, set_sql = set or {}, set_sql or {}
-        key = self._intake.schema.primary_key
-        for name in (*set, *set_sql):
-            if name not in self.schema.names:
-                raise InvalidInputError(
-                    f"the table has no column {name}; its columns are {', '.join(self.schema.names)}"
-                )
-            if name in key:
-                raise InvalidInputError(f"column {name} is part of the key, which an update cannot change")
-        if not set and not set_sql:
-            raise InvalidInputError("set is empty; name at least one column and its value")
-        if both := sorted(set.keys() & set_sql.keys()):
-            raise InvalidInputError(f"{', '.join(both)} has a value in set and set_sql; choose one")
-        given = self._intake.batches(dict(set)) if set else []
-        values = {name: batch.column(name) for batch in given for name in set}
-        expressions = {name: Expression.parse(sql, self.schema) for name, sql in set_sql.items()}
         progress = _Progress()
-        for batch in self._matching(where, self.schema.names):
-            if not progress.rows:
-                # Now that the state is fixed which all batches are read from.
-                self._intake.refuse_newer_columns()
-            before = pa.Table.from_batches([batch])
-            new = {name: each.evaluate(before) for name, each in expressions.items()}
-            for name, value in values.items():
-                new[name] = value.take(pa.array([0] * batch.num_rows))
-            for name, column in new.items():
-                before = before.set_column(before.schema.get_field_index(name), name, column)
-            self._write("update", before, progress)
+        for rows in self._matching.updated(where, set, set_sql):
+            self._write("update", rows, progress)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
-
-    def _matching(self, where: str, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
-        if not self._intake.schema.primary_key:
-            raise InvalidInputError(
-                "this table has no primary key, so its rows cannot be changed through the WAL; "
-                "change the base table with lance.LanceDataset.update or delete"
-            )
-        if self._find is None:
-            raise InvalidInputError("this writer cannot read; open one with Table.writer")
-        if not isinstance(where, str):
-            # None is no condition for a scan: all rows would be changed.
-            raise InvalidInputError(f'where is {where!r}; pass an SQL condition, "true" for all rows')
-        return self._find(where, columns)
 
     def flush(self) -> None:
         """Flush the MemTables of all shards that rows went to, and wait until they are published."""
