@@ -34,7 +34,7 @@ SLOTS = 2
 #: Rows of a pass that only warms up Java, Python workers and the page cache.
 _WARM_UP_ROWS = 20_000
 
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False, metadata=KEY),
         pa.field("text", pa.string()),
@@ -67,7 +67,7 @@ def spark_write(context: Context) -> list[Comparison]:
         way(0, rows.limit(_WARM_UP_ROWS))
     seconds = context.in_turn(**{name: timed(way, 1, rows) for name, way in ways.items()})
     for name, kind in (("wal-1", "WAL"), ("sstables-1", "SSTable")):
-        _expect(lancewal.open(str(context.scratch / name)).scan().count_rows(), count, kind)
+        expect(lancewal.open(str(context.scratch / name)).scan().count_rows(), count, kind)
     parquet = count / seconds["parquet"]
     return [
         Comparison("low latency (WAL)", count / seconds["wal"], parquet, "rows/s", True, PEER, 0.7),
@@ -98,7 +98,7 @@ def spark_read(context: Context) -> list[Comparison]:
     for warm_up in (ours, theirs):
         warm_up()
     seconds = context.in_turn(ours=timed(ours), peer=timed(theirs))
-    _expect(spark.read.format("lancewal").load(table.uri).count(), count, "merged")
+    expect(spark.read.format("lancewal").load(table.uri).count(), count, "merged")
     return [
         Comparison("merged read", count / seconds["ours"], count / seconds["peer"], "rows/s", True, PEER, 0.7)
     ]
@@ -120,7 +120,7 @@ def spark_compact(context: Context) -> list[Comparison]:
         compact(session, str(warm_up))
         copy = str(shutil.copytree(flushed.uri, context.scratch / f"copy-{slots}"))
         seconds = timed(lambda: compact(session, copy))()
-        _expect(lance.dataset(copy).count_rows(), count, "compacted")
+        expect(lance.dataset(copy).count_rows(), count, "compacted")
         return seconds
 
     seconds = context.in_turn(one=lambda: compacted_by(1), two=lambda: compacted_by(SLOTS))
@@ -164,20 +164,23 @@ def spark_session(slots: int) -> SparkSession:
 
 def _source(spark: SparkSession, context: Context, count: int) -> DataFrame:
     """Rows of 160 bytes from Parquet files, so that making them is no part of the measurement."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     path = str(context.scratch / "source")
     if not Path(path).exists():
-        vector = [(F.col("id") * (place + 1) % 1000 / 1000).cast("float") for place in range(DIMENSION)]
-        made = spark.range(0, count, 1, SLOTS).select(
-            "id", F.concat(F.lit("row number "), F.col("id")).alias("text"), F.array(*vector).alias("vector")
-        )
-        made.write.parquet(path)
+        made_rows(spark, 0, count).write.parquet(path)
     return spark.read.parquet(path)
 
 
+def made_rows(spark: SparkSession, start: int, count: int) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    vector = [(F.col("id") * (place + 1) % 1000 / 1000).cast("float") for place in range(DIMENSION)]
+    return spark.range(start, start + count, 1, SLOTS).select(
+        "id", F.concat(F.lit("row number "), F.col("id")).alias("text"), F.array(*vector).alias("vector")
+    )
+
+
 def _table(path: Path) -> lancewal.Table:
-    lance.write_dataset(_SCHEMA.empty_table(), str(path))
+    lance.write_dataset(SCHEMA.empty_table(), str(path))
     defaults = lancewal.ShardWriterConfig(fsync=False)
     return lancewal.initialize(str(path), bucket=("id", BUCKETS), writer_defaults=defaults)
 
@@ -196,6 +199,6 @@ def timed(call: Callable[..., object], *arguments: object) -> Callable[[], float
     return timed
 
 
-def _expect(found: int, rows: int, what: str) -> None:
+def expect(found: int, rows: int, what: str) -> None:
     if found != rows:
         raise RuntimeError(f"{rows} rows were written, but the {what} table has {found}")

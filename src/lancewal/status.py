@@ -71,6 +71,14 @@ class ShardInfo:
     that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
     table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
     ``tail_length`` the number of entries that no SSTable covers, sentinels included.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.writer() as writer:
+    ...     _ = writer.put({"id": 2})
+    >>> [shard] = table.shards()
+    >>> shard.epoch, shard.generations, shard.tail_length
+    (1, (1,), 0)
     """
 
     shard_id: UUID

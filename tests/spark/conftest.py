@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from lancewal.spark import session
@@ -16,9 +17,10 @@ from lancewal.spark import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Where workers find lancewal, the tests and the faults that some of them inject.
+#: Where workers find lancewal, the tests, the faults that some of them inject, and the driver's own PySpark,
+#: which is another one than the environment's when ``matrix.py`` runs the tests.
 ROOT = Path(__file__).parents[2]
-WORKER_PATH = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+WORKER_PATH = os.pathsep.join(map(str, (ROOT / "src", ROOT, Path(pyspark.__file__).parents[1])))
 
 TEST_CONF = {
     "spark.ui.enabled": "false",

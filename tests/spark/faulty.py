@@ -23,12 +23,14 @@ from lancewal.spark.low_latency import Appending
 from lancewal.spark.sink import BatchSink, StagedMessage, StreamSink
 from lancewal.spark.source import DefaultSource
 from lancewal.storage import ObjectStore
+from tests.patience import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "faulty_lancewal"
 DIRECTORY = "LANCEWAL_TEST_FAULTS"
+HALF = "stop.half"
 _TAKEN = "taken"
 _PASS = "commit pass"
 
@@ -151,6 +153,19 @@ class FaultyAppending(Appending):
     def commit(self, store: ObjectStore, written: Sequence[ShardWrite]) -> None:
         with dying_commit():
             super().commit(store, written)
+
+
+class HalfAppending(Appending):
+    """While a file says so, tasks of odd numbers fail, once those of even numbers have written theirs."""
+
+    def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> list[ShardWrite]:
+        place = Path(os.environ[DIRECTORY])
+        if partition % 2 and (place / HALF).exists():
+            wait_until(lambda: (place / "written.half").exists(), "the other tasks")
+            raise InjectedError("half")
+        written = super().append(batches, partition)
+        (place / "written.half").touch()
+        return written
 
 
 class SourceWithSinks(DefaultSource):

@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+import lancewal
 from lancewal.errors import InvalidInputError
-from lancewal.spark import from_debezium, stream
-from tests.spark.tables import content, frame, new_table
+from lancewal.publish import ChangeFeed
+from lancewal.spark import BatchReport, apply_changes, batch_writer, from_debezium, stream
+from lancewal.storage import layout
+from tests.spark.tables import content, frame, named, new_table
+from tests.tables import APPEND_ONLY, KEYED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +53,7 @@ def test_events_that_came_out_of_order_leave_what_the_source_has(spark: SparkSes
         )
     )
     events = spark.readStream.schema(ENVELOPE).json(str(files))
+    reports: list[BatchReport] = []
     query = stream(
         from_debezium(events),
         table.uri,
@@ -55,9 +61,87 @@ def test_events_that_came_out_of_order_leave_what_the_source_has(spark: SparkSes
         change_type_column="_op",
         order_by="_sequence",
         trigger={"availableNow": True},
+        report=reports.append,
     )
     query.awaitTermination()
     assert content(table) == [(1, "c"), (3, "kept")]
+    (told,) = reports
+    assert (told.batch_id, told.rows, told.skipped, told.through_owners) == (0, 6, 0, False)
+    ends = ChangeFeed.open(table.uri).latest().values()
+    assert told.entries == sum(end > layout.FIRST_WAL_POSITION for end in ends)
+    assert told.wal_bytes > 0
+
+
+SEQUENCED = pa.schema(
+    [*KEYED, pa.field("_sequence", pa.int64()), pa.field("gone", pa.bool_())], metadata=KEYED.metadata
+)
+
+
+def applied(spark: SparkSession, table: lancewal.Table, place: Path, events: list[str], **how: Any) -> None:
+    """The events of one micro-batch, by a stream that goes on with its checkpoint."""
+    place.mkdir(exist_ok=True)
+    (place / f"{len(list(place.iterdir()))}.json").write_text("\n".join(events))
+    source = from_debezium(spark.readStream.schema(ENVELOPE).json(str(place)))
+    query = apply_changes(
+        source,
+        table.uri,
+        str(place) + "-checkpoint",
+        sequence_by="_sequence",
+        change_type_column="_op",
+        trigger={"availableNow": True},
+        **how,
+    )
+    query.awaitTermination()
+
+
+def test_an_event_that_comes_late_loses_in_a_later_micro_batch_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table", SEQUENCED)
+    kept = {"deleted_column": "gone"}
+    place = tmp_path / "in"
+    first = [event("u", 30, None, row(1, "c")), event("u", 20, None, row(1, "b"))]
+    applied(spark, table, place, [*first, event("d", 40, row(2, "x"), None)], **kept)
+    late = [event("r", 10, None, row(1, "a")), event("u", 35, None, row(2, "back"))]
+    applied(spark, table, place, [*late, event("c", 5, None, row(3, "new"))], **kept)
+    assert content(table) == [(1, "c", 30, False), (2, "x", 40, True), (3, "new", 5, False)]
+    newer = [event("u", 50, None, row(2, "again")), event("d", 31, row(1, "c"), None)]
+    applied(spark, table, place, newer, **kept)
+    assert [(key, gone) for key, _, _, gone in content(table)] == [(1, True), (2, False), (3, False)]
+
+
+def test_deletes_in_sequence_remove_rows_where_no_column_keeps_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table", SEQUENCED)
+    place = tmp_path / "in"
+    applied(spark, table, place, [event("c", 30, None, row(key, "a")) for key in (1, 2)])
+    # The one is older than the row, the other is not.
+    applied(spark, table, place, [event("d", 20, row(1, "a"), None), event("d", 40, row(2, "a"), None)])
+    assert [row[:3] for row in content(table)] == [(1, "a", 30)]
+
+
+def test_a_table_that_cannot_keep_the_sequence_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    keyed = new_table(tmp_path / "keyed")
+    events = from_debezium(spark.readStream.schema(ENVELOPE).json(str(tmp_path)))
+    with pytest.raises(InvalidInputError, match="both have _sequence"):
+        apply_changes(events, keyed.uri, str(tmp_path / "c"), sequence_by="_sequence")
+    sequenced = new_table(tmp_path / "table", SEQUENCED)
+    how = {"sequence_by": "_sequence", "change_type_column": "_op", "deleted_column": "name"}
+    with pytest.raises(InvalidInputError, match="no boolean column"):
+        apply_changes(events, sequenced.uri, str(tmp_path / "c"), **how)
+
+
+def test_one_query_fills_two_tables_each_micro_batch_once(spark: SparkSession, tmp_path: Path) -> None:
+    tables = [new_table(tmp_path / name, APPEND_ONLY) for name in ("one", "other")]
+    writers = [batch_writer(table.uri, f"of-{number}") for number, table in enumerate(tables)]
+    for number in (0, 1, 1):
+        for writer in writers:
+            writer(frame(spark, named(number * 10, 3)), number)
+    for table in tables:
+        assert content(table) == named(0, 3) + named(10, 3)
+    with pytest.raises(InvalidInputError, match="nothing"):
+        batch_writer(tables[0].uri, "third")(frame(spark, [(1,)], "nothing long"), 0)
 
 
 def test_what_is_no_event_is_refused(spark: SparkSession) -> None:

@@ -13,11 +13,12 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.publish.feed import ChangeFeed, feed_schema
 from lancewal.publish.publishing import publish
 from lancewal.shard.discovery import discover_manifests
-from lancewal.spark import changes
+from lancewal.spark import changes, feed_lag
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.feed_source import FeedReader, FeedStream
 from lancewal.spark.options import OpenTable
 from lancewal.storage import ObjectStore, layout
+from tests.patience import wait_until
 from tests.publish.test_feed import staged
 from tests.spark.tables import content, new_table, options_of
 from tests.tables import rows
@@ -215,7 +216,6 @@ def test_a_snapshot_whose_manifests_were_collected_fails_loudly(tmp_path: Path) 
         ({"readChangeFeed": "false"}, "set the option readChangeFeed"),
         ({"endingPosition": "latest"}, "has no end"),
         ({"startingPosition": "yesterday"}, "neither a known word nor JSON"),
-        ({"filter": "id = 1"}, "filter in Spark"),
     ],
     ids=str,
 )
@@ -275,3 +275,45 @@ def test_a_feed_of_some_shards_or_some_changes_leaves_the_others_out(tmp_path: P
         read(stream_of(table, changeTypes="deleted"), start, end)
     with pytest.raises(InvalidInputError, match="excludes a snapshot"):
         stream_of(table, shards=ids[0], startingPosition="snapshot").initialOffset()
+
+
+def test_a_feed_of_a_range_of_keys_reads_the_shards_that_can_hold_them(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 30))
+        writer.delete([3, 4, 25])
+    whole = stream_of(table, startingPosition="earliest")
+    start, end = whole.initialOffset(), whole.reportLatestOffset()
+    some = stream_of(table, filter="id >= 4 AND id < 8")
+    expected = [each for each in read(whole, start, end) if 4 <= each[0] < 8]
+    assert sorted(read(some, start, end), key=str) == sorted(expected, key=str)
+    assert (4, None, "delete") in expected
+    one = stream_of(table, filter="id = 5")
+    assert len(one.partitions(start, end)) == 1, "the logs of other shards are not read"
+    assert [each[0] for each in read(one, start, end)] == [5]
+    # A snapshot that comes before the changes too.
+    snapshot = stream_of(table, startingPosition="snapshot", filter="id = 5 OR id = 4").initialOffset()
+    from_state = stream_of(table, filter="id = 5 OR id = 4")
+    assert [each[0] for each in read(from_state, snapshot, end)] == [5]
+    with pytest.raises(InvalidInputError, match="key columns only, not name"):
+        read(stream_of(table, filter="id = 5 AND name = 'x'"), start, end)
+
+
+def test_a_query_on_the_feed_tells_how_far_behind_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", unsharded=True)
+    with table.writer() as writer:
+        for start in (0, 2, 4):
+            writer.put(rows(start, 2))
+    feed = changes(spark, table.uri, starting_position="earliest", max_entries_per_trigger=1)
+    query = feed.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    running = query.trigger(processingTime="1 hour").start()
+    try:
+        wait_until(lambda: running.lastProgress is not None, "the first micro-batch")
+        (left,) = feed_lag(running).items()
+    finally:
+        running.stop()
+    shard = table.shard_for()
+    end = ChangeFeed.open(table.uri).latest()[shard]
+    reached = json.loads(running.lastProgress.sources[0].endOffset)["positions"][str(shard)]
+    assert left == (shard, end - reached)
+    assert left[1] > 0

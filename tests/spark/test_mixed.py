@@ -8,6 +8,7 @@ come to the end of their sources, every row is in the table once, and in the fee
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 from collections import Counter
@@ -22,8 +23,9 @@ import pytest
 
 import lancewal
 from lancewal.errors import LanceWalError
-from lancewal.spark import changes, stream
+from lancewal.spark import changes, low_latency, stream
 from tests.patience import wait_until
+from tests.spark import faulty
 from tests.spark.tables import named, new_table
 from tests.tables import APPEND_ONLY
 
@@ -183,6 +185,37 @@ def test_streams_that_are_stopped_in_the_middle_bring_everything_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     check_mix(run_mix(spark, tmp_path, files=3, restarts=1))
+
+
+def test_shards_that_lack_the_last_micro_batch_of_a_stopped_stream_get_it_when_it_starts_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a table shows whose stream was stopped: some shards have the batch, the others do not, yet."""
+    monkeypatch.setattr(low_latency, "APPENDING", faulty.HalfAppending)
+    stop = Path(os.environ[faulty.DIRECTORY]) / faulty.HALF
+    mix = Mix(spark, tmp_path, files=1)
+    uri, checkpoint = mix.table.uri, str(tmp_path / "c-log")
+    everything = {i for i, _ in mix.by_log.rows}
+    stop.touch()
+    try:
+        query = stream(mix.by_log.frame(spark), uri, checkpoint, trigger=NOW)
+        with pytest.raises(Exception, match="InjectedError"):
+            query.awaitTermination()
+    finally:
+        faulty.withdraw()
+    held = mix.held()
+    lacking = everything - held.keys()
+    of_shards = [shard for shard, _ in mix.table.router().route(ids_of(sorted(lacking)))]
+    assert held.keys() < everything
+    assert held
+    assert not set(of_shards) & {shard for shard, _ in mix.table.router().route(ids_of(sorted(held)))}
+    stream(mix.by_log.frame(spark), uri, checkpoint, trigger=NOW).awaitTermination()
+    assert mix.held() == Counter(everything)
+
+
+def ids_of(ids: list[int]) -> pa.RecordBatch:
+    names = [f"name_{i}" for i in ids]
+    return pa.RecordBatch.from_arrays([pa.array(ids), pa.array(names)], schema=APPEND_ONLY)
 
 
 @pytest.mark.soak

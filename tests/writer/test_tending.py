@@ -14,10 +14,11 @@ from lancewal.base import BaseTable
 from lancewal.errors import BusyError
 from lancewal.maintenance import compact
 from lancewal.storage import ObjectStore, RowMemory
+from lancewal.storage.memory import PATIENCE as FLUSH_PATIENCE
 from lancewal.writer import modes, shard_writer
 from lancewal.writer.backlog import COMPACTED_LATELY, FIRST_DELAY, LONGEST_DELAY, Backlog
 from tests.faults import FaultyStore
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.tables import open_writer, rows, wal_table
 
 
@@ -159,5 +160,30 @@ def test_a_writer_that_failed_does_not_hold_the_others_up(base: BaseTable, memor
     for number in range(40):
         other.put(rows(10_000 + 60 * number, 60))
     for writer in (lost, successor, other):
+        writer.close()
+    assert memory.total == 0
+
+
+def test_a_flush_that_hangs_does_not_hold_up_the_writers_of_other_tables(
+    base: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    memory = RowMemory(100_000, clock=lambda: now)
+    monkeypatch.setattr(modes, "row_memory", memory)
+    monkeypatch.setattr(shard_writer, "row_memory", memory)
+    store = FaultyStore(ObjectStore.from_uri(base.uri, fsync=False))
+    stuck, healthy = open_writer(base, store=store), open_writer(base)
+    with store.faults.pause("*", where="_gen_") as pause:
+        stuck.put(rows(0, 2700))
+        healthy.put(rows(10_000, 2300))
+        assert memory.is_full
+        pause.wait_until_reached()
+        with pytest.raises(BusyError):
+            healthy.write_rows(healthy._intake.shaped([rows(20_000, 1)]), patience=0.05)
+        now = FLUSH_PATIENCE
+        healthy.write_rows(healthy._intake.shaped([rows(20_000, 1)]), patience=PATIENCE)
+        assert healthy.stats().memtable_flush_count == 1
+        pause.release()
+    for writer in (stuck, healthy):
         writer.close()
     assert memory.total == 0

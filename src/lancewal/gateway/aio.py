@@ -169,6 +169,19 @@ class AsyncWriter:
     ``await put(rows)`` returns the number of rows when they are durable (as the writer's ``durable_write``
     says). Puts that one coroutine awaits one after the other keep their order. A coroutine that is
     cancelled while it waits leaves open whether its rows are written.
+
+    >>> import asyncio, tempfile, lancewal
+    >>> async def main() -> tuple[int, int]:
+    ...     table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    ...     events = lancewal.AsyncTable(table)
+    ...     async with events.writer() as writer:
+    ...         await writer.put([{"id": 2}, {"id": 3}])
+    ...         await writer.delete(1)
+    ...         await events.flush()
+    ...         found = await events.lookup([2, 9])
+    ...         return await events.count_rows(), found.table.num_rows
+    >>> asyncio.run(main())
+    (2, 1)
     """
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:

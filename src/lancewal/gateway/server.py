@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -35,7 +36,7 @@ from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
 from lancewal.reader import TableView
-from lancewal.storage import is_forked
+from lancewal.storage import is_forked, span
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
@@ -279,7 +280,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ended = False
             try:
                 try:
-                    with served.times.timed(served.name, request.op):
+                    with _serving(context, served, request), served.times.timed(served.name, request.op):
                         schema, items = read(served, request, context)
                 except (TypeError, AttributeError) as error:
                     raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
@@ -312,7 +313,9 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = Request.decode(action.body.to_pybytes())
             if act.writes:
                 _check_writes(context)
-            return [flight.Result(act.run(self._served(request.table), request))]
+            served = self._served(request.table)
+            with _serving(context, served, request):
+                return [flight.Result(act.run(served, request))]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [(name, act.text) for name, act in _ACTIONS.items()]
@@ -361,7 +364,10 @@ def _answered(
         put_id = None
         if session is not None and number is not None:
             put_id = PutId(str(session), number, numbered.settled)
-        return Answer(number, served.write(op, batch, cast, put_id))
+        with span(
+            "lancewal.serve", kind="SERVER", parent=numbered.trace, operation=op, served_as=served.name
+        ):
+            return Answer(number, served.write(op, batch, cast, put_id))
     except PartialWriteError as error:
         # With one shard, or one reason, the reason says more.
         (*_, only) = error.failed.values()
@@ -400,6 +406,11 @@ def _chunks(reader: flight.MetadataRecordBatchReader, call: Call) -> Iterator[An
             raise InvalidInputError(f"unreadable rows: {error}") from None
         if chunk.data is not None:
             yield chunk
+
+
+def _serving(context: Any, served: _Served, request: Request) -> AbstractContextManager[object]:
+    trace = context.get_middleware(CALLER).trace
+    return span("lancewal.serve", kind="SERVER", parent=trace, operation=request.op, served_as=served.name)
 
 
 def _check_writes(context: Any) -> None:

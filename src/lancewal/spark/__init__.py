@@ -17,20 +17,26 @@ if TYPE_CHECKING:
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, upkeep, verify
-    from lancewal.spark.low_latency import route, stream, write
+    from lancewal.spark.low_latency import batch_writer, route, stream, write
+    from lancewal.spark.progress import BatchReport, feed_lag
     from lancewal.spark.row_changes import delete, merge, update
     from lancewal.spark.search import full_text_search, vector_search
     from lancewal.spark.search_functions import register_functions
+    from lancewal.spark.sequence import apply_changes
     from lancewal.spark.spark_session import session
 
 #: Loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
+    "BatchReport": "progress",
     "Diagnosis": "diagnosis",
     "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
+    "apply_changes": "sequence",
+    "batch_writer": "low_latency",
     "changes": "feed_source",
     "compact": "jobs",
     "doctor": "diagnosis",
+    "feed_lag": "progress",
     "flush": "jobs",
     "delete": "row_changes",
     "full_text_search": "search",
@@ -50,13 +56,17 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchReport",
     "Diagnosis",
     "JobFailedError",
     "ShardOutcome",
+    "apply_changes",
+    "batch_writer",
     "changes",
     "compact",
     "delete",
     "doctor",
+    "feed_lag",
     "flush",
     "from_debezium",
     "full_text_search",

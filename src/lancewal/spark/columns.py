@@ -62,7 +62,7 @@ _AS_IS = frozenset([pa.int64(), pa.large_string(), pa.string_view(), pa.float32(
 
 #: Names of changes: in our own feed, in Delta's, in Debezium's.
 _UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
-_DELETES = ("delete", "d")
+DELETES = ("delete", "d")
 #: The old version of a row, which another row of the feed replaces.
 _NOTHING = ("update_preimage",)
 
@@ -70,7 +70,11 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def spark_schema(columns: pa.Schema) -> st.StructType:
-    """The Spark schema in which rows of ``columns`` are shown."""
+    """The Spark schema in which rows of ``columns`` are shown.
+
+    >>> spark_schema(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2))])).simpleString()
+    'struct<id:bigint,v:array<float>>'
+    """
     return st.StructType([_spark_field(field, field.name) for field in columns])
 
 
@@ -185,7 +189,7 @@ class SparkRows:
         if self._change_column is None:
             return self._upserts(batch)
         changes, batch = self._take_changes(batch)
-        deleted = _is_one_of(changes, _DELETES)
+        deleted = _is_one_of(changes, DELETES)
         ignored = _is_one_of(changes, _NOTHING)
         self._refuse_unknown(changes, deleted | ignored)
         upserted = ~(deleted | ignored)
@@ -233,7 +237,7 @@ class SparkRows:
         if unknown.any():
             found = changes.filter(pa.array(unknown)).unique().slice(0, 3).to_pylist()
             raise InvalidInputError(
-                f"column {self._change_column} says {found}; known are {', '.join((*_UPSERTS, *_DELETES))}"
+                f"column {self._change_column} says {found}; known are {', '.join((*_UPSERTS, *DELETES))}"
             )
 
 

@@ -15,6 +15,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from lancewal.base import find_manifest
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format import TableSchema
+from lancewal.predicate import Predicate
 from lancewal.publish import (
     CHANGE_TYPE,
     DELETE,
@@ -25,11 +27,19 @@ from lancewal.publish import (
     ChangeFeed,
     ending_before_pointers,
 )
-from lancewal.reader import ShardPlace, TableState, read_state
+from lancewal.reader import BaseSource, ShardPlace, TableState, read_state
 from lancewal.shard import ShardManifestStore
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.merged import MergedState, Wanted
-from lancewal.spark.options import EARLIEST, LATEST, POSITIONS, SNAPSHOT, Options, parse_positions
+from lancewal.spark.options import (
+    EARLIEST,
+    LATEST,
+    POSITIONS,
+    SNAPSHOT,
+    OpenTable,
+    Options,
+    parse_positions,
+)
 from lancewal.storage import ObjectStore, layout
 
 try:
@@ -67,13 +77,15 @@ def changes(
     max_bytes_per_trigger: int | None = None,
     shards: Sequence[UUID | str] | None = None,
     change_types: Sequence[str] | None = None,
+    filter: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The change feed of a table as a streaming DataFrame.
 
     ``starting_position``: "earliest" (all that is retained), "latest", "snapshot" (the table's rows
     now, then what follows), or a map from shard id to WAL position. ``shards`` and ``change_types``
-    ("upsert", "delete", "insert") leave out the others, which are not read.
+    ("upsert", "delete", "insert") leave out the others, which are not read. ``filter`` is a condition on key
+    columns in Lance's SQL, such as ``id >= 1000 AND id < 2000``.
 
     .. code-block:: python
 
@@ -91,6 +103,8 @@ def changes(
         reader = reader.option("shards", ",".join(map(str, shards)))
     if change_types is not None:
         reader = reader.option("changeTypes", ",".join(change_types))
+    if filter is not None:
+        reader = reader.option("filter", filter)
     for name, value in (storage_options or {}).items():
         reader = reader.option(f"storage.{name}", value)
     return reader.load(uri)
@@ -122,12 +136,18 @@ class _FeedRows:
                 'a stream from a table is its change feed; set the option readChangeFeed to "true", which '
                 f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
-        options.refuse(["filter", "filterPushdown"], "does not apply to the change feed; filter in Spark")
+        options.refuse(["filterPushdown"], "does not apply to the change feed; filter in Spark")
         options.refuse(["versionAsOf"], "does not apply to the change feed; read the checkpoint without it")
         self._options = options
         self._schema = schema
         self._shards = wanted_shards(options)
         self._kinds = wanted_changes(options)
+        self._filter = options.text("filter")
+        self._opened: tuple[BaseSource, Predicate] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For tasks, which open the table by themselves."""
+        return {**self.__dict__, "_opened": None}
 
     def feed(self) -> ChangeFeed:
         return ChangeFeed.open(self._options.uri, self._options.storage)
@@ -135,6 +155,10 @@ class _FeedRows:
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         wanted = arrow_schema(self._schema)
         for batch in self._changes(partition):
+            if self._filter is not None:
+                source, predicate = self._keys(self._filter)
+                keys = pa.Table.from_batches([batch.select([*source.base.schema.primary_key])])
+                batch = batch.filter(pa.array(predicate.mask(keys)))
             if self._kinds is not None:
                 kinds = pa.array(self._kinds, batch.column(CHANGE_TYPE).type)
                 batch = batch.filter(pc.is_in(batch.column(CHANGE_TYPE), value_set=kinds))
@@ -145,9 +169,28 @@ class _FeedRows:
         pairs = [
             FeedPartition(shard, start.get(shard, layout.FIRST_WAL_POSITION), stop)
             for shard, stop in end.items()
-            if self._shards is None or shard in self._shards
+            if (self._shards is None or shard in self._shards) and self._may_match(shard)
         ]
         return [pair for pair in pairs if pair.start < pair.end]
+
+    def snapshot(self, merged: MergedState) -> list[InputPartition]:
+        """The parts of a snapshot that precedes the feed."""
+        wanted = Wanted(tuple(merged.columns), self._filter)
+        return [SnapshotPartition(merged, part) for part in merged.partitions(wanted)]
+
+    def _may_match(self, shard: UUID) -> bool:
+        if self._filter is None:
+            return True
+        source, predicate = self._keys(self._filter)
+        identity = source.pruner.named.get(shard)
+        return identity is None or source.pruner.may_match(identity, predicate)
+
+    def _keys(self, sql: str) -> tuple[BaseSource, Predicate]:
+        """The table, and a filter by its keys."""
+        if self._opened is None:
+            source = BaseSource(OpenTable.open(self._options).base)
+            self._opened = source, key_filter(sql, source.base.schema)
+        return self._opened
 
     def _changes(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, FeedPartition):
@@ -156,7 +199,7 @@ class _FeedRows:
             columns = [name for name in self._schema.fieldNames() if name not in FEED_COLUMNS]
             keyed = partition.merged.state.base(self._options.storage).base.schema.primary_key
             kind = pa.scalar(UPSERT if keyed else INSERT)
-            for batch in partition.merged.read(partition.part, Wanted(tuple(columns))):
+            for batch in partition.merged.read(partition.part, Wanted(tuple(columns), self._filter)):
                 yield _as_changes(batch, kind)
 
 
@@ -264,10 +307,9 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._rows.ranges(_decode(start), _decode(end))
         store = ObjectStore.from_uri(self._options.uri, self._options.storage)
         merged = MergedState(self._options, _decode_state(store, start[_SNAPSHOT]))
-        parts = merged.partitions(Wanted(tuple(merged.columns)))
-        snapshot: list[InputPartition] = [SnapshotPartition(merged, part) for part in parts]
+        rows = self._rows
         # What follows the snapshot comes with it where Spark does not say that the stream begins there.
-        return snapshot + self._rows.ranges(_decode(start[_SNAPSHOT]), _decode(end))
+        return rows.snapshot(merged) + rows.ranges(_decode(start[_SNAPSHOT]), _decode(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows.rows(partition)
@@ -287,6 +329,18 @@ def wanted_shards(options: Options) -> frozenset[UUID] | None:
     if options.position("startingPosition", LATEST) == SNAPSHOT:
         raise InvalidInputError("option shards excludes a snapshot, which is not kept by shard")
     return frozenset(layout.parse_shard_id(name) for name in names)
+
+
+def key_filter(sql: str, schema: TableSchema) -> Predicate:
+    """A filter for changes; of deletes nothing but the key is known."""
+    predicate = Predicate.parse(sql, schema.plain)
+    others = sorted(set(predicate.columns) - set(schema.primary_key))
+    if others:
+        raise InvalidInputError(
+            f"option filter of the change feed can name key columns only, not {', '.join(others)}: of a "
+            "delete nothing else is known; filter in Spark"
+        )
+    return predicate
 
 
 def wanted_changes(options: Options) -> list[str] | None:

@@ -13,7 +13,7 @@ the driver knows of the table, and read nothing but their own shards.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -39,6 +39,7 @@ from lancewal.service import is_owned
 from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
 from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
+from lancewal.spark.progress import BatchReport
 from lancewal.spark.sink import check_write
 from lancewal.spark.spark_session import slots_of
 from lancewal.storage import ObjectStore, ordered_map
@@ -78,7 +79,7 @@ def write(
         write(rows, "s3://bucket/documents", txn_app_id="nightly", txn_version=20240501)
         write(changes, "s3://bucket/documents", change_type_column="op", order_by="sequence")
     """
-    parsed = _options(uri, change_type_column, storage_options, options)
+    parsed = format_options(uri, change_type_column, storage_options, options)
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidInputError("pass txn_app_id and txn_version together, or neither")
     order = _names(order_by)
@@ -100,6 +101,7 @@ def stream(
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
     output_mode: str = "append",
+    report: Callable[[BatchReport], object] | None = None,
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
@@ -108,14 +110,15 @@ def stream(
     ``trigger`` takes the arguments of Spark's own, such as ``{"availableNow": True}``. The
     stream's identity is its query id, which is in ``checkpoint``; ``txn_app_id`` replaces it, for
     a stream that continues from another checkpoint with the same batch ids. With ``output_mode``
-    "update" the changed rows of an aggregation replace their older versions.
+    "update" the changed rows of an aggregation replace their older versions. ``report`` is called in the
+    driver after each micro-batch with what was written.
 
     .. code-block:: python
 
         query = stream(incoming, "s3://bucket/documents", "s3://bucket/checkpoints/documents")
         query.awaitTermination()
     """
-    parsed = _options(uri, change_type_column, storage_options, options)
+    parsed = format_options(uri, change_type_column, storage_options, options)
     if output_mode not in ("append", "update"):
         raise InvalidInputError(
             f"output_mode is {output_mode!r}; it can be append, or update where the table has a key. "
@@ -125,7 +128,21 @@ def stream(
     base = _check(df, parsed, order)
     if output_mode == "update" and not base.schema.primary_key:
         raise InvalidInputError("output_mode update replaces rows by their key, and the table has none")
-    batches = _MicroBatches(dict(parsed.values), checkpoint, txn_app_id, order)
+    batches = MicroBatches(dict(parsed.values), txn_app_id, order, checkpoint, report=report)
+    return start_stream(
+        df, batches, checkpoint, trigger=trigger, query_name=query_name, output_mode=output_mode
+    )
+
+
+def start_stream(
+    df: DataFrame,
+    batches: MicroBatches,
+    checkpoint: str,
+    *,
+    trigger: Mapping[str, Any] | None,
+    query_name: str | None,
+    output_mode: str = "append",
+) -> StreamingQuery:
     writer = df.writeStream.foreachBatch(batches).outputMode(output_mode)
     writer = writer.option("checkpointLocation", checkpoint)
     if query_name is not None:
@@ -135,20 +152,63 @@ def stream(
     return writer.start()
 
 
+def batch_writer(
+    uri: str,
+    txn_app_id: str,
+    *,
+    change_type_column: str | None = None,
+    order_by: str | Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that appends each micro-batch to a table once, under its number.
+
+    For queries that do more with a micro-batch than write it to one table; ``txn_app_id`` names the query
+    and the table's part in it, and stays the same when the query is started again.
+
+    .. code-block:: python
+
+        to_documents = batch_writer("s3://bucket/documents", "crawler-documents")
+        to_links = batch_writer("s3://bucket/links", "crawler-links")
+
+        def both(batch, number):
+            to_documents(batch.select("id", "text"), number)
+            to_links(batch.selectExpr("id", "explode(links) AS link"), number)
+
+        pages.writeStream.foreachBatch(both).option("checkpointLocation", checkpoint).start()
+    """
+    parsed = format_options(uri, change_type_column, storage_options, options)
+    return MicroBatches(dict(parsed.values), txn_app_id, _names(order_by))
+
+
 @dataclass
-class _MicroBatches:
-    """The function that Spark calls with every micro-batch; picklable, for Spark Connect."""
+class MicroBatches:
+    """The function that Spark calls with every micro-batch; picklable, for Spark Connect.
+
+    ``app_id`` may be left to the query whose ``checkpoint`` is known. ``keep`` leaves rows out, once they are
+    in the partitions of their shards.
+    """
 
     options: dict[str, str] = field(repr=False)
-    checkpoint: str
     app_id: str | None
     order_by: list[str]
+    checkpoint: str = ""
+    keep: Callable[[DataFrame], DataFrame] | None = None
+    report: Callable[[BatchReport], object] | None = None
+    #: A stream is checked before it starts; of another query the first micro-batch tells its columns.
+    _checked: bool = False
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         if self.app_id is None:
             self.app_id = query_id(batch.sparkSession, self.checkpoint)
         transaction = Transaction(self.app_id, batch_id)
-        write_transaction(batch, Options.parse(self.options), transaction, self.order_by)
+        options = Options.parse(self.options)
+        if not self.checkpoint and not self._checked:
+            _check(batch, options, self.order_by)
+            self._checked = True
+        written = write_transaction(batch, options, transaction, self.order_by, keep=self.keep)
+        if self.report is not None:
+            self.report(BatchReport.of(batch_id, written))
 
 
 def write_transaction(
@@ -158,8 +218,12 @@ def write_transaction(
     order_by: Sequence[str],
     *,
     is_anonymous: bool = False,
-) -> list[ShardWrite]:
-    """Route and append, unless the transaction is written already; what was done in each shard."""
+    keep: Callable[[DataFrame], DataFrame] | None = None,
+) -> list[ShardWrite] | None:
+    """Route and append, unless the transaction is written already; what was done in each shard.
+
+    ``None`` if it was left to the shards' owners.
+    """
     table = OpenTable.open(options)
     unstored = _ordering_columns(df, table.base, options, order_by)
     router = ShardRouter.of_table(table.base, table.store)
@@ -170,10 +234,11 @@ def write_transaction(
         if is_owned(table.store):
             # A claim would fence whoever writes there: SSTables are staged, and owners adopt them.
             rows = _routed(df, table.base, router, order_by, _one_task_per_shard(df, router)).drop(*unstored)
-            _write_by_format(rows, options, transaction)
-            return []
+            _write_by_format(rows if keep is None else keep(rows), options, transaction)
+            return None
         tasks = _number_of_tasks(df, router)
         rows = _routed(df, table.base, router, order_by, tasks).drop(*unstored)
+        rows = rows if keep is None else keep(rows)
         appending = APPENDING.of(table, router, options, transaction, run, tasks)
         found = rows.mapInArrow(appending, WRITTEN).collect()
         written = [
@@ -415,7 +480,7 @@ def _names(order_by: str | Sequence[str]) -> list[str]:
     return [order_by] if isinstance(order_by, str) else list(order_by)
 
 
-def _options(
+def format_options(
     uri: str,
     change_type_column: str | None,
     storage_options: Mapping[str, str] | None,

@@ -44,7 +44,7 @@ class DefaultSource(DataSource):
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
         if options.flag("readChangeFeed"):
-            from lancewal.spark.feed_source import wanted_changes, wanted_shards
+            from lancewal.spark.feed_source import key_filter, wanted_changes, wanted_shards
 
             wanted_shards(options)
             wanted_changes(options)
@@ -52,6 +52,9 @@ class DefaultSource(DataSource):
             schema = OpenTable.open(options).base.schema
         else:
             schema = state_to_read(options).base(options.storage).base.schema
+        condition = options.text("filter")
+        if options.flag("readChangeFeed") and condition is not None:
+            key_filter(condition, schema)
         shown = feed_schema(schema) if options.flag("readChangeFeed") else schema.plain
         names = options.names("columns")
         if names is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from lancewal.errors import InvalidInputError
@@ -22,6 +24,9 @@ _OF_THE_MACHINE = 0.5
 _ROWS_SHARE = 0.5
 #: From here on the largest MemTable is flushed.
 _NEARLY_FULL = 0.75
+#: Seconds for which a flush is waited for. One whose storage does not answer may take for ever, and others
+#: are flushed beside it then.
+PATIENCE = 10.0
 
 
 def memory_bytes() -> int:
@@ -52,8 +57,9 @@ class Holder(Protocol):
 class RowMemory:
     """Rows that are not flushed yet, of all writers of a process. The process has one; tests make others."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
+        self._clock = clock
         self._start_empty()
         in_forked_child(self._start_empty)
 
@@ -61,7 +67,8 @@ class RowMemory:
         self._lock = threading.Lock()
         self._held: dict[Holder, int] = {}
         self._total = 0
-        self._chosen: set[Holder] = set()
+        #: Whose flush is under way, and since when.
+        self._chosen: dict[Holder, float] = {}
         # The garbage collector may end a holder at any time, also while this thread holds the lock.
         self._released: deque[Holder] = deque()
 
@@ -94,7 +101,7 @@ class RowMemory:
     def flushed(self, holder: Holder, num_bytes: int) -> None:
         """``holder`` has flushed something, and so many bytes are left. The next one comes if it must."""
         with self._lock:
-            self._chosen.discard(holder)
+            self._chosen.pop(holder, None)
         self.hold(holder, num_bytes)
 
     def relieve(self) -> None:
@@ -114,18 +121,21 @@ class RowMemory:
         while self._released:
             holder = self._released.popleft()
             self._total -= self._held.pop(holder, 0)
-            self._chosen.discard(holder)
+            self._chosen.pop(holder, None)
 
     def _largest(self) -> Holder | None:
         """The next to be flushed, unless what is chosen already makes enough room. Requires the lock."""
-        coming = sum(self._held.get(each, 0) for each in self._chosen)
+        now = self._clock()
+        coming = sum(
+            self._held.get(each, 0) for each, since in self._chosen.items() if now - since < PATIENCE
+        )
         if self._total - coming < self.limit * _NEARLY_FULL:
             return None
         others = [each for each in self._held if each not in self._chosen]
         largest = max(others, key=lambda each: each.active_bytes, default=None)
         if largest is None or not largest.active_bytes:
             return None
-        self._chosen.add(largest)
+        self._chosen[largest] = now
         return largest
 
 

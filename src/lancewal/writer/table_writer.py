@@ -46,7 +46,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TableWriteResult:
-    """What one put or delete did: its rows, and the last write of each shard that it went to."""
+    """What one put or delete did: its rows, and the last write of each shard that it went to.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with table.writer(durable_write=False) as writer:
+    ...     result = writer.put([{"id": 2}, {"id": 3}])  # readable now
+    ...     result.wait(), result.done(), result.num_rows
+    (True, True, 2)
+    """
 
     num_rows: int
     shards: Mapping[UUID, WriteResult]
@@ -90,6 +98,17 @@ class TableWriter:
     to all its shards. Where one of them fails, the others' rows are written nevertheless, and
     :class:`PartialWriteError` says which is which. A batch is atomic within a shard, not
     across shards.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "n": 1}, {"id": 2, "n": 2}], key="id")
+    >>> with table.writer() as writer:
+    ...     _ = writer.put([{"id": 3, "n": 3}, {"id": 4, "n": 4}])
+    ...     _ = writer.delete(1)
+    ...     _ = writer.delete(where="n = 4")
+    ...     _ = writer.update("id = 2", set_sql={"n": "n * 10"})
+    ...     writer.flush()
+    >>> sorted(table.scan().to_table().to_pylist(), key=lambda row: row["id"])
+    [{'id': 2, 'n': 20}, {'id': 3, 'n': 3}]
     """
 
     def __init__(
