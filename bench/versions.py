@@ -21,21 +21,23 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Besides the one that the wheel asks for; each on the oldest Python.
 PYLANCES = ("14.0.0", "13.0.0")
 #: What the chosen tests need besides the wheel.
-TOOLS = ("pytest>=9", "pytest-timeout", "pytest-xdist", "hypothesis", "pandas>=2.2,<3", "polars", "psutil")
-#: A file or two of each room: put, flush, replay, reads, filters, searches, compaction, collection.
+TOOLS = (
+    *("pytest>=9", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil"),
+    *("pandas>=2.2,<3", "polars", "ministack>=1.5,<2"),
+)
+#: So many failures are enough.
+_MOST = 20
+#: A file or two of each room: tables, log, filters, replay, lookups, searches, SQL, compaction.
 TESTS = (
     "tests/test_table.py",
     "tests/test_creation.py",
     "tests/format/test_wal_entry.py",
     "tests/predicate",
-    "tests/writer/test_shard_writer.py",
     "tests/writer/test_replay.py",
-    "tests/reader/test_scan.py",
     "tests/reader/test_lookup.py",
     "tests/reader/test_front.py",
     "tests/reader/test_sql.py",
     "tests/maintenance/test_compact.py",
-    "tests/maintenance/test_gc.py",
 )
 
 
@@ -53,16 +55,17 @@ def interpreter(version: str) -> str | None:
 
 
 def outcome(environment: Environment) -> str:
-    """What the tests say with the installed wheel, on local disks; never with the source of this checkout."""
+    """What the tests say with the installed wheel; never with the source of this checkout."""
     began = time.monotonic()
-    alone = ["-o", "pythonpath=.", "-p", "no:cacheprovider", "-q", "--tb=line", "-k", "not s3"]
+    alone = ["-o", "pythonpath=.", "-p", "no:cacheprovider", "-q", "--tb=line", f"--maxfail={_MOST}"]
     done = environment.run("python", "-m", "pytest", *alone, *TESTS, cwd=ROOT, check=False)
     last = (done.out.strip().splitlines() or [done.err.strip()[-200:]])[-1]
     print(f"  {last} ({time.monotonic() - began:.0f} s)", flush=True)
     if done.code == 0:
         return "passes"
-    failed = done.out.count("FAILED ") + done.out.count("ERROR ")
-    return f"fails in {failed} tests" if failed else "fails"
+    failed = [line for line in done.out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    print("  " + "\n  ".join(failed), flush=True)
+    return f"{len(failed)} tests fail" if len(failed) < _MOST else "fails"
 
 
 def run() -> list[tuple[str, str, str]]:
@@ -108,7 +111,7 @@ def main() -> int:
         write_between(PAGE, "versions", table_of(found))
     # Other versions of pylance are asked to learn something; those that the wheel takes must pass.
     pinned = found[: len(PYTHONS)]
-    return 1 if any("fails" in text for *_, text in pinned) else 0
+    return 1 if any("fail" in text for *_, text in pinned) else 0
 
 
 if __name__ == "__main__":
