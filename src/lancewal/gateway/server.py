@@ -388,6 +388,8 @@ def _put_request(descriptor: flight.FlightDescriptor) -> Request:
     request = Request.decode(descriptor.command)
     if request.op not in ("put", "delete"):
         raise InvalidInputError(f"{request.op!r} is nothing to write; put and delete are")
+    if not isinstance(request.args.get("cast", "numbers"), str | bool):
+        raise InvalidInputError(f"cast is {request.args['cast']!r}; give its name")
     return request
 
 
@@ -443,7 +445,7 @@ _Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
 def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     reader = (
         _view(served, request)
-        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source"))
+        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source", _AT))
         .to_batches()
     )
     return reader.schema, reader
@@ -451,7 +453,7 @@ def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, I
 
 def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     keys = _values(request)
-    result = _view(served, request).lookup(keys, **_only(request, "columns"))
+    result = _view(served, request).lookup(keys, **_only(request, "columns", _AT))
     found = json.dumps({"found": result.found.tolist()}).encode()
     # The batch without rows carries the metadata also where nothing was found.
     first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
@@ -459,7 +461,7 @@ def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema,
 
 
 def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    args = {name: value for name, value in request.args.items() if name != _AT}
+    args = _without_at(request)
     if request.values is not None:
         vector = request.values.column(0).combine_chunks()
         args["query" if request.op == "vector_search" else "vector"] = vector
@@ -468,7 +470,8 @@ def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schem
 
 
 def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    start = request.args.get("start")
+    args = _only(request, "start", "follow")
+    start = args.get("start")
     try:
         place = None if start is None else {UUID(shard): int(at) for shard, at in start.items()}
     except (ValueError, TypeError, AttributeError):
@@ -479,7 +482,7 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
         return bool(served.stop.is_set() or context.is_cancelled())
 
     def items() -> Iterator[Any]:
-        follows = bool(request.args.get("follow"))
+        follows = bool(args.get("follow"))
         found = feed.follow(place, stop=stopped, wait=served.stop.wait) if follows else feed.up_to_now(place)
         for batch, at in found:
             yield (
@@ -491,11 +494,15 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
 
 
 def _only(request: Request, *names: str) -> dict[str, Any]:
-    args = {name: value for name, value in request.args.items() if name != _AT}
-    unknown = sorted(args.keys() - set(names))
+    unknown = sorted(request.args.keys() - set(names))
     if unknown:
-        raise InvalidInputError(f"{request.op} takes {', '.join(names)}, not {', '.join(unknown)}")
-    return args
+        takes = ", ".join(names) or "nothing"
+        raise InvalidInputError(f"{request.op} takes {takes}, not {', '.join(unknown)}")
+    return _without_at(request)
+
+
+def _without_at(request: Request) -> dict[str, Any]:
+    return {name: value for name, value in request.args.items() if name != _AT}
 
 
 def _view(served: _Served, request: Request) -> TableView:
@@ -533,16 +540,18 @@ class _Action:
 
 
 def _flush(served: _Served, request: Request) -> bytes:
+    _only(request)
     served.table.flush()
     return b"{}"
 
 
 def _status(served: _Served, request: Request) -> bytes:
+    _only(request)
     return json.dumps(served.table.status().to_dict()).encode()
 
 
 def _count(served: _Served, request: Request) -> bytes:
-    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter"))}).encode()
+    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter", _AT))}).encode()
 
 
 def _schema(served: _Served, request: Request) -> bytes:

@@ -241,11 +241,17 @@ class TableWriter:
         ``where`` is SQL as ``Table.scan`` takes it. ``set`` has a Python value for a column, the same for all
         rows; ``set_sql`` an expression over the row as it was, as in ``{"n": "n + 1"}``. Rows are read at one
         state of the table and written again, batch by batch: what another writer changes in one of them in
-        between is overwritten, and a row that comes to match in between stays as it is.
+        between is overwritten, and a row that comes to match in between stays as it is. Where an expression
+        gives a row no value that its column takes, the error says how many rows were written before it.
         """
         progress = _Progress()
-        for rows in self._matching.updated(where, set, set_sql):
-            self._write("update", rows, progress)
+        try:
+            for rows in self._matching.updated(where, set, set_sql):
+                self._write("update", rows, progress)
+        except InvalidInputError as error:
+            if not (before := sum(progress.rows.values())):
+                raise
+            raise InvalidInputError(f"{error} (of the update, {before} rows before it are written)") from None
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def flush(self) -> None:
