@@ -359,6 +359,20 @@ def test_a_shard_is_taken_by_force_only_when_asked(one: lancewal.Table) -> None:
         one.writer(take_over="perhaps")  # type: ignore[arg-type]
 
 
+def test_never_leaves_a_shard_alone_whose_owner_died_on_this_host(one: lancewal.Table) -> None:
+    with WritingProcess(one, lease=600) as owner:
+        owner.ask("put", start=0, count=3)
+        until(lambda: [each for each in one.owners() if each.shards])
+        owner.kill()
+        with (
+            one.writer(take_over="never") as careful,
+            pytest.raises(PartialWriteError, match="or gone"),
+        ):
+            careful.put(rows(3, 1))
+        with one.writer() as writer:
+            writer.put(rows(3, 1))
+
+
 def test_a_second_writer_of_the_same_process_is_refused_too(one: lancewal.Table) -> None:
     with one.writer() as first, one.writer() as second:
         first.put(rows(0, 1))
