@@ -16,7 +16,7 @@ ARGS ?=
 WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test spark matrix soak lint typecheck format bench tasks docs jar lock clean
+.PHONY: help demo test spark matrix soak lint typecheck format bench tasks weight first versions release docs jar lock clean
 .SUFFIXES:
 
 help: ## List the targets
@@ -55,6 +55,18 @@ tasks: ## Count what users write for twenty tasks, with lancewal and its peers
 	@"$(PYTHON)" -m venv .venv-peers
 	@.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install . deltalake duckdb lancedb "pyiceberg[pyarrow,sql-sqlite]" pandas
 	@.venv-peers/bin/python -m bench.user_tasks --write
+
+weight: $(STAMP) ## Measure what an installation weighs, beside LanceDB and Delta Lake
+	@$(BIN)/python -m bench.weight --write
+
+first: $(STAMP) ## Measure the way from an empty environment to the first put and the first search
+	@$(BIN)/python -m bench.first_hour --write
+
+versions: $(STAMP) ## Run core tests of the wheel on other versions of Python and pylance
+	@$(BIN)/python -m bench.versions --write
+
+release: $(STAMP) ## Build sdist, wheel and bill of materials, and check them in an empty environment
+	@$(BIN)/python -m bench.release
 
 docs: $(STAMP) ## Build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

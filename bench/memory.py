@@ -24,13 +24,13 @@ def peak_growth(side: str, uri: str, count: int) -> int:
     return int(done.stdout.split()[-1])
 
 
-def _peak() -> int:
+def peak() -> int:
     # Not ru_maxrss: a process takes over that of the one which started it.
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -45,11 +45,11 @@ def _main(side: str, uri: str, count: int) -> int:
         put = peer.put
     put(warm_up[0])
     gc.collect()
-    before = _resident()
+    before = resident()
     for index in range(1, count + 1):
         # Made one at a time: what the writer does not keep is gone before the next.
         put(vector_batches(1, rows=1000, dimension=128, first_id=index * 1000)[0])
-    return _peak() - before
+    return peak() - before
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from lancewal import metrics
 from lancewal import table as table_module
-from lancewal.errors import StorageError
-from lancewal.storage import ObjectStore, observe_all
+from lancewal.errors import InvalidInputError, StorageError
+from lancewal.storage import ObjectStore, observe_all, read_times
 from lancewal.table import Table
 from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
@@ -264,3 +264,39 @@ def test_without_the_client_the_error_says_what_to_install() -> None:
         check=True,
     )
     assert "pip install 'lancewal[metrics]'" in done.stdout
+
+
+def test_reads_are_counted_by_how_long_they_took(tmp_path: Path, registry: CollectorRegistry) -> None:
+    table = wal_table(tmp_path / "t", bucket=("id", 2))
+    metrics.register(registry)
+
+    def count(operation: str) -> float | None:
+        labels = {"table": table.uri, "operation": operation}
+        return registry.get_sample_value("lancewal_read_latency_seconds_count", labels)
+
+    with table.writer() as writer:
+        writer.put(rows(0, 10))
+        assert count("lookup") is None
+        table.lookup(3)
+        table.lookup([1, 2])
+        table.count_rows("id > 3")
+        table.scan().to_table()
+        stream = table.scan().to_batches()
+        assert count("scan") == 1  # the stream has not ended
+        stream.read_all()
+        table.search("a", text_column="name")
+        table.full_text_search("name", "a")
+        with pytest.raises(InvalidInputError):
+            table.lookup([{"no": 1}])
+    assert [count(each) for each in ("lookup", "count", "scan", "search")] == [2, 1, 2, 2]
+
+    read_times.add(table.uri, "lookup", 0.02)
+    labels = {"table": table.uri, "operation": "lookup"}
+    buckets = [
+        registry.get_sample_value("lancewal_read_latency_seconds_bucket", {**labels, "le": bound})
+        for bound in ("0.025", "+Inf")
+    ]
+    assert buckets[1] == 3
+    assert buckets[0] is not None
+    assert buckets[0] >= 1
+    assert registry.get_sample_value("lancewal_read_latency_seconds_sum", labels) >= 0.02  # type: ignore[operator]

@@ -251,7 +251,7 @@ def read(uri: str, count: int, minute: float, keys: int) -> None:
     }
     for call in calls.values():
         call()
-    minutes = _Minutes(minute)
+    minutes, looked = _Minutes(minute), float("-inf")
     while minutes.number <= count:
         for name, call in calls.items():
             begun, cpu = time.perf_counter(), time.process_time()
@@ -260,13 +260,18 @@ def read(uri: str, count: int, minute: float, keys: int) -> None:
             minutes.add(name, (time.perf_counter() - begun) * 1e3)
             # A tenth of the time, so that a slow table is not also a busy machine.
             time.sleep(max(minute / 120, 9 * (time.perf_counter() - begun)))
-            status = table.status()
-            minutes.note(
-                "SSTables in the fullest shard", max(each.uncompacted.count for each in status.shards)
-            )
-            minutes.note("log entries that no SSTable covers", status.unflushed.count)
+            # Seldom: a look lists every file, which is a load on the very directories that puts go to.
+            if time.perf_counter() - looked > minute / 10 or minutes.is_over():
+                looked = time.perf_counter()
+                _note_levels(table, minutes)
             if minutes.is_over():
                 minutes.tell()
+
+
+def _note_levels(table: lancewal.Table, minutes: _Minutes) -> None:
+    status = table.status()
+    minutes.note("SSTables in the fullest shard", max(each.uncompacted.count for each in status.shards))
+    minutes.note("log entries that no SSTable covers", status.unflushed.count)
 
 
 def _levels(table: lancewal.Table) -> dict[str, float]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from lancewal import errors
@@ -42,15 +41,12 @@ if TYPE_CHECKING:
     from lancewal.upkeep import UpkeepPlan, UpkeepReport
     from lancewal.writer import ShardWriter, TableWriter, TableWriteResult, WriteResult
 
+    __version__: str
+
 # Lance reports its own system index, which has no fields, as an error each time indexes are
 # listed. The message is harmless and says nothing to a user; the variable counts only where
 # Lance has not been imported yet, and a setting of the user's own stays.
 os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
-
-try:
-    __version__ = version("lancewal")
-except PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "0+unknown"
 
 #: Where each public name lives. Loaded at first use: pylance alone takes most of a second.
 _HOMES = {
@@ -126,7 +122,19 @@ __all__ = [
 ]
 
 
+def _version() -> str:
+    """Asked for rarely, and most of what ``import lancewal`` would take."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("lancewal")
+    except PackageNotFoundError:  # a source tree that was not installed
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]
@@ -136,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

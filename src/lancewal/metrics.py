@@ -24,8 +24,8 @@ from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
 from lancewal.maintenance import process_totals
-from lancewal.storage import check_process, observe_all
-from lancewal.writer import PUT_LATENCIES, open_writers, written
+from lancewal.storage import LATENCY_BOUNDS, check_process, observe_all, read_times
+from lancewal.writer import open_writers, written
 
 if TYPE_CHECKING:
     from lancewal.table import Table
@@ -131,6 +131,7 @@ class LanceWalCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._writers()
+        yield _reads()
         yield from _maintenance()
         for families in zip(*(watched.families() for watched in self._watched), strict=True):
             joined = copy.copy(families[0])
@@ -179,9 +180,18 @@ class LanceWalCollector(Collector):
 
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """The buckets of a histogram of puts as Prometheus has them: each counts all puts up to its bound."""
-    bounds = [*(str(bound) for bound in PUT_LATENCIES), "+Inf"]
+    """The buckets of a histogram as Prometheus has them: each counts all calls up to its bound."""
+    bounds = [*(str(bound) for bound in LATENCY_BOUNDS), "+Inf"]
     return list(zip(bounds, accumulate(counts), strict=True))
+
+
+def _reads() -> Metric:
+    family = HistogramMetricFamily(
+        "lancewal_read_latency_seconds", "How long reads took", labels=("table", "operation")
+    )
+    for labels, taken in read_times.taken().items():
+        family.add_metric(labels, _cumulative(taken.counts), taken.seconds)
+    return family
 
 
 def _maintenance() -> Iterator[Metric]:

@@ -71,6 +71,14 @@ class ShardInfo:
     that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
     table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
     ``tail_length`` the number of entries that no SSTable covers, sentinels included.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.writer() as writer:
+    ...     _ = writer.put({"id": 2})
+    >>> [shard] = table.shards()
+    >>> shard.epoch, shard.generations, shard.tail_length
+    (1, (1,), 0)
     """
 
     shard_id: UUID
@@ -319,9 +327,11 @@ def sharding_text(base: BaseTable) -> str:
 @dataclass(frozen=True)
 class _Tail:
     tip: int
-    first_unflushed: int
     last_write: datetime | None
     lag: Lag
+    #: The paths of its entries that somebody needs: from the first unflushed one on, and the last one,
+    #: which marks the end of the log.
+    needed: frozenset[str]
 
 
 def _look(store: ObjectStore, shard_id: UUID) -> tuple[ShardManifest | None, list[ObjectInfo]]:
@@ -350,7 +360,9 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
         start = first_unsettled(manifest)
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
-    return _Tail(tip, tip if start is None else start, last.modified if last else None, lag)
+    first_needed = min(tip if start is None else start, tip - 1)
+    needed = frozenset(info.path for position, info in entries.items() if position >= first_needed)
+    return _Tail(tip, last.modified if last else None, lag, needed)
 
 
 def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) -> Lag:
@@ -379,17 +391,7 @@ def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: 
         layout.version_hint(shard_id),
         *(f"{layout.sstable_dir(shard_id, entry.path)}/" for entry in waiting),
     )
-    log = f"{layout.wal_dir(shard_id)}/"
-    # The last entry stays whatever it holds: it marks the end of the log.
-    first_needed = min(tail.first_unflushed, tail.tip - 1)
-
-    def is_needed(path: str) -> bool:
-        if path.startswith(log):
-            position = layout.parse_wal_name(path.removeprefix(log))
-            return position is not None and position >= first_needed
-        return path.startswith(needed)
-
-    garbage = [info for info in files if not is_needed(info.path)]
+    garbage = [info for info in files if info.path not in tail.needed and not info.path.startswith(needed)]
     return Lag(len(garbage), None, sum(info.size for info in garbage), _oldest(garbage))
 
 

@@ -313,7 +313,7 @@ class Table(TableView):
 
     def changes(
         self,
-        start: Mapping[UUID, int] | None = None,
+        start: Mapping[UUID, int] | Mapping[str, int] | None = None,
         *,
         follow: bool = False,
         stop: Callable[[], bool] = lambda: False,

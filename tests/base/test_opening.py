@@ -6,6 +6,7 @@ import gc
 import shutil
 import weakref
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from lancewal.base import BaseTable
-from lancewal.errors import TableNotFoundError
+from lancewal.base.markers import stored_markers
+from lancewal.errors import StorageError, TableNotFoundError
 from lancewal.storage import ObjectStore
 from tests.tables import new_table, rows
 
@@ -137,3 +139,33 @@ def test_what_is_kept_does_not_keep_the_store(table: str) -> None:
     del base
     gc.collect()
     assert alive() is None
+
+
+def test_a_version_that_was_cleaned_up_between_listing_and_reading_was_an_error_for_who_opens_a_shard(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, listed = ObjectStore.from_uri(table), ObjectStore.list
+
+    def list_and_lose(self: ObjectStore, prefix: str) -> Any:
+        found = listed(self, prefix)
+        monkeypatch.setattr(ObjectStore, "list", listed)
+        lance.dataset(table).insert(rows(0, 3))
+        lance.dataset(table).cleanup_old_versions(timedelta(0))
+        manifests = [info.path for info in found if info.path.endswith(".manifest")]
+        assert manifests
+        assert not any(map(store.head, manifests)), "nothing was cleaned up"
+        return found
+
+    monkeypatch.setattr(ObjectStore, "list", list_and_lose)
+    assert stored_markers(store) == {}
+
+
+def test_versions_that_go_faster_than_they_are_read_are_an_error_and_no_endless_wait(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(self: ObjectStore, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(ObjectStore, "get", gone)
+    with pytest.raises(StorageError, match="try again"):
+        stored_markers(ObjectStore.from_uri(table))

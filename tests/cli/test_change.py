@@ -154,3 +154,25 @@ def test_a_table_without_a_key_is_not_updated(tmp_path: Path) -> None:
     refused = run("update", table.uri, "--where", "id = 1", "--set", "name=x", "--yes")
     assert refused.code == exits.REFUSED
     assert "no primary key" in refused.error
+
+
+def test_update_computes_values_from_the_row_as_it_was(table: lancewal.Table) -> None:
+    done = ok("update", table.uri, "-f", "id < 2", "--set-sql", "name=name || '-' || id", "--yes", "--json")
+    assert done.document == {"updated": 2}
+    assert [row["name"] for row in table.lookup([0, 1, 2]).table.to_pylist()] == [
+        "name_0-0",
+        "name_1-1",
+        "name_2",
+    ]
+
+
+def test_update_without_a_value_or_with_two_for_a_column_is_refused(table: lancewal.Table) -> None:
+    before = table.scan().to_table()
+    for given in (
+        (),
+        ("--set", "name=a", "--set-sql", "name=name"),
+        ("--set-sql", "name=no_column + 1"),
+        ("--set-sql", "nothing=1"),
+    ):
+        assert run("update", table.uri, "-f", "id < 2", "--yes", *given).code == exits.REFUSED
+    assert table.scan().to_table() == before

@@ -13,7 +13,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import lance
+import pyarrow as pa
 import pytest
+import typer
+from typer.core import TyperGroup
 
 import lancewal
 from lancewal.cli import exits
@@ -257,3 +260,51 @@ def test_the_demo_is_a_program_whose_code_is_passed_on(
     assert run("demo", "--no-spark", "--quick").code == code
     program = [sys.executable, "-m", "demo"]
     assert started == [[*program, "somewhere"], [*program, "demo-output", "--no-spark", "--quick"]]
+
+
+def test_every_command_about_a_table_takes_json() -> None:
+    group = typer.main.get_command(cli_app.app)
+    assert isinstance(group, TyperGroup)
+    commands = dict(group.commands)
+    checkpoint = commands.pop("checkpoint")
+    assert isinstance(checkpoint, TyperGroup)
+    commands |= checkpoint.commands
+    for shown in ("demo", "bench"):  # they show what a clone does
+        del commands[shown]
+    without = [
+        name
+        for name, command in commands.items()
+        if "--json" not in {text for each in command.params for text in each.opts}
+    ]
+    assert len(commands) > 20
+    assert without == []
+
+
+@pytest.mark.parametrize("kind", ["local", "s3"])
+def test_exit_codes_are_the_same_on_every_store(
+    kind: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, options = str(tmp_path / "t"), {}
+    if kind == "s3":
+        uri, options = s3.uri(f"{uuid4().hex}/t"), s3.storage_options
+    given = [each for pair in options.items() for each in ("-o", "=".join(pair))]
+
+    def code(command: str, *rest: str) -> int:
+        return run(command, uri, *rest, *given).code
+
+    for command in (("status",), ("query",), ("get", "1"), ("tail",), ("compact",), ("gc",), ("verify",)):
+        assert code(*command) == exits.NOT_FOUND, command
+    lance.write_dataset(pa.table({"id": [1]}), uri, storage_options=options)
+    assert code("status") == exits.NOT_FOUND  # no write path
+    assert code("delete", "1") == exits.NOT_FOUND
+    assert code("init", "--key", "id", "--bucket", "no:2") == exits.REFUSED
+    assert code("init", "--key", "id", "--unsharded") == 0
+    assert code("get", "1") == 0
+    assert code("get", "2") == exits.NOT_FOUND
+    assert code("query", "-f", "nothing = 1") == exits.REFUSED
+    assert code("sql", "SELECT nothing FROM t") == exits.REFUSED
+    assert code("query", "--words", "id=a") == exits.REFUSED
+    assert code("update", "-f", "id = 1", "--set", "id=2", "--yes") == exits.REFUSED
+    assert code("seal", "nothing") in (exits.REFUSED, exits.NOT_FOUND)
+    assert code("delete", "1") == 0
+    assert code("verify") == 0

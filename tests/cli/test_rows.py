@@ -119,7 +119,7 @@ def test_json_rows_are_json(documents: lancewal.Table) -> None:
         (["--vector", "vector=[1"], exits.REFUSED, "JSON list"),
         (["--vector", "vector=[1]"], exits.REFUSED, "vector"),
         (["--vector", "vector=key:77"], exits.NOT_FOUND, "77"),
-        (["--vector", "vector=[1,2]", "--words", "text=a"], exits.REFUSED, "choose"),
+        (["--words", "text=a", "--metric", "l2"], exits.REFUSED, "metric"),
         (["--words", "text=a", "--count"], exits.REFUSED, "not for searches"),
         (["--vector", "vector=@/no/such/file"], exits.FAILED, "No such file"),
     ],
@@ -294,3 +294,25 @@ def test_checkpoints_that_cannot_be_are_refused(
     outcome = run(*[table.uri if each == "TABLE" else each for each in arguments])
     assert outcome.code == exits.REFUSED
     assert words in outcome.err
+
+
+def test_a_vector_and_words_together_are_a_hybrid_search(tmp_path: Path) -> None:
+    animals = [
+        {"id": 1, "text": "a red fox", "v": [1.0, 0.0]},
+        {"id": 2, "text": "a red wolf", "v": [0.0, 1.0]},
+        {"id": 3, "text": "a whale", "v": [0.9, 0.1]},
+    ]
+    table = lancewal.create(tmp_path / "t", animals, key="id")
+    asked = ("--vector", "v=[1,0]", "--words", "text=fox", "-c", "id")
+    found = ok("query", table.uri, *asked, "--json").documents
+    assert found == table.hybrid_search("v", [1, 0], "text", "fox", columns=["id"]).to_pylist()
+    assert found[0]["id"] == 1
+    assert "_relevance" in found[0]
+    filtered = ok("query", table.uri, *asked, "-f", "id > 1", "-n", "1", "--json").document
+    assert filtered["id"] == 3
+
+
+def test_a_plan_can_be_had_as_json(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", [{"id": 1}], key="id")
+    plan = ok("query", table.uri, "--explain", "--json").document["plan"]
+    assert plan == table.scan().explain()

@@ -17,7 +17,7 @@ DASHBOARD, ALERTS = DOCS / "grafana" / "lancewal.json", DOCS / "grafana" / "aler
 def known_metrics() -> set[str]:
     """As they are described in the documentation, which a test compares with what is exported."""
     found = set(re.findall(r"^\| `(lancewal_\w+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE))
-    return found | {f"{name}_bucket" for name in found}
+    return found | {f"{name}_{part}" for name in found for part in ("bucket", "count")}
 
 
 def test_every_metric_of_the_dashboard_and_the_rules_exists() -> None:
@@ -25,6 +25,13 @@ def test_every_metric_of_the_dashboard_and_the_rules_exists() -> None:
     assert len(named) > 20
     assert named <= known_metrics()
     assert {f"{name}_total" for name, *_ in metrics.WRITER_COUNTERS} <= known_metrics()
+
+
+def test_the_slowest_puts_and_reads_are_shown() -> None:
+    shown = DASHBOARD.read_text()
+    for label, name in (("operation", "read"), ("table", "put")):
+        rate = f"sum by (le, {label}) (rate(lancewal_{name}_latency_seconds_bucket"
+        assert f"histogram_quantile(0.99, {rate}" in shown
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:

@@ -13,11 +13,29 @@ from types import FunctionType
 
 import lancewal
 import lancewal.spark
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import PAGES, ROOT, blocks, runs
 
 API = ROOT / "docs" / "api"
 PUBLIC = {f"lancewal.{name}" for name in lancewal.__all__ if name != "__version__"} | {
     f"lancewal.spark.{name}" for name in lancewal.spark.__all__
+}
+
+#: What jobs give or raise; nobody calls it.
+RESULTS_OF_JOBS = {"BatchReport", "ShardOutcome", "JobFailedError", "Diagnosis"}
+#: Classes and methods that other rooms call. They are public for those who build on one shard; the
+#: class has an example, and each method says what it does.
+OF_ROOMS = {
+    "ShardRouter",
+    "ShardWriter",
+    "ShardWriterConfig",
+    "WalAppender",
+    "WalEntry.rows",
+    "WalTailer",
+    "RemoteWriter.write_group",
+    "Scan.pinned_keys",
+    "Table.announce",
+    "TableWriter.intake",
+    "TableWriter.shards_of",
 }
 
 
@@ -69,6 +87,45 @@ def test_every_public_name_has_a_docstring() -> None:
     for name in PUBLIC:
         room = lancewal.spark if name.startswith("lancewal.spark.") else lancewal
         assert getattr(room, name.rpartition(".")[2]).__doc__, name
+
+
+def test_every_public_name_shows_an_example_that_runs() -> None:
+    """A doctest of its own, which the suite runs; what needs a Spark session runs on a page about Spark."""
+    pages = "".join(
+        block.body for page in PAGES for block in blocks(page) if runs(block) and page.name == "spark.md"
+    )
+    # What needs a source of events is shown on that page, and run by the tests of the room.
+    others = [*(ROOT / "examples").rglob("*.py"), ROOT / "tests/spark/test_debezium.py"]
+    examples = pages + "".join(each.read_text() for each in others)
+    without = []
+    for name in PUBLIC - {"lancewal.errors"}:
+        room, _, last = name.rpartition(".")
+        if room == "lancewal.spark":
+            own = getattr(lancewal.spark, last).__doc__ or ""
+            shown = last in RESULTS_OF_JOBS or f"{last}(" in examples or ">>> " in own
+        else:
+            shown = ">>> " in (getattr(lancewal, last).__doc__ or "")
+        without += [] if shown else [name]
+    assert without == []
+
+
+def test_every_method_that_users_call_is_called_in_an_example() -> None:
+    """In a doctest, in a page whose code runs, or in examples/."""
+    called = "".join(each.read_text() for each in (ROOT / "examples").rglob("*.py"))
+    called += "".join(block.body for page in PAGES for block in blocks(page) if runs(block))
+    for source in (ROOT / "src").rglob("*.py"):
+        called += "\n".join(re.findall(r"^\s*(?:>>>|\.\.\.) (.*)$", source.read_text(), re.M))
+    without = [
+        f"{name}.{method}"
+        for name in lancewal.__all__
+        if inspect.isclass(kind := getattr(lancewal, name)) and name not in OF_ROOMS
+        for method, function in inspect.getmembers(kind, inspect.isroutine)
+        if not method.startswith("_")
+        and str(getattr(function, "__module__", "")).startswith("lancewal")
+        and f"{name}.{method}" not in OF_ROOMS
+        and not re.search(rf"\.{method}\(", called)
+    ]
+    assert without == []
 
 
 def test_docstrings_become_markdown() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.errors import ClosedError, InvalidInputError
+from lancewal.errors import BusyError, ClosedError, InvalidInputError
 from lancewal.gateway import Gateway
 from lancewal.gateway.aio import AsyncTable, AsyncWriter
 from tests.tables import APPEND_ONLY, fast, ids, rows, wal_table
@@ -189,3 +189,28 @@ def test_search_finds_the_words_of_rows_just_put(table: AsyncTable) -> None:
             return one["id"].to_pylist(), batch["id"].to_pylist()
 
     assert asyncio.run(run()) == ([1], [2, 1])
+
+
+def test_a_put_that_found_no_thread_left_all_later_ones_waiting_for_it(
+    table: AsyncTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> list[int]:
+        async with table.writer() as writer:
+            with monkeypatch.context() as limits:
+                limits.setattr(threading.Thread, "start", _no_thread)
+                with pytest.raises(BusyError, match="nothing was written"):
+                    await writer.put(some(0))
+            assert await writer.put(some(1)) == 1
+        return ids(await table.scan())
+
+    assert asyncio.run(run()) == [1]
+
+
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_reads_of_a_closed_table_said_that_futures_cannot_be_scheduled(table: AsyncTable) -> None:
+    table.close()
+    with pytest.raises(ClosedError):
+        asyncio.run(table.count_rows())

@@ -203,3 +203,34 @@ def test_a_client_that_floods_does_not_stop_the_others(tmp_path: Path) -> None:
         for each in threads:
             each.join()
     assert ids(table.scan().to_table()) == list(range(50))
+
+
+@pytest.mark.parametrize("cast", [["numbers"], {"a": 1}, 7.5, None])
+def test_a_cast_that_is_none_was_logged_as_a_failure_of_the_gateway(
+    gateway: Gateway, cast: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = flight.FlightDescriptor.for_command(Request("put", "events", {"cast": cast}).encode())
+    with flight.connect(gateway.address) as client:
+
+        def put() -> None:
+            writer, answers = client.do_put(command, rows(0, 1).schema)
+            writer.write_batch(rows(0, 1))
+            answers.read()
+            writer.close()
+
+        with pytest.raises(flight.FlightServerError, match="cast is"):
+            put()
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("op", ["flush", "status"])
+def test_what_an_action_does_not_take_was_ignored(gateway: Gateway, op: str) -> None:
+    """Whoever asks for the status of a checkpoint must not get that of the table."""
+    with flight.connect(gateway.address) as client, pytest.raises(flight.FlightServerError, match="not at"):
+        list(client.do_action(flight.Action(op, Request(op, "events", {"at": "then"}).encode())))
+
+
+def test_a_feed_that_begins_at_a_checkpoint_was_the_whole_feed(gateway: Gateway) -> None:
+    request = flight.Ticket(Request("changes", "events", {"at": "then"}).encode())
+    with flight.connect(gateway.address) as client, pytest.raises(flight.FlightServerError, match="not at"):
+        client.do_get(request).read_all()

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import StorageError
-from lancewal.maintenance import compact, verify
+from lancewal.maintenance import UpkeepSettings, compact, verify
 from lancewal.reader.table_reader import TableReader
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -40,6 +40,14 @@ APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), False), VALUE])
 KEYS = 400
 #: Ages short enough for a test. Nothing in it stands still for as long as they are.
 AGES = {"sstables": 2.0, "orphans": 2.0, "wal_entries": 1.0, "manifest_versions": 4.0, "staging_files": 2.0}
+#: Everything is due all the time, but for logs: the writer that is tested tells nobody that it lives.
+ALL_DUE = UpkeepSettings(
+    max_sstables=1,
+    max_uncompacted_age=timedelta(0),
+    max_index_lag=1,
+    max_small_files=1,
+    garbage_age=timedelta(0),
+)
 
 
 class Model:

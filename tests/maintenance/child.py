@@ -7,15 +7,14 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, PartialWriteError
-from lancewal.maintenance import Retention, UpkeepSettings, at_crash_points, collect_garbage, compact
+from lancewal.maintenance import Retention, at_crash_points, collect_garbage, compact
 from lancewal.storage import ObjectStore
 from lancewal.upkeep import Upkeep
-from tests.maintenance.arena import ages
+from tests.maintenance.arena import ALL_DUE, ages
 
 
 def main() -> None:
@@ -50,12 +49,7 @@ def _compact(store: ObjectStore, max_commit_bytes: int) -> None:
 
 
 def _keep_up(upkeep: Upkeep) -> None:
-    """Everything is due all the time, but for logs: the writer that is tested says nobody that it lives."""
-    now = timedelta(0)
-    settings = UpkeepSettings(
-        max_sstables=1, max_uncompacted_age=now, max_index_lag=1, max_small_files=1, garbage_age=now
-    )
-    for outcome in upkeep.round(settings).outcomes:
+    for outcome in upkeep.round(ALL_DUE).outcomes:
         for error in outcome.failed.values():
             # Files that cannot be joined, and races that were lost to the others, are left for later.
             assert isinstance(error, ConflictError) or "Lance found no files" in str(error), error

@@ -15,6 +15,7 @@ _WRITER = ("tests/writer/test_shard_writer.py", "tests/writer/test_replay.py", "
 _PUBLISH = ("tests/publish",)
 _COMPACT = ("tests/maintenance/test_compact.py", "tests/maintenance/test_kills.py")
 _GC = ("tests/maintenance/test_gc.py", "tests/maintenance/test_bulk_gc.py", "tests/maintenance/test_needs.py")
+_CHECKPOINTS = ("tests/maintenance/test_checkpoints.py",)
 _READ = ("tests/reader/test_snapshot.py", "tests/reader/test_tail.py")
 
 BUGS = (
@@ -503,6 +504,23 @@ BUGS = (
         "    published = False\n",
         "the feed lacks rows of a run that died",
         _PUBLISH,
+    ),
+    # ------------------------------------------------------------ checkpoints
+    Bug(
+        "a collection takes SSTables from checkpoints",
+        "maintenance/checkpoints.py",
+        "        return self.everything or self._sstables.get((shard_id, name))\n",
+        "        return self.everything\n",
+        "a checkpoint cannot be read any more",
+        _CHECKPOINTS,
+    ),
+    Bug(
+        "a collection takes entries of the log from checkpoints",
+        "maintenance/checkpoints.py",
+        "        return next((reason for positions, reason in needed if position in positions), None)\n",
+        "        return None\n",
+        "a checkpoint cannot be read any more",
+        _CHECKPOINTS,
     ),
     *OWNER_BUGS,
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import lance
 import pyarrow as pa
@@ -351,3 +352,38 @@ def test_the_feed_gave_a_column_the_values_of_one_that_had_its_name(table: lance
     with table.writer() as writer:
         writer.put(row(5))
         assert table.scan(filter="draft = 'written'").to_table()["id"].to_pylist() == [5]
+
+
+def test_a_place_that_was_kept_as_json_was_ignored(table: lancewal.Table) -> None:
+    """Its shard ids were texts, which were taken for shards of others: all rows came again."""
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+        (_, place), *_ = table.changes()
+        writer.put(rows(2, 2))
+        kept = json.loads(json.dumps({str(shard): position for shard, position in place.items()}))
+        found = [batch["id"].to_pylist() for batch, _ in table.changes(kept)]
+        assert found == [[2, 3]]
+        batch, _ = next(table.changes(kept, follow=True))
+        assert batch["id"].to_pylist() == [2, 3]
+        assert ChangeFeed.open(table.uri).advance(kept) == {the_shard(table): place[the_shard(table)] + 1}
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_place_behind_the_end_of_the_log_passed_over_what_came_there(
+    table: lancewal.Table, follow: bool
+) -> None:
+    """As after a table was restored: the reader waited, and left out all rows up to its place."""
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+    (end,) = ChangeFeed.open(table.uri).latest().values()
+    assert not list(table.changes({the_shard(table): end}))
+    for place in ({the_shard(table): end + 1}, {uuid4(): 2}):
+        with pytest.raises(InvalidInputError, match="another table"):
+            next(table.changes(place, follow=follow))
+
+
+@pytest.mark.parametrize("position", [0, -1, 1.5, "1", None, True])
+def test_a_place_without_a_position_is_refused(table: lancewal.Table, position: object) -> None:
+    for follow in (True, False):
+        with pytest.raises(InvalidInputError, match="are whole numbers"):
+            next(table.changes({the_shard(table): position}, follow=follow))  # type: ignore[dict-item]

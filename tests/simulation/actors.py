@@ -48,6 +48,7 @@ from lancewal.storage import HostClock, ObjectStore
 from lancewal.storage.local import LocalBackend
 from lancewal.writer import ShardWriter, TableWriter, drain_shard, open_shard_writer
 from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, SMALL, WAL_ONLY
+from tests.simulation.keeping import Keeping
 from tests.simulation.ledger import Ledger
 from tests.simulation.light import LightTable, rows_of
 from tests.simulation.oracle import OWN, REGISTERS, BrokenError, History, Put, Seen
@@ -91,9 +92,13 @@ class Simulation:
                 stack.enter_context(self.light.installed())
                 stack.enter_context(self._counting_fates())
             self.owning = Owning(self, SHARD) if plan.lease else None
+            self.keeping = Keeping(self) if plan.is_kept else None
             bodies = self.owning.bodies() if self.owning else {}
             if self.owning:
                 stack.enter_context(self.owning.installed())
+            if self.keeping:
+                bodies |= self.keeping.bodies()
+                stack.enter_context(self.keeping.installed())
             with self.world.installed():
                 for number, actor in plan.present:
                     process = self._process(f"{actor.kind} {number}")
@@ -529,12 +534,15 @@ class Simulation:
         self.disk.faults = Faults.none()
         seen = Seen()
         for _ in self._states():
+            if self.keeping:
+                self.keeping.check_all()
             read = self._light_reads() if self.light is not None else self._lance_reads()
             seen = self.history.check_reader(next(read).items(), seen, self.history.now())
 
     def _check_that_the_feed_has(self, shown: frozenset[int]) -> None:
         """Also what nobody knows of, because its writer died: whoever follows has to see what readers do."""
-        if self.light is None or any(actor.kind == "collector" for _, actor in self.plan.present):
+        collects = self.keeping or any(actor.kind == "collector" for _, actor in self.plan.present)
+        if self.light is None or collects:
             return  # the feed begins where the log does
         store = self.disk.store()
         feed = ChangeFeed(store, self._base(store).schema)
@@ -548,7 +556,10 @@ class Simulation:
         open_shard_writer(self._base(store), SHARD, CONFIG, store=store, indexes=()).close()
         yield
         self._check_that_the_feed_has(self.history.shown)
-        if self.plan.schedule % 3:
+        if self.keeping:
+            self.keeping.check_shape()
+            yield
+        elif self.plan.schedule % 3:
             return
         compact(store)
         yield
@@ -558,6 +569,9 @@ class Simulation:
             clock = HostClock("end", partial(float, days * 86400))
             collect_garbage(store, retention=_RETENTION, now=now, clock=clock)
         yield
+        if self.keeping:
+            self.keeping.check_that_files_go()
+            yield
 
 
 class _Outcome:

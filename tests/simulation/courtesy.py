@@ -17,7 +17,7 @@ from uuid import UUID
 
 from lancewal.errors import FencedError, ShardOwnedError
 from lancewal.format import decode_manifest, decode_record
-from lancewal.service import owners, presence, requests
+from lancewal.service import duties, owners, presence, requests
 from lancewal.service.presence import Presence
 from lancewal.storage import layout
 from lancewal.writer import ShardWriter
@@ -71,19 +71,24 @@ class Hosts:
     def live_writer(self, table_uri: str, shard_id: UUID) -> ShardWriter | None:
         return self._registry().live_writer(table_uri, shard_id)
 
+    @property
+    def process(self) -> Process:
+        """Who asks; whoever looks at the end of a world is none of its processes."""
+        return self._world.process if self._world.is_here() else _OUTSIDE
+
     def _registry(self) -> WriterRegistry:
-        process = self._world.process if self._world.is_here() else _OUTSIDE
+        process = self.process
         if process not in self._writers:
             self._writers[process] = WriterRegistry()
         return self._writers[process]
 
     def _kill(self, pid: int, _: int) -> None:
-        found = self._processes.get((self._world.process.host, pid))
+        found = self._processes.get((self.process.host, pid))
         if found is None or found.is_dead:
             raise ProcessLookupError(pid)
 
     def _stat(self, pid: int) -> list[str] | None:
-        found = self._processes.get((self._world.process.host, pid))
+        found = self._processes.get((self.process.host, pid))
         if found is None or found.is_dead:
             return None
         # One that stands still was stopped, or is merely slow.
@@ -94,8 +99,10 @@ class Hosts:
     @contextmanager
     def installed(self) -> Iterator[None]:
         changes: list[tuple[Any, str, Any]] = [
-            (owners, "os", SimpleNamespace(getpid=lambda: self._world.process.pid, kill=self._kill)),
-            (owners, "machine", lambda: self._world.process.host),
+            (owners, "os", SimpleNamespace(getpid=lambda: self.process.pid, kill=self._kill)),
+            (owners, "machine", lambda: self.process.host),
+            (duties, "os", SimpleNamespace(getpid=lambda: self.process.pid)),
+            (duties, "machine", lambda: self.process.host),
             (owners, "_stat", self._stat),
             (presence, "_heart", self),
             (opening_room, "_registry", self),

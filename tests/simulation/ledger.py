@@ -44,9 +44,9 @@ class Ledger:
 
     def flushed(self) -> frozenset[int]:
         """The puts whose own rows are in SSTables or in the base table."""
-        return frozenset(key - OWN for key in self._flushed_rows(self._manifest()) if key >= OWN)
+        return frozenset(key - OWN for key in self._flushed_rows(self.manifest()) if key >= OWN)
 
-    def _manifest(self) -> ShardManifest | None:
+    def manifest(self) -> ShardManifest | None:
         """The newest one."""
         directory = layout.manifest_dir(self._shard_id) + "/"
         names = (path for path in self._files.objects if path.startswith(directory))
@@ -69,7 +69,7 @@ class Ledger:
 
     def _shown(self) -> dict[int, int]:
         objects = self._files.objects
-        manifest = self._manifest()
+        manifest = self.manifest()
         rows = self._flushed_rows(manifest)
         if manifest is None:
             return rows

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.base import table as base_table
+from lancewal.errors import TableNotFoundError
 from lancewal.format import TOMBSTONE, BaseManifest, SsTableEntry, TableSchema
 from lancewal.sstable import ROW_OFFSET
 from lancewal.storage import ObjectStore, layout
@@ -38,21 +40,46 @@ def _room(name: str) -> ModuleType:
     return import_module(f"lancewal.{name}")
 
 
-@dataclass
 class _Tags:
-    def list(self) -> dict[str, object]:
-        return {}
+    """As pylance's; a tag keeps its version through a cleanup."""
+
+    def __init__(self, table: LightTable) -> None:
+        self._table = table
+        self.versions: dict[str, int] = {}
+
+    def list(self) -> dict[str, dict[str, int]]:
+        return {name: {"version": version} for name, version in self.versions.items()}
+
+    def create(self, name: str, version: int) -> None:
+        with self._table.breaking("a tag", "create a tag"):
+            if name in self.versions:
+                raise ValueError(f"Ref conflict error: tag {name} already exists")
+            self._set(name, version)
+
+    def update(self, name: str, version: int) -> None:
+        with self._table.breaking("a tag", "update a tag"):
+            self._set(name, version)
+
+    def _set(self, name: str, version: int) -> None:
+        if not self._table.has(version):
+            raise ValueError(f"Version not found error: version {version} does not exist")
+        self.versions[name] = version
+
+    def delete(self, name: str) -> None:
+        with self._table.breaking("a tag", "delete a tag"):
+            if self.versions.pop(name, None) is None:
+                raise ValueError(f"Ref not found error: tag {name} does not exist")
 
 
 class _Dataset:
     """What lancewal asks a dataset of pylance for, outside of reads."""
 
     data_storage_version = "2.1"
-    tags = _Tags()
 
     def __init__(self, table: LightTable, version: int) -> None:
         self._table, self.version = table, version
         self.uri = table.uri
+        self.tags = table.tags
 
     @property
     def latest_version(self) -> int:
@@ -60,6 +87,15 @@ class _Dataset:
 
     def describe_indices(self) -> list[object]:
         return []
+
+    def get_fragments(self) -> list[object]:
+        return []
+
+    def read_transaction(self, version: int) -> Any:
+        return SimpleNamespace(operation=None)
+
+    def cleanup_old_versions(self, age: timedelta, *, error_if_tagged_old_versions: bool) -> Any:
+        return self._table.clean(age)
 
     def __copy__(self) -> _Dataset:
         return _Dataset(self._table, self.version)
@@ -80,6 +116,8 @@ class LightTable:
         self.uri = disk.root
         self._template = opened(template)
         self.newest = 0
+        self.tags = _Tags(self)
+        self._committed: dict[int, float] = {}
         self._markers: dict[int, Mapping[UUID, int]] = {}
         self._rows: dict[int, Mapping[int, int]] = {}
         self._commit({}, {})
@@ -87,12 +125,48 @@ class LightTable:
     def _commit(self, markers: Mapping[UUID, int], rows: Mapping[int, int]) -> None:
         self.newest += 1
         self._markers[self.newest], self._rows[self.newest] = markers, rows
-        path = f"{_VERSIONS}/{(1 << 64) - 1 - self.newest:020d}.manifest"
+        self._committed[self.newest] = self._disk.world.now
+        path = _manifest_path(self.newest)
         assert isinstance(self._disk.files, Files)
         self._disk.files.objects[path] = json.dumps(
             {"version": self.newest, "markers": {str(key): value for key, value in markers.items()}}
         ).encode()
         self._disk.note_written(path)
+
+    def has(self, version: int) -> bool:
+        assert isinstance(self._disk.files, Files)
+        return _manifest_path(version) in self._disk.files.objects
+
+    def clean(self, age: timedelta) -> Any:
+        """As Lance does it: look at versions and tags, then delete. What is tagged in between is not seen."""
+        world, files = self._disk.world, self._disk.files
+        oldest = world.now - age.total_seconds()
+        old = [version for version in range(1, self.newest) if self._committed[version] < oldest]
+        gone = [
+            version for version in old if self.has(version) and version not in self.tags.versions.values()
+        ]
+        if world.is_here():
+            world.step("clean up old versions")
+        for version in gone:
+            files.delete(_manifest_path(version))
+        self._met["old versions are cleaned up"] += bool(gone)
+        return SimpleNamespace(bytes_removed=len(gone))
+
+    @contextmanager
+    def breaking(self, what: str, place: str) -> Iterator[None]:
+        """One commit of Lance's, which may break before it or after."""
+        world, faults = self._disk.world, self._disk.faults
+        if world.is_here():
+            world.step(place)
+            if world.random.random() < faults.breaks_before * 5:
+                faults.struck[f"{what} breaks before"] += 1
+                raise OSError(f"simulated: {what} was not begun")
+        yield
+        if world.is_here():
+            if world.random.random() < faults.breaks_after * 5:
+                faults.struck[f"{what} breaks after"] += 1
+                raise OSError(f"simulated: the reply of {what} is lost")
+            world.step(f"reply to {what}")
 
     def rows(self, version: int) -> Mapping[int, int]:
         return self._rows[version]
@@ -123,25 +197,15 @@ class LightTable:
         self, markers: Mapping[UUID, int], rows: Mapping[int, int], dead: Sequence[int]
     ) -> dict[str, int]:
         """One commit of Lance's: to the newest version, whichever that is, unless a marker is stale."""
-        disk, world = self._disk, self._disk.world
-        if world.is_here():
-            world.step("merge into the base table")
-            if world.random.random() < disk.faults.breaks_before * 5:
-                disk.faults.struck["a merge breaks before"] += 1
-                raise OSError("simulated: the merge was not begun")
-        stored = self._markers[self.newest]
-        for key, value in markers.items():
-            if value <= stored.get(key, 0):
-                self._met["a compactor finds its marker stale"] += 1
-                raise OSError(f"Stale SSTable compaction: {key} is at {stored[key]}, not below {value}")
-        before = self._rows[self.newest]
-        after = {key: value for key, value in {**before, **rows}.items() if key not in dead}
-        self._commit({**stored, **markers}, after)
-        if world.is_here():
-            if world.random.random() < disk.faults.breaks_after * 5:
-                disk.faults.struck["a merge breaks after"] += 1
-                raise OSError("simulated: the reply of the merge is lost")
-            world.step("reply to the merge")
+        with self.breaking("a merge", "merge into the base table"):
+            stored = self._markers[self.newest]
+            for key, value in markers.items():
+                if value <= stored.get(key, 0):
+                    self._met["a compactor finds its marker stale"] += 1
+                    raise OSError(f"Stale SSTable compaction: {key} is at {stored[key]}, not below {value}")
+            before = self._rows[self.newest]
+            after = {key: value for key, value in {**before, **rows}.items() if key not in dead}
+            self._commit({**stored, **markers}, after)
         new = len(rows.keys() - before.keys())
         return {
             "num_inserted_rows": new,
@@ -166,8 +230,12 @@ class LightTable:
             store: ObjectStore | None = None,
             version: int | None = None,
         ) -> BaseTable:
+            if version is not None:
+                if not table.has(version):
+                    raise TableNotFoundError(f"there is no version {version}; it may have been cleaned up")
+                return table._at(version)
             assert store is not None
-            return table.open(store) if version is None else table._at(version)
+            return table.open(store)
 
         changes: list[tuple[Any, str, Any]] = [
             (BaseTable, "open", staticmethod(open_)),
@@ -189,8 +257,11 @@ class LightTable:
             (_room("maintenance.newest"), "SsTable", LightSsTable),
             (_room("publish.feed"), "SsTable", LightSsTable),
             (_room("reader.state"), "SsTable", LightSsTable),
+            (_room("reader.state"), "_bases", _Forgetful()),
             (_room("reader.state"), "SsTableSource", _Source),
             (_room("reader.state"), "BaseSource", _BaseSource),
+            (_room("status"), "fragments_of", lambda dataset: []),
+            (_room("status"), "row_count", lambda dataset: len(table._rows[dataset.version])),
             (_room("sstable.lineage"), "open_sstable", lambda *_: LightSsTable),
             (_room("publish.staging"), "write_sstable", write_sstable),
             (_room("writer.flush"), "write_sstable", write_sstable),
@@ -203,6 +274,20 @@ class LightTable:
         finally:
             for owner, name, value in saved:
                 setattr(owner, name, value)
+
+
+def _manifest_path(version: int) -> str:
+    return f"{_VERSIONS}/{(1 << 64) - 1 - version:020d}.manifest"
+
+
+class _Forgetful:
+    """A cache for processes that share none: those of a world, and those of the next one."""
+
+    def get(self, key: object) -> None:
+        return None
+
+    def put(self, key: object, value: object, size: int) -> None:
+        return
 
 
 def _same_or(known: BaseTable, newest: BaseTable) -> BaseTable:

@@ -37,6 +37,8 @@ _OFTEN = {
 
 #: One world in so many has owners with records, and those who ask them.
 WITH_OWNERS = 8
+#: One world in so many is kept in shape by upkeep, and has checkpoints.
+WITH_UPKEEP = 8
 #: Nothing goes wrong but deaths: in such a world nobody may stop a writer that lives.
 _ORDERLY = {**dict.fromkeys(Faults.kinds(), 0.0), "dies": 6.0}
 
@@ -72,6 +74,8 @@ class Plan:
     #: Seconds of an owner's lease; 0 where nobody has records.
     lease: float = 0.0
     is_orderly: bool = False
+    #: Whether some keep it in shape, and some make checkpoints.
+    is_kept: bool = False
     #: Whether MemTables are full after one put, and are sealed while others are under way.
     is_small: bool = False
     #: Actors by number that were left out, and faults that were turned off, to find a smaller world.
@@ -172,10 +176,39 @@ def _plan_with_owners(seed: int) -> Plan:
     )
 
 
+def _plan_with_upkeep(seed: int) -> Plan:
+    """Several who keep the table in shape and several who make checkpoints, beside all kinds of writers."""
+    chance = random.Random(f"upkeep of {seed}")
+    mood = chance.choice([*_MOODS, "deaths", "contention"])
+    pause = chance.choice([0.5, 60.0, 900.0])
+
+    def some(kind: str, least: int, most: int, size: int) -> list[Actor]:
+        return [Actor(kind, chance.randint(1, size), pause) for _ in range(chance.randint(least, most))]
+
+    actors = [*some("writer", 1, 2, 4), *some("owner", 0, 1, 3), *some("upkeeper", 1, 3, 3)]
+    actors += [*some("checkpointer", 0, 2, 2), *some("reader", 1, 1, 3), *some("follower", 0, 1, 2)]
+    actors += [*some("compactor", 0, 1, 2), *some("dropper", 0, 1, 2)]
+    rates = _MOODS[mood]
+    return Plan(
+        seed,
+        mood,
+        tuple(actors),
+        tuple((name, rates.get(name, 1.0)) for name in Faults.kinds()),
+        is_near=chance.random() < 0.7,
+        schedule=seed,
+        flushes=0.6,
+        lease=600.0,
+        is_kept=True,
+        is_small=chance.random() < 0.2,
+    )
+
+
 def plan_of(seed: int) -> Plan:
     """The world of ``seed``."""
     if seed % WITH_OWNERS == 3:
         return _plan_with_owners(seed)
+    if seed % WITH_UPKEEP == 6:
+        return _plan_with_upkeep(seed)
     chance = random.Random(f"plan of {seed}")
     mood = chance.choice([*_MOODS, "contention", "stalls"])
     is_light = seed % WITH_LANCE != 0

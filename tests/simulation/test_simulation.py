@@ -70,6 +70,22 @@ INTERESTING = (
     "a request is forged",
     "a request is damaged",
     "a request is lost",
+    # Upkeep and checkpoints.
+    "upkeep: flush",
+    "upkeep: compact",
+    "upkeep: versions",
+    "upkeep: collect",
+    "a part of upkeep is left to another process",
+    "a part of upkeep fails",
+    "upkeep brings the table into shape",
+    "old versions are cleaned up",
+    "a checkpoint is made",
+    "a checkpoint is read",
+    "a checkpoint is dropped",
+    "a checkpoint has that name already",
+    "a checkpoint that is gone is dropped",
+    "files of a checkpoint outlive their collection",
+    "the files of a dropped checkpoint go",
 )
 #: What happens in a few of two thousand worlds: each change of the code makes other worlds of the same
 #: seeds, so `make test` asks for most of them, and `make soak`, with fifty times as many worlds, for all.
@@ -143,7 +159,11 @@ def test_many_worlds_keep_the_guarantees(templates: Path, tmp_path: Path) -> Non
     assert [each for each in (*INTERESTING, *RARE) if not totals.met[each]] == []
 
 
-@pytest.mark.parametrize("seed", [7, 11, 18, 40], ids=["light", "with owners", "light too", "with Lance"])
+@pytest.mark.parametrize(
+    "seed",
+    [7, 11, 14, 18, 40],
+    ids=["light", "with owners", "with upkeep", "light too", "with Lance"],
+)
 def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -> None:
     with quiet():
         one, other, third = (simulate(each, templates, tmp_path / "table") for each in (seed, seed, seed + 1))
@@ -161,6 +181,7 @@ def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -
         (99503, "the same, with a flush behind it"),
         (6107, "a service that came back wrote a put twice: allowed without an id, not with one"),
         (4699, "an owner that closed while another waited for it"),
+        (718, "a shard was opened while upkeep cleaned up the version of the base that was listed"),
     ],
 )
 def test_seeds_that_found_something(seed: int, what: str, templates: Path, tmp_path: Path) -> None:

@@ -62,6 +62,25 @@ def kill(pid: int) -> bool:
     return False
 
 
+def python_workers() -> list[int]:
+    """The workers of the session in this process: forked by a daemon of Spark's, whose command they have."""
+    found, pending = [], [(os.getpid(), False)]
+    while pending:
+        pid, is_forked = pending.pop()
+        is_daemon = b"pyspark.daemon" in command_line(pid)
+        if is_daemon and is_forked:
+            found.append(pid)
+        pending += [(child, is_daemon) for child in children_of(pid)]
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        tasks = [Path(each, "children").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
+        return [int(child) for line in tasks for child in line.split()]
+    return []
+
+
 def kill_session(leader: int) -> None:
     """All processes of a session, and those that they start meanwhile."""
     while alive := [pid for pid in session_members(leader) if is_alive(pid)]:

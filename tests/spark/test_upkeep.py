@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,12 @@ from lancewal.shard import ShardManifestStore, find_tip
 from lancewal.spark import jobs, upkeep
 from lancewal.storage import ObjectStore, layout
 from lancewal.upkeep import Work
+from tests.maintenance.arena import ALL_DUE, Arena
+from tests.spark.processes import kill, python_workers
 from tests.spark.tables import content, new_table, schema_of
 from tests.spark.test_merged import fill_all_levels
 from tests.tables import KEYED, ids, rows
+from tests.upkeep.test_kills import kill_some
 from tests.upkeep.test_rounds import NOTHING_WAITS, sstables
 
 if TYPE_CHECKING:
@@ -110,3 +115,63 @@ def test_a_living_owner_without_memtables_is_left_alone_and_that_is_no_failure(
         assert (report.outcomes[0].task.work, report.outcomes[0].done) == (Work.FLUSH, "0 logs flushed")
         writer.put(rows(3, 3))
     assert ids(table.scan().to_table()) == [0, 1, 2, 3, 4, 5]
+
+
+class Rounds:
+    """Rounds of the Spark job, whose workers are killed at random."""
+
+    def __init__(self, spark: SparkSession, arena: Arena, seed: int) -> None:
+        self._spark, self._arena = spark, arena
+        self._chance = random.Random(seed)
+        self.killed = self.compacted = 0
+
+    def __call__(self) -> None:
+        """One round. Races that are lost to the others are left for later, as files that cannot be joined."""
+        killer = threading.Timer(self._chance.uniform(0.0, 1.0), self._kill_a_worker)
+        killer.start()
+        try:
+            report = upkeep(self._spark, str(self._arena.where), ALL_DUE)
+        finally:
+            killer.join()
+        for outcome in report.outcomes:
+            for error in outcome.failed.values():
+                allowed = ("ConflictError", "other commits", "Lance found no files")
+                assert any(each in f"{error!r}" for each in allowed), error
+            self.compacted += outcome.task.work is Work.COMPACT and "rows compacted" in outcome.done
+
+    def _kill_a_worker(self) -> None:
+        """Of Python, where the rows are; Spark runs its task again."""
+        workers = python_workers()
+        if workers:
+            self.killed += kill(self._chance.choice(workers))
+
+
+def kill_all_kinds(spark: SparkSession, where: Path, keyed: bool, times: int, seed: int) -> Rounds:
+    with Arena(where, keyed=keyed, seed=seed) as arena:
+        rounds = Rounds(spark, arena, seed)
+        # With the ages of upkeep: those of the tests' own collector are shorter than Spark may stand still.
+        kill_some(arena, times, seed, ["upkeep"], beside=rounds)
+        for _ in range(20):
+            # Whether the job or one of the processes gets to it is chance; both have to.
+            if rounds.killed and rounds.compacted:
+                break
+            rounds()
+            arena.healthy()
+    arena.settle()
+    assert arena.checks > 0
+    assert rounds.killed
+    assert rounds.compacted
+    return rounds
+
+
+def test_three_processes_and_the_spark_job_killed_at_random(spark: SparkSession, tmp_path: Path) -> None:
+    kill_all_kinds(spark, tmp_path / "table", keyed=True, times=1, seed=8)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_three_processes_and_the_spark_job_killed_many_times(
+    spark: SparkSession, tmp_path: Path, keyed: bool
+) -> None:
+    kill_all_kinds(spark, tmp_path / "table", keyed, times=40, seed=9)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,27 @@ from tests.maintenance.arena import Arena, Child, children
 _JOBS = ["upkeep", "collect"]
 
 
-def kill_some(arena: Arena, times: int, seed: int) -> None:
+def kill_some(
+    arena: Arena,
+    times: int,
+    seed: int,
+    jobs: Sequence[str] = _JOBS,
+    beside: Callable[[], object] = lambda: None,
+) -> None:
     """Three at work at any time; again and again one of them is killed and another one comes."""
     moments = random.Random(seed)
-    at_work = [Child.start(arena, _JOBS) for _ in range(3)]
+    at_work = [Child.start(arena, jobs) for _ in range(3)]
     with children(at_work):
         for child in at_work:
             child.until_ready()
         for _ in range(times):
             time.sleep(moments.uniform(0.0, 0.5))
+            beside()
             victim = moments.randrange(3)
             assert at_work[victim].process.poll() is None, "the child failed by itself"
             at_work[victim].kill()
             arena.healthy()
-            at_work[victim] = Child.start(arena, _JOBS)
+            at_work[victim] = Child.start(arena, jobs)
             at_work[victim].until_ready()
         assert all(child.process.poll() is None for child in at_work), "a child failed by itself"
 

@@ -183,3 +183,18 @@ def test_an_update_through_a_table_that_may_be_stale_took_back_what_others_wrote
         assert writer.update("id < 3", {"b": "new"}).num_rows == 2
         assert writer.delete(where="id = 3").num_rows == 1
     assert fresh.scan().to_table().to_pylist() == [{"id": i, "a": "new", "b": "new"} for i in (1, 2)]
+
+
+def test_an_update_that_is_refused_on_its_way_says_what_it_has_written(tmp_path: Path) -> None:
+    table = lancewal.create(
+        tmp_path / "t", [{"id": 1, "n": 1}], key="id", unsharded=True, writer_defaults=fast()
+    )
+    with table.writer() as writer:
+        writer.put({"id": 2, "n": 2})
+        told = []
+        for bad in (1, 2):  # one of them is read first, in a batch of its own
+            with pytest.raises(InvalidInputError) as error:
+                writer.update("true", set_sql={"n": f"CASE WHEN id = {bad} THEN 0.5 ELSE 9 END"})
+            told.append("of the update, 1 rows before it are written" in str(error.value))
+    assert sorted(told) == [False, True]
+    assert table.count_rows("n = 9") == 1

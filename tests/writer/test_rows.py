@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -403,3 +404,18 @@ def test_a_key_between_two_integers_deletes_and_finds_neither(tmp_path: Path) ->
     with pytest.raises(InvalidInputError):
         one.shard_for(1.5)
     assert one.lookup([1.0]).found.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "[1, -Infinity ]", '{"a": nan}', "1e400", "1" * 400, '{"a": [-1E+999]}']
+)
+def test_json_text_with_a_number_that_lance_reads_as_null_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInputError, match="no JSON: row 1"):
+        _stored(tmp_path, pa.json_(), _rows_of("1", text))
+
+
+def test_json_text_that_only_looks_like_such_a_number_is_taken(tmp_path: Path) -> None:
+    texts = ['"NaN, inf"', '{"nan":"inf"}', "1e300", '["Infinity ]",1]', '"1e400"', None]
+    stored = _stored(tmp_path, pa.json_(), _rows_of(*texts))
+    assert [text and json.loads(text) for text in stored] == [text and json.loads(text) for text in texts]
+    assert lancewal.open(tmp_path / "t").verify().ok

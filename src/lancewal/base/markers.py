@@ -34,7 +34,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.errors import NotInitializedError
+from lancewal.errors import NotInitializedError, StorageError
 from lancewal.format import BaseManifest, newest_manifest_name, read_base_manifest
 from lancewal.storage import ObjectStore, layout
 
@@ -66,6 +66,10 @@ def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | N
     return markers
 
 
+#: Each fails only when a version was superseded and cleaned up between two requests.
+_ATTEMPTS = 16
+
+
 def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
     """The markers in the newest version at ``store``; none where there is no table.
 
@@ -82,12 +86,18 @@ def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
 
 def newest_manifest(store: ObjectStore) -> BaseManifest | None:
     """The manifest of the newest version at ``store``; ``None`` where there is no table."""
-    names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
-    newest = newest_manifest_name(names)
-    if newest is None:
-        return None
-    path = f"{layout.VERSIONS_DIR}/{newest[0]}"
-    return read_base_manifest(store.get(path), name=path)
+    for _ in range(_ATTEMPTS):
+        names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
+        newest = newest_manifest_name(names)
+        if newest is None:
+            return None
+        path = f"{layout.VERSIONS_DIR}/{newest[0]}"
+        try:
+            return read_base_manifest(store.get(path), name=path)
+        except FileNotFoundError:
+            # It was cleaned up since, so there is a newer one.
+            continue
+    raise StorageError(f"versions of {store.uri} are cleaned up faster than they can be read; try again")
 
 
 def fence_id(shard_id: UUID) -> UUID:

@@ -97,32 +97,43 @@ def update(
     table: options.TableArgument,
     where: Annotated[str, typer.Option(*_WHERE, metavar="SQL", help="Which rows.")],
     values: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--set",
             metavar="COLUMN=VALUE",
             help="A column and its new value; null, a JSON list or object, or a value as text. Repeat it.",
         ),
-    ],
+    ] = None,
+    expressions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-sql",
+            metavar="COLUMN=SQL",
+            help="A column and an expression over the row as it was, as in n='n + 1'. Repeat it.",
+        ),
+    ] = None,
     yes: Yes = False,
     take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Give columns of the rows that match a condition new values, the same for all of them.
+    """Give columns of the rows that match a condition new values.
 
-    Rows are read at one state of the table and written again. Ends with code 5 where another process writes
-    to their shards; --take-over now takes the shards from it instead.
+    --set gives all rows the same value, --set-sql each the value of an expression. Rows are read at one
+    state of the table and written again. Ends with code 5 where another process writes to their shards;
+    --take-over now takes the shards from it instead.
     """
     opened = options.open_table(table, option)
-    new = _new_values(opened, values)
+    new, computed = _new_values(opened, values or []), options.pairs(expressions or [], "--set-sql")
+    if not new and not computed:
+        raise typer.BadParameter("pass --set or --set-sql")
     if not yes:
         _confirm("Update", opened, opened.count_rows(where))
     with (
         resumable("rows that were updated stay updated"),
         opened.writer(take_over=take_over.value) as writer,
     ):
-        count = writer.update(where, new).num_rows
+        count = writer.update(where, new, set_sql=computed).num_rows
     console.tell(f"{console.plural(count, 'row')} updated", {"updated": count}, json=json)
 
 

@@ -66,7 +66,11 @@ def query(
     ] = None,
     words: Annotated[
         str | None,
-        typer.Option("--words", metavar="COLUMN=TEXT", help="Rows that match words best."),
+        typer.Option(
+            "--words",
+            metavar="COLUMN=TEXT",
+            help="Rows that match words best; with --vector those that both rank best together.",
+        ),
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Print only how many rows there are.")] = False,
     explain: Annotated[
@@ -83,8 +87,6 @@ def query(
 
     --json prints one row a line.
     """
-    if vector and words:
-        raise typer.BadParameter("choose --vector or --words")
     if (vector or words) and (count or explain or source or offset):
         raise typer.BadParameter("--count, --explain, --source and --offset are not for searches")
     opened = options.open_view(table, option, at)
@@ -100,7 +102,9 @@ def query(
         console.print_json({"rows": number}) if json else console.out().print(str(number))
         return
     scan = opened.scan(names, filter, shown, offset, source)
-    if explain:
+    if explain and json:
+        console.print_json({"plan": scan.explain()})
+    elif explain:
         console.out().print(scan.explain(), markup=False, soft_wrap=True)
     elif json:
         for batch in scan.to_batches():
@@ -144,13 +148,14 @@ def _search(
     columns: list[str] | None,
     metric: str | None,
 ) -> pa.Table:
+    """By vector, by words, or by both together, as :meth:`TableView.search` does it."""
+    asked: dict[str, Any] = {}
     if words is not None:
-        column, text = _column_and_rest(words, "--words", "COLUMN=TEXT")
-        return table.full_text_search(column, text, k, filter=filter, columns=columns)
-    column, text = _column_and_rest(str(vector), "--vector", "COLUMN=VECTOR")
-    return table.vector_search(
-        column, _vector(table, column, text), k, filter=filter, columns=columns, metric=metric
-    )
+        asked["text_column"], asked["text"] = _column_and_rest(words, "--words", "COLUMN=TEXT")
+    if vector is not None:
+        column, said = _column_and_rest(vector, "--vector", "COLUMN=VECTOR")
+        asked |= {"vector_column": column, "vector": _vector(table, column, said)}
+    return table.search(k=k, filter=filter, columns=columns, metric=metric, **asked)
 
 
 def _column_and_rest(text: str, option: str, form: str) -> tuple[str, str]:

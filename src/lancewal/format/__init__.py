@@ -65,7 +65,7 @@ from lancewal.format.spans import aligned, byte_spans, has_wide_values, in_place
 from lancewal.format.values import (
     CastRefusedError,
     are_whole,
-    encode_json,
+    encode_new_json,
     exactly,
     from_python,
     has_dictionary,
@@ -131,8 +131,8 @@ __all__ = [
     "decode_record",
     "decode_shard_value",
     "encode_entry",
-    "encode_json",
     "encode_manifest",
+    "encode_new_json",
     "encode_record",
     "encode_sentinel",
     "encode_shard_value",

@@ -197,6 +197,8 @@ _is_text = _one_of(
 # memory, in an SSTable and in the base table.
 _TEXT = pa.field("json", pa.json_())
 _ENCODED = stored_field(_TEXT)
+#: Where texts may have such numbers as NaN and 1e400; an exponent of two digits takes many before it.
+_NO_NUMBER = r"(?i)(^|[\[,:\s])[+-]?(nan|inf|infinity)\s*($|[\],}])|\de\+?\d{3}|\d{200}"
 #: An expression: the plain column would be shown as text.
 _AS_STORED = {"json": "json || X''"}
 
@@ -215,6 +217,25 @@ def encode_json(text: pa.Array) -> pa.Array:
         return one_array(_dataset(given, _TEXT).scanner(columns=_AS_STORED).to_table().column(0))
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"a JSON column is given text that is no JSON: {error}") from error
+
+
+def encode_new_json(text: pa.Array) -> pa.Array:
+    """As :func:`encode_json`, for rows that are yet to be written; refuses numbers that would be lost.
+
+    Lance takes NaN and numbers beyond a double, though JSON has none, and shows them as null.
+    """
+    encoded = encode_json(text)
+    plain = (text.storage if isinstance(text, pa.ExtensionArray) else text).cast(pa.string())
+    doubtful = np.flatnonzero(pc.match_substring_regex(plain, _NO_NUMBER).fill_null(False).to_numpy(False))
+    if len(doubtful):
+        some = encoded.take(doubtful)
+        for row, before, after in zip(doubtful, some, encode_json(decode_json(some)), strict=True):
+            if before != after:
+                raise InvalidInputError(
+                    f"a JSON column is given text that is no JSON: row {row} is {_shown(plain, int(row))}, "
+                    "with a number that is none, or larger than a double"
+                )
+    return encoded
 
 
 def decode_json(encoded: pa.Array) -> pa.Array:

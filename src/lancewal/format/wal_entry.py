@@ -46,7 +46,18 @@ _Corrupt = Callable[[str], WalCorruptError]
 
 @dataclass(frozen=True, slots=True)
 class WalEntry:
-    """A decoded entry. ``batches`` is empty for a sentinel; ``generation`` is ``None`` when unsaid."""
+    """A decoded entry. ``batches`` is empty for a sentinel; ``generation`` is ``None`` when unsaid.
+
+    >>> import tempfile, lancewal
+    >>> from lancewal.storage import ObjectStore
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> shard = table.shard_for()
+    >>> with table.writer() as writer:
+    ...     _ = writer.put([{"id": 2}, {"id": 3}])
+    >>> tailer = lancewal.WalTailer(ObjectStore.from_uri(table.uri), shard)
+    >>> [(entry.position, entry.num_rows) for entry in tailer.entries() if entry.num_rows]
+    [(1, 2)]
+    """
 
     shard_id: UUID
     position: int

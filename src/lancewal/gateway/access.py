@@ -69,12 +69,18 @@ class Access:
             )
 
 
+#: Those of W3C's Trace Context.
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
 class Caller(flight.ServerMiddleware):  # type: ignore[misc]
     """Who makes a call, as far as its token tells."""
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
         self.writes = writes
+        #: What its headers say of the trace that the call belongs to.
+        self.trace: dict[str, str] = {}
 
 
 class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -89,6 +95,11 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if caller is None:
             logger.warning("refused a call without a known token", extra={"method": str(info.method)})
             raise flight.FlightUnauthenticatedError("this gateway takes calls with a known token only")
+        caller.trace = {
+            name.lower(): str(values[0])
+            for name, values in headers.items()
+            if name.lower() in _TRACE_HEADERS and values
+        }
         return caller
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from lancewal.errors import ClosedError, InvalidInputError, PartialWriteError
+from lancewal.errors import BusyError, ClosedError, InvalidInputError, PartialWriteError
 from lancewal.gateway.client import RemoteTable, RemoteView
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
@@ -53,6 +53,7 @@ class AsyncView:
     def __init__(self, table: TableView | RemoteView) -> None:
         self._view = table
         self._threads = ThreadPoolExecutor(_READERS, "lancewal-async-read")
+        self._closed = False
 
     async def scan(self, *args: Any, **how: Any) -> pa.Table:
         """All rows that match, as a table; arguments as for ``Table.scan``."""
@@ -97,10 +98,13 @@ class AsyncView:
 
     def close(self) -> None:
         """End the threads once their reads are done; the table itself stays open."""
+        self._closed = True
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
         check_process()  # first: a forked child has none of the threads, and would wait for them
+        if self._closed:
+            raise ClosedError("this AsyncTable is closed; make a new one of its table")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
@@ -169,6 +173,19 @@ class AsyncWriter:
     ``await put(rows)`` returns the number of rows when they are durable (as the writer's ``durable_write``
     says). Puts that one coroutine awaits one after the other keep their order. A coroutine that is
     cancelled while it waits leaves open whether its rows are written.
+
+    >>> import asyncio, tempfile, lancewal
+    >>> async def main() -> tuple[int, int]:
+    ...     table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    ...     events = lancewal.AsyncTable(table)
+    ...     async with events.writer() as writer:
+    ...         await writer.put([{"id": 2}, {"id": 3}])
+    ...         await writer.delete(1)
+    ...         await events.flush()
+    ...         found = await events.lookup([2, 9])
+    ...         return await events.count_rows(), found.table.num_rows
+    >>> asyncio.run(main())
+    (2, 1)
     """
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
@@ -242,14 +259,19 @@ class AsyncWriter:
         with self._lock:
             if self._closed:
                 raise ClosedError("this writer is closed; open a new one")
-            self._waiting.append(waiting)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._write_all, name="lancewal-async-write", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._started()
+            self._waiting.append(waiting)
             self._come.notify()
         return await waiting.done
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._write_all, name="lancewal-async-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise BusyError(f"no thread is left to write rows ({error}); nothing was written") from error
+        return thread
 
     def _write_all(self) -> None:
         """The writing thread: goes on until the writer is closed and nothing waits."""

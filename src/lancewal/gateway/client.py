@@ -19,6 +19,7 @@ from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, c
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key, run_sql
+from lancewal.storage import span
 from lancewal.writer import Cast, Intake
 
 
@@ -36,6 +37,13 @@ def connect(
     cannot be reached: a gateway and its stand-by. ``table`` names it where the gateway serves several.
     ``token`` is sent with every call. For ``timeout`` seconds a call is tried again while no gateway
     takes it.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with lancewal.Gateway({"events": table}) as gateway:
+    ...     with lancewal.connect(gateway.address, table="events", timeout=10) as remote:
+    ...         remote.count_rows()
+    1
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
@@ -157,7 +165,8 @@ class RemoteView:
                     said = json.loads(chunk.app_metadata.to_pybytes())
             return pa.Table.from_batches(batches, reader.schema), said
 
-        return self._connection.call(get)
+        with span("lancewal.call", kind="CLIENT", operation=request.op, served_as=self._name):
+            return self._connection.call(get)
 
     def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
         action = flight.Action(op, Request(op, self._name, {**args, **self._at}).encode())
@@ -167,7 +176,8 @@ class RemoteView:
             body: bytes = result.body.to_pybytes()
             return body
 
-        return self._connection.call(act)
+        with span("lancewal.call", kind="CLIENT", operation=op, served_as=self._name):
+            return self._connection.call(act)
 
     def _known_schema(self) -> TableSchema:
         with self._lock:
@@ -185,7 +195,19 @@ class RemoteView:
 
 
 class RemoteTable(RemoteView):
-    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do."""
+    """A table behind a gateway; see :class:`~lancewal.Table` for what its methods do.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "text": "a fox"}], key="id")
+    >>> with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
+    ...     with remote.writer() as writer:
+    ...         _ = writer.put({"id": 2, "text": "a wolf"})
+    ...         _ = writer.delete(1)
+    ...     remote.lookup(2), remote.count_rows("id > 1")
+    ...     remote.search("wolf", columns=["id"]).num_rows, sorted(remote.status())[:1]
+    ({'id': 2, 'text': 'a wolf'}, 1)
+    (1, ['base'])
+    """
 
     def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
         """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
@@ -256,7 +278,8 @@ class RemoteScan:
         """The rows as they come. A connection that is lost meanwhile fails the read."""
         args = {**self._args, **self._table._at}
         ticket = flight.Ticket(Request("scan", self._table._name, args).encode())
-        reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
+        with span("lancewal.call", kind="CLIENT", operation="scan", served_as=self._table._name):
+            reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:

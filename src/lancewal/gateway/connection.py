@@ -27,7 +27,7 @@ from lancewal.errors import (
 )
 from lancewal.gateway.access import is_loopback
 from lancewal.gateway.contract import rebuilt
-from lancewal.storage import check_process, is_forked, note_use
+from lancewal.storage import check_process, is_forked, note_use, trace_headers
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class Connection:
         return self._addresses[self.turn % len(self._addresses)]
 
     def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
-        headers = [(b"authorization", f"Bearer {self._token}".encode())] if self._token is not None else []
+        headers = [(name.encode(), value.encode()) for name, value in trace_headers().items()]
+        if self._token is not None:
+            headers.append((b"authorization", f"Bearer {self._token}".encode()))
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def client(self) -> tuple[flight.FlightClient, int]:

@@ -102,10 +102,13 @@ class Numbered:
     settled: int = 0
     #: The rows of each put, where a message carries several.
     parts: tuple[int, ...] = ()
+    #: What tells of the client's trace: a stream, whose headers are sent once, carries many puts.
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         puts = b',"puts":[%s]' % ",".join(map(str, self.parts)).encode() if self.parts else b""
-        return b'{"number":%d,"settled":%d%s}' % (self.number or 0, self.settled, puts)
+        trace = b',"trace":%s' % json.dumps(self.trace).encode() if self.trace else b""
+        return b'{"number":%d,"settled":%d%s%s}' % (self.number or 0, self.settled, puts, trace)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Numbered:
@@ -118,7 +121,10 @@ class Numbered:
                 'the metadata of a put is JSON with the whole numbers "number" and "settled", and "puts", a '
                 "list of the rows of each, where it is several"
             )
-        return cls(number, settled, tuple(parts))
+        trace = said.get("trace", {})
+        if not isinstance(trace, dict) or not all(isinstance(each, str) for each in trace.values()):
+            raise InvalidInputError('"trace" in the metadata of a put is an object of texts')
+        return cls(number, settled, tuple(parts), trace)
 
 
 def _is_whole(value: Any) -> bool:

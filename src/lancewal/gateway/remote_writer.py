@@ -27,7 +27,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
-from lancewal.storage import check_process, is_forked
+from lancewal.storage import check_process, is_forked, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,15 @@ class RemoteWriter:
 
     Puts that threads make while one is under way are sent together, as one message, and fail each for itself.
     Rows of one key stay in the order in which one thread puts them.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
+    ...     with remote.writer() as writer:
+    ...         writer.put([{"id": 2}, {"id": 3}]).num_rows, writer.delete([1, 2]).num_rows
+    ...     remote.scan().to_table().to_pylist()
+    (2, 2)
+    [{'id': 3}]
     """
 
     def __init__(
@@ -202,9 +211,9 @@ class RemoteWriter:
                 try:
                     stream = self._stream(message.op, message.batch.schema)
                     turn = stream.turn
-                    answer = stream.send(
-                        message.batch, Numbered(message.number, self._settled(), message.parts), trying
-                    )
+                    with span("lancewal.call", kind="CLIENT", operation=message.op, served_as=self._table):
+                        said = Numbered(message.number, self._settled(), message.parts, trace_headers())
+                        answer = stream.send(message.batch, said, trying)
                     failure = answer.error
                     self._give_back(stream)
                 except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -35,7 +36,7 @@ from lancewal.gateway.contract import Answer, Numbered, Request, describe
 from lancewal.gateway.sockets import cut_connections
 from lancewal.gateway.watch import CallTimes
 from lancewal.reader import TableView
-from lancewal.storage import is_forked
+from lancewal.storage import is_forked, span
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
 
@@ -279,7 +280,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ended = False
             try:
                 try:
-                    with served.times.timed(served.name, request.op):
+                    with _serving(context, served, request), served.times.timed(served.name, request.op):
                         schema, items = read(served, request, context)
                 except (TypeError, AttributeError) as error:
                     raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
@@ -312,7 +313,9 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = Request.decode(action.body.to_pybytes())
             if act.writes:
                 _check_writes(context)
-            return [flight.Result(act.run(self._served(request.table), request))]
+            served = self._served(request.table)
+            with _serving(context, served, request):
+                return [flight.Result(act.run(served, request))]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         return [(name, act.text) for name, act in _ACTIONS.items()]
@@ -361,7 +364,10 @@ def _answered(
         put_id = None
         if session is not None and number is not None:
             put_id = PutId(str(session), number, numbered.settled)
-        return Answer(number, served.write(op, batch, cast, put_id))
+        with span(
+            "lancewal.serve", kind="SERVER", parent=numbered.trace, operation=op, served_as=served.name
+        ):
+            return Answer(number, served.write(op, batch, cast, put_id))
     except PartialWriteError as error:
         # With one shard, or one reason, the reason says more.
         (*_, only) = error.failed.values()
@@ -382,6 +388,8 @@ def _put_request(descriptor: flight.FlightDescriptor) -> Request:
     request = Request.decode(descriptor.command)
     if request.op not in ("put", "delete"):
         raise InvalidInputError(f"{request.op!r} is nothing to write; put and delete are")
+    if not isinstance(request.args.get("cast", "numbers"), str | bool):
+        raise InvalidInputError(f"cast is {request.args['cast']!r}; give its name")
     return request
 
 
@@ -398,6 +406,11 @@ def _chunks(reader: flight.MetadataRecordBatchReader, call: Call) -> Iterator[An
             raise InvalidInputError(f"unreadable rows: {error}") from None
         if chunk.data is not None:
             yield chunk
+
+
+def _serving(context: Any, served: _Served, request: Request) -> AbstractContextManager[object]:
+    trace = context.get_middleware(CALLER).trace
+    return span("lancewal.serve", kind="SERVER", parent=trace, operation=request.op, served_as=served.name)
 
 
 def _check_writes(context: Any) -> None:
@@ -432,7 +445,7 @@ _Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
 def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     reader = (
         _view(served, request)
-        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source"))
+        .scan(**_only(request, "columns", "filter", "limit", "offset", "with_row_source", _AT))
         .to_batches()
     )
     return reader.schema, reader
@@ -440,7 +453,7 @@ def _scan(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, I
 
 def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
     keys = _values(request)
-    result = _view(served, request).lookup(keys, **_only(request, "columns"))
+    result = _view(served, request).lookup(keys, **_only(request, "columns", _AT))
     found = json.dumps({"found": result.found.tolist()}).encode()
     # The batch without rows carries the metadata also where nothing was found.
     first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
@@ -448,7 +461,7 @@ def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema,
 
 
 def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    args = {name: value for name, value in request.args.items() if name != _AT}
+    args = _without_at(request)
     if request.values is not None:
         vector = request.values.column(0).combine_chunks()
         args["query" if request.op == "vector_search" else "vector"] = vector
@@ -457,7 +470,8 @@ def _searched(served: _Served, request: Request, context: Any) -> tuple[pa.Schem
 
 
 def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema, Iterable[Any]]:
-    start = request.args.get("start")
+    args = _only(request, "start", "follow")
+    start = args.get("start")
     try:
         place = None if start is None else {UUID(shard): int(at) for shard, at in start.items()}
     except (ValueError, TypeError, AttributeError):
@@ -468,7 +482,7 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
         return bool(served.stop.is_set() or context.is_cancelled())
 
     def items() -> Iterator[Any]:
-        follows = bool(request.args.get("follow"))
+        follows = bool(args.get("follow"))
         found = feed.follow(place, stop=stopped, wait=served.stop.wait) if follows else feed.up_to_now(place)
         for batch, at in found:
             yield (
@@ -480,11 +494,15 @@ def _changes(served: _Served, request: Request, context: Any) -> tuple[pa.Schema
 
 
 def _only(request: Request, *names: str) -> dict[str, Any]:
-    args = {name: value for name, value in request.args.items() if name != _AT}
-    unknown = sorted(args.keys() - set(names))
+    unknown = sorted(request.args.keys() - set(names))
     if unknown:
-        raise InvalidInputError(f"{request.op} takes {', '.join(names)}, not {', '.join(unknown)}")
-    return args
+        takes = ", ".join(names) or "nothing"
+        raise InvalidInputError(f"{request.op} takes {takes}, not {', '.join(unknown)}")
+    return _without_at(request)
+
+
+def _without_at(request: Request) -> dict[str, Any]:
+    return {name: value for name, value in request.args.items() if name != _AT}
 
 
 def _view(served: _Served, request: Request) -> TableView:
@@ -522,16 +540,18 @@ class _Action:
 
 
 def _flush(served: _Served, request: Request) -> bytes:
+    _only(request)
     served.table.flush()
     return b"{}"
 
 
 def _status(served: _Served, request: Request) -> bytes:
+    _only(request)
     return json.dumps(served.table.status().to_dict()).encode()
 
 
 def _count(served: _Served, request: Request) -> bytes:
-    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter"))}).encode()
+    return json.dumps({"rows": _view(served, request).count_rows(**_only(request, "filter", _AT))}).encode()
 
 
 def _schema(served: _Served, request: Request) -> bytes:

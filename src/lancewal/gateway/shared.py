@@ -70,6 +70,15 @@ class SharedTable:
     """This process's part in a shared table; get one from :func:`lancewal.share`. A context manager.
 
     Read through :attr:`table`, which sees all rows that are durable.
+
+    >>> import tempfile, lancewal
+    >>> uri = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id").uri
+    >>> with lancewal.share(uri) as shared:  # in every worker of a machine; one of them writes for all
+    ...     with shared.writer() as writer:
+    ...         _ = writer.put({"id": 2})
+    ...     shared.flush()
+    ...     shared.table.count_rows()
+    2
     """
 
     def __init__(

@@ -193,6 +193,15 @@ def restore(
     ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
     and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
     for the table's.
+
+    >>> import tempfile, lancewal
+    >>> place = tempfile.mkdtemp()
+    >>> table = lancewal.create(place + "/t", [{"id": 1}], key="id")
+    >>> _ = table.backup(place + "/backups")
+    >>> with table.writer() as writer:
+    ...     _ = writer.put({"id": 2})
+    >>> lancewal.restore(place + "/backups", place + "/restored").count_rows()
+    1
     """
     store = ObjectStore.from_uri(destination, storage_options)
     restore_backup(ObjectStore.from_uri(source, source_options), store, backup)

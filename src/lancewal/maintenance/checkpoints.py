@@ -88,6 +88,12 @@ class Checkpoint:
     ``version`` is that of the base table. Times are by the storage's clock; from ``expires`` on the next
     garbage collection drops it, ``None`` is never. ``problem`` says why it cannot be read, and is ``None``
     while it can.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> kept = table.checkpoint("monday")
+    >>> kept.name, kept.to_dict()["expires"]
+    ('monday', None)
     """
 
     name: str

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from lancewal.storage import in_forked_child
+from lancewal.storage import in_forked_child, span
 
 
 @dataclass(frozen=True)
@@ -420,7 +420,8 @@ class Totals:
     def counted(self, table_uri: str, kind: str, work: Callable[[], R]) -> R:
         """Do the work, and add what it did, or that it failed."""
         try:
-            report = work()
+            with span(f"lancewal.{kind}", table=table_uri):
+                report = work()
         except BaseException:
             self.add(table_uri, {f"{kind}_failures": 1})
             raise

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datafusion import Expr
-from datafusion.functions import in_list
 
 from lancewal.errors import InvalidInputError
 from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull, Negation, Some
+
+if TYPE_CHECKING:
+    from datafusion import Expr
 
 _DISTINCT = {"IS DISTINCT FROM": "!=", "IS NOT DISTINCT FROM": "="}
 _MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -136,6 +137,9 @@ class ConditionBuilder:
         if not _is_plain(type_):
             if len(path) > 1:
                 return Part(expression)
+            from datafusion import Expr
+            from datafusion.functions import in_list
+
             return Part(in_list(subject, [Expr.literal(value) for value in known], negated))
         present = [value.as_py() for value in known if value.is_valid]
         return Part(
@@ -245,6 +249,8 @@ def _operator(expression: Expr) -> str:
 
 
 def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
+    from datafusion import Expr
+
     literal = Expr.literal(value)
     return {
         "=": subject.__eq__,

@@ -12,12 +12,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache, reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from datafusion import DataFrame, Expr, SessionConfig, SessionContext
 
 from lancewal.errors import InvalidInputError
 from lancewal.format import hashable
@@ -25,6 +25,10 @@ from lancewal.predicate import dialect
 from lancewal.predicate.conditions import Among, Condition
 from lancewal.predicate.expressions import ConditionBuilder, columns_of
 from lancewal.storage import Shelf
+
+# DataFusion is loaded with the first filter that needs it: a put does not.
+if TYPE_CHECKING:
+    from datafusion import DataFrame, Expr, SessionContext
 
 Mask = npt.NDArray[np.bool_]
 
@@ -152,6 +156,8 @@ def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
 @lru_cache(maxsize=1)
 def _context() -> SessionContext:
     """One for the process; DataFusion's contexts may be used from any thread."""
+    from datafusion import SessionConfig, SessionContext
+
     config = SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"})
     # Rows come in small pieces; more partitions only add overhead.
     return SessionContext(config.with_target_partitions(1))

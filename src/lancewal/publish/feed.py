@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -133,7 +134,7 @@ class ChangeFeed:
 
     def advance(
         self,
-        start: Mapping[UUID, int],
+        start: Mapping[UUID, int] | Mapping[str, int],
         *,
         until: Mapping[UUID, int] | None = None,
         max_entries: int | None = None,
@@ -147,7 +148,8 @@ class ChangeFeed:
         for name, limit in (("max_entries", max_entries), ("max_bytes", max_bytes)):
             if limit is not None and limit < 1:
                 raise InvalidInputError(f"{name} must be at least 1, got {limit}")
-        goal = self._ends_from(start) if until is None else dict(until)
+        start = checked_place(start)
+        goal = dict(until) if until is not None else _not_behind(start, self._ends_from(start))
         place = {**start}
         backlog = {
             shard: range(place.get(shard, layout.FIRST_WAL_POSITION), end) for shard, end in goal.items()
@@ -184,11 +186,12 @@ class ChangeFeed:
             yield from self.read(shard_id, start.get(shard_id, layout.FIRST_WAL_POSITION), stop)
 
     def up_to_now(
-        self, start: Mapping[UUID, int] | None = None
+        self, start: Mapping[UUID, int] | Mapping[str, int] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
         """All changes from a place, or the earliest one, up to the latest, which comes with each batch."""
-        end = self.latest()
-        for batch in self.changes(self.earliest() if start is None else start, end):
+        place = None if start is None else checked_place(start)
+        end = _not_behind(place or {}, self.latest())
+        for batch in self.changes(self.earliest() if place is None else place, end):
             yield batch, end
 
     def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -203,7 +206,7 @@ class ChangeFeed:
 
     def follow(
         self,
-        start: Mapping[UUID, int] | None = None,
+        start: Mapping[UUID, int] | Mapping[str, int] | None = None,
         *,
         stop: Callable[[], bool],
         poll_interval: float = 0.5,
@@ -215,7 +218,7 @@ class ChangeFeed:
         same shard and look: after a restart from it, batches may come once more.
         """
         pause = wait or threading.Event().wait
-        place = self.latest() if start is None else {**start}
+        place = self.latest() if start is None else checked_place(start)
         while not stop():
             goal = self.advance(place)
             if goal == place:
@@ -311,6 +314,36 @@ class ChangeFeed:
             return stored if pointer is None else pointer.num_bytes
 
         return ordered_map(size, positions, self._workers)
+
+
+def checked_place(place: Mapping[UUID, int] | Mapping[str, int]) -> Positions:
+    """A place that a caller kept: shard ids may be texts, as in JSON, and positions are whole numbers.
+
+    >>> checked_place({"00000000-0000-0000-0000-000000000007": 3})
+    {UUID('00000000-0000-0000-0000-000000000007'): 3}
+    """
+    if not isinstance(place, Mapping):
+        raise InvalidInputError(f"a place has a position for each shard, as a dict, not {place!r}")
+    for shard, position in place.items():
+        is_whole = isinstance(position, int | np.integer) and not isinstance(position, bool)
+        if not is_whole or position < layout.FIRST_WAL_POSITION:
+            raise InvalidInputError(
+                f"WAL positions start at {layout.FIRST_WAL_POSITION} and are whole numbers; the place has "
+                f"{position!r} for shard {shard}"
+            )
+    return {layout.parse_shard_id(shard): int(position) for shard, position in place.items()}
+
+
+def _not_behind(place: Mapping[UUID, int], ends: Positions) -> Positions:
+    """``ends``, unless one lies before ``place``: what comes there would be passed over."""
+    for shard, position in place.items():
+        end = ends.get(shard, layout.FIRST_WAL_POSITION)
+        if position > end:
+            raise InvalidInputError(
+                f"the place is at position {position} of shard {shard}, whose log ends before {end}: it is "
+                "of another table, or this one was restored since; start from the earliest place"
+            )
+    return ends
 
 
 def feed_schema(schema: TableSchema) -> pa.Schema:

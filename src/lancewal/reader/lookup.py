@@ -23,7 +23,14 @@ _Part = tuple[pa.Table, Rows]
 
 @dataclass(frozen=True)
 class LookupResult:
-    """The rows of the keys that were found, in the order asked, and for every key whether it was."""
+    """The rows of the keys that were found, in the order asked, and for every key whether it was.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "text": "a"}], key="id")
+    >>> result = table.lookup([1, 2])
+    >>> result.found.tolist(), result.table.to_pylist()
+    ([True, False], [{'id': 1, 'text': 'a'}])
+    """
 
     table: pa.Table
     found: Mask

@@ -22,7 +22,7 @@ from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
 from lancewal.reader.merge import ShardSnapshot, Snapshot
 from lancewal.reader.source import Request, Source, labelled, shown_schema
-from lancewal.storage import check_process, ordered_map
+from lancewal.storage import check_process, ordered_map, read_times
 
 #: A filter that names at most so many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
@@ -31,7 +31,16 @@ _Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
 
 class Scan:
-    """One read of a snapshot. Every method reads the same state, any number of times."""
+    """One read of a snapshot. Every method reads the same state, any number of times.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "n": 5}, {"id": 2, "n": 7}], key="id")
+    >>> scan = table.scan(columns=["n"], filter="id > 1")
+    >>> scan.to_table().to_pylist(), scan.count_rows(), scan.to_batches().read_all().num_rows
+    ([{'n': 7}], 1, 1)
+    >>> print(scan.explain().splitlines()[1].strip())
+    columns: n
+    """
 
     def __init__(
         self,
@@ -41,7 +50,9 @@ class Scan:
         limit: int | None = None,
         offset: int | None = None,
         with_row_source: bool = False,
+        planned_in: float = 0.0,
     ) -> None:
+        """``planned_in`` is how many seconds it took to get to the snapshot."""
         for name, number in (("limit", limit), ("offset", offset)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
                 raise InvalidInputError(f"{name} must be a number of rows, 0 or more, not {number!r}")
@@ -49,6 +60,7 @@ class Scan:
         self.predicate = predicate
         self.limit = limit
         self.offset = offset or 0
+        self._planned_in = planned_in
         # Rows of a table with blobs can be counted, but not shown as a whole.
         self._shows_blobs = columns is None and bool(snapshot.schema.blob_columns)
         shown = snapshot.schema.without_blobs.names if self._shows_blobs else columns
@@ -60,15 +72,17 @@ class Scan:
         """All rows at once."""
         check_process()
         self._refuse_blobs()
-        pinned = self.pinned_keys()
-        if pinned is not None and self.limit is None and not self.offset:
-            return self._pinned(pinned)
-        return pa.Table.from_batches(self._batches(), self.schema)
+        with read_times.timed(self.snapshot.base.uri, "scan", self._planned_in):
+            pinned = self.pinned_keys()
+            if pinned is not None and self.limit is None and not self.offset:
+                return self._pinned(pinned)
+            return pa.Table.from_batches(self._batches(), self.schema)
 
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as a stream; no more than a few batches are held at a time."""
         self._refuse_blobs()
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+        rows = read_times.streamed(self.snapshot.base.uri, "scan", self._batches(), self._planned_in)
+        return pa.RecordBatchReader.from_batches(self.schema, rows)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_batches().__arrow_c_stream__(requested_schema)
@@ -76,11 +90,13 @@ class Scan:
     def count_rows(self) -> int:
         """How many rows there are; reads keys and the filter's columns at most."""
         check_process()
-        pinned = self.pinned_keys()
-        if pinned is not None:
-            total = int(self._pinned(pinned).num_rows)
-        else:
-            total = sum(self.snapshot.ask_levels(lambda source, newer: source.count(self.predicate, newer)))
+        with read_times.timed(self.snapshot.base.uri, "count", self._planned_in):
+            pinned = self.pinned_keys()
+            if pinned is not None:
+                total = int(self._pinned(pinned).num_rows)
+            else:
+                found = self.snapshot.ask_levels(lambda source, newer: source.count(self.predicate, newer))
+                total = sum(found)
         remaining = max(total - self.offset, 0)
         return remaining if self.limit is None else min(remaining, self.limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -24,7 +25,7 @@ from lancewal.reader.source import Found
 from lancewal.reader.state import StateReader
 from lancewal.reader.tail import SnapshotMovedError
 from lancewal.sstable import KeyProbe
-from lancewal.storage import ObjectStore, both
+from lancewal.storage import ObjectStore, both, span
 from lancewal.writer import Intake, is_key_sequence, is_tabular
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ class TableReader(StateReader):
         max_staleness: float | None = None,
     ) -> Scan:
         """A scan of the state that the table has now, or had up to ``max_staleness`` seconds ago."""
+        began = time.perf_counter()
+        with span("lancewal.plan", table=self._store.uri):
+            snapshot, predicate = self._planned(filter, max_staleness)
+        return Scan(snapshot, columns, predicate, limit, offset, with_row_source, time.perf_counter() - began)
+
+    def _planned(self, filter: str | None, max_staleness: float | None) -> tuple[Snapshot, Predicate | None]:
+        """The state that a scan is about, and the filter for its columns."""
         while True:
             source = self.known_base()
             schema = source.base.schema
@@ -65,7 +73,7 @@ class TableReader(StateReader):
                 continue
             snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
             if predicate is None or _same_columns(snapshot.schema, schema):
-                return Scan(snapshot, columns, predicate, limit, offset, with_row_source)
+                return snapshot, predicate
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""

@@ -13,7 +13,7 @@ from lancewal.reader.lookup import LookupResult
 from lancewal.reader.scan import Scan
 from lancewal.reader.sql import run_sql
 from lancewal.reader.table_reader import TableReader, is_one_key
-from lancewal.storage import ObjectStore
+from lancewal.storage import ObjectStore, read_times
 
 
 class TableView:
@@ -21,6 +21,25 @@ class TableView:
 
     A :class:`~lancewal.Table` is one that follows the table. ``table.at(name)`` gives one that shows the
     rows and columns which the table had when the checkpoint was made. Thread-safe.
+
+    >>> import tempfile, lancewal
+    >>> vectors = pa.array([[1.0, 0.0], [0.0, 1.0]], pa.list_(pa.float32(), 2))
+    >>> data = pa.table({"id": [1, 2], "text": ["a red fox", "a whale"], "v": vectors})
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", data, key="id")
+    >>> _ = table.checkpoint("before")
+    >>> with table.writer() as writer:
+    ...     _ = writer.delete(1)
+    >>> view = table.at("before")
+    >>> view.count_rows(), table.count_rows(), view.lookup(1)["text"]
+    (2, 1, 'a red fox')
+    >>> view.vector_search("v", [1.0, 0.0], k=1)["id"].to_pylist()
+    [1]
+    >>> view.full_text_search("text", "whale")["id"].to_pylist()
+    [2]
+    >>> view.hybrid_search("v", [1.0, 0.0], "text", "fox", k=1)["id"].to_pylist()
+    [1]
+    >>> view.scan(columns=["id"], filter="id > 1").to_table().to_pylist()
+    [{'id': 2}]
     """
 
     def __init__(self, store: ObjectStore, reader: TableReader) -> None:
@@ -90,7 +109,8 @@ class TableView:
         frame with the key columns gives a :class:`LookupResult`: the rows that were found in
         the order asked, and for every key whether it was.
         """
-        result = self._reader.lookup(keys, columns)
+        with read_times.timed(self.uri, "lookup"):
+            result = self._reader.lookup(keys, columns)
         if not is_one_key(keys, self._reader.known_base().base.schema):
             return result
         row: list[dict[str, Any]] = result.table.to_pylist()
@@ -133,15 +153,16 @@ class TableView:
         >>> table.search([[1.0, 0.0], [0.0, 1.0]], k=1, columns=["id"]).select(["_query", "id"]).to_pylist()
         [{'_query': 0, 'id': 1}, {'_query': 1, 'id': 2}]
         """
-        return self._reader.search(
-            Queries.of(query, vector, text),
-            k,
-            vector_column=vector_column,
-            text_column=text_column,
-            filter=filter,
-            columns=columns,
-            metric=metric,
-        )
+        with read_times.timed(self.uri, "search"):
+            return self._reader.search(
+                Queries.of(query, vector, text),
+                k,
+                vector_column=vector_column,
+                text_column=text_column,
+                filter=filter,
+                columns=columns,
+                metric=metric,
+            )
 
     def vector_search(
         self,
@@ -163,16 +184,17 @@ class TableView:
         ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
         under cosine neither are zero vectors, and a zero query finds nothing.
         """
-        return self._reader.vector_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            metric=metric,
-            nprobes=nprobes,
-            refine_factor=refine_factor,
-        )
+        with read_times.timed(self.uri, "search"):
+            return self._reader.vector_search(
+                column,
+                query,
+                k,
+                filter=filter,
+                columns=columns,
+                metric=metric,
+                nprobes=nprobes,
+                refine_factor=refine_factor,
+            )
 
     def full_text_search(
         self,
@@ -192,15 +214,16 @@ class TableView:
         column's index takes them (stemming, stop words); a query of stop words alone finds
         nothing. A column without an index is read row by row.
         """
-        return self._reader.full_text_search(
-            column,
-            query,
-            k,
-            filter=filter,
-            columns=columns,
-            operator=operator,
-            phrase=phrase,
-        )
+        with read_times.timed(self.uri, "search"):
+            return self._reader.full_text_search(
+                column,
+                query,
+                k,
+                filter=filter,
+                columns=columns,
+                operator=operator,
+                phrase=phrase,
+            )
 
     def hybrid_search(
         self,
@@ -218,14 +241,15 @@ class TableView:
         Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
         finds it. Needs a primary key, by which rows of both are recognised.
         """
-        return self._reader.search(
-            Queries(vector, text),
-            k,
-            vector_column=vector_column,
-            text_column=text_column,
-            filter=filter,
-            columns=columns,
-        )
+        with read_times.timed(self.uri, "search"):
+            return self._reader.search(
+                Queries(vector, text),
+                k,
+                vector_column=vector_column,
+                text_column=text_column,
+                filter=filter,
+                columns=columns,
+            )
 
     def sql(self, query: str) -> pa.Table:
         """The result of an SQL query, in which the table is called ``t``.

@@ -28,7 +28,7 @@ from lancewal.service.owners import (
     wait_until_gone,
 )
 from lancewal.shard import ShardManifestStore
-from lancewal.storage import ObjectStore, both, in_forked_child, in_thread, layout
+from lancewal.storage import ObjectStore, both, in_forked_child, in_thread, layout, span
 from lancewal.writer import ShardWriter, Worker
 
 logger = logging.getLogger(__name__)
@@ -396,7 +396,7 @@ def open_owned(
     """
     presence = presence_at(store.uri)
     claimed = partial(presence.claimed, shard_id, store, lease)
-    with presence.opening(shard_id):
+    with span("lancewal.open", table=store.uri, shard=str(shard_id)), presence.opening(shard_id):
         gone: set[str] = set()
         if take_over != "now" and presence.holder(shard_id) is not None:
             raise presence.refuse(shard_id)

@@ -63,9 +63,9 @@ def listed_shards(store: ObjectStore) -> list[UUID]:
 
 def shard_files(store: ObjectStore, shard_id: UUID) -> list[ObjectInfo]:
     """All files of a shard. Raises where its log is a symbolic link, which is listed as what it is."""
-    infos = store.list(layout.shard_dir(shard_id))
-    if any(info.path == layout.wal_dir(shard_id) for info in infos):
-        store.list(layout.wal_dir(shard_id))
+    infos, log = store.list(layout.shard_dir(shard_id)), layout.wal_dir(shard_id)
+    if any(info.path == log for info in infos):
+        store.list(log)
     return infos
 
 

@@ -70,7 +70,11 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def spark_schema(columns: pa.Schema) -> st.StructType:
-    """The Spark schema in which rows of ``columns`` are shown."""
+    """The Spark schema in which rows of ``columns`` are shown.
+
+    >>> spark_schema(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2))])).simpleString()
+    'struct<id:bigint,v:array<float>>'
+    """
     return st.StructType([_spark_field(field, field.name) for field in columns])
 
 

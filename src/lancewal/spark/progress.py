@@ -59,6 +59,10 @@ def feed_lag(query: StreamingQuery) -> dict[UUID, int]:
         query = changes(spark, uri).writeStream.foreachBatch(apply).start()
         if sum(feed_lag(query).values()) > 1000:
             warn()
+
+    >>> from types import SimpleNamespace
+    >>> feed_lag(SimpleNamespace(lastProgress=None))  # a query that has just been started
+    {}
     """
     progress = query.lastProgress
     lag: dict[UUID, int] = {}

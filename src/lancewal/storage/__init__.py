@@ -19,12 +19,15 @@ from lancewal.storage.parallel import (
     ordered_map,
     start_thread,
 )
+from lancewal.storage.reads import LATENCY_BOUNDS, read_times
 from lancewal.storage.scratch import scratch_directory
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.storage.store import ObjectStore, PutOutcome, observe_all, sync_file_system
+from lancewal.storage.tracing import span, trace_headers
 
 __all__ = [
     "DELETED_AT_ONCE",
+    "LATENCY_BOUNDS",
     "LOOK_AGAIN_SECONDS",
     "MIN_DELETION_AGE",
     "RECHECK_AFTER",
@@ -58,11 +61,14 @@ __all__ = [
     "observe_all",
     "ordered_map",
     "process_cache",
+    "read_times",
     "remember_password",
     "row_memory",
     "scratch_directory",
     "scrub_error",
     "scrubbed",
+    "span",
     "start_thread",
     "sync_file_system",
+    "trace_headers",
 ]

@@ -24,6 +24,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lancewal.storage.forks import is_forked
+from lancewal.storage.tracing import in_this_trace
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -168,7 +169,7 @@ class Task(Generic[R]):
     """A call for another thread, and its result; one thread waits for it."""
 
     def __init__(self, call: Callable[[], R]) -> None:
-        self._call = call
+        self._call = in_this_trace(call)
         self._begun = self._dropped = self._over = False
         self._error: BaseException | None = None
         self._gate = threading.Lock()

@@ -52,7 +52,14 @@ class UpkeepTask:
 
 @dataclass(frozen=True)
 class UpkeepPlan:
-    """What is due now, in the order in which it would be done; empty where the table is in shape."""
+    """What is due now, in the order in which it would be done; empty where the table is in shape.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> plan = table.plan_upkeep()
+    >>> len(list(plan)), sorted(plan.to_dict())[:1]
+    (0, ['tasks'])
+    """
 
     uri: str
     tasks: tuple[UpkeepTask, ...] = ()

@@ -67,7 +67,14 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class UpkeepReport:
-    """What a round did, in its order."""
+    """What a round did, in its order.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> report = table.upkeep()
+    >>> report.ok, report.to_dict()["ok"]
+    (True, True)
+    """
 
     uri: str
     outcomes: tuple[TaskOutcome, ...] = ()

@@ -31,11 +31,10 @@ from lancewal.writer.rows import (
     streamed_batches,
 )
 from lancewal.writer.shard_writer import Durability, ShardWriter, WalStats, WriteResult
-from lancewal.writer.state import PUT_LATENCIES, WriteStats, WriteStatsSnapshot
+from lancewal.writer.state import WriteStats, WriteStatsSnapshot
 from lancewal.writer.table_writer import TableWriter, TableWriteResult
 
 __all__ = [
-    "PUT_LATENCIES",
     "RETRY_WINDOW",
     "Cast",
     "DrainBudget",

@@ -19,7 +19,7 @@ from lancewal.index import IndexSpec
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.sstable import write_sstable
-from lancewal.storage import Bell, ObjectStore, in_thread, start_thread
+from lancewal.storage import Bell, ObjectStore, in_thread, span, start_thread
 from lancewal.writer.backlog import Backlog
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.state import WriterState, WriteStats, fresh_copy
@@ -306,9 +306,10 @@ class FlushQueue:
 
     def _flush(self, memtable: MemTable) -> None:
         started = time.perf_counter()
-        if self._written is None or self._written.generation != memtable.generation:
-            self._written = self._write_beside_log(memtable)
-        self._publish(memtable, self._written)
+        with span("lancewal.flush", self._state.trace, generation=memtable.generation):
+            if self._written is None or self._written.generation != memtable.generation:
+                self._written = self._write_beside_log(memtable)
+            self._publish(memtable, self._written)
         with self._lock:
             self.frozen.popleft()
             self._last_error = None

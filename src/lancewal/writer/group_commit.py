@@ -42,7 +42,7 @@ from lancewal.errors import FencedError, LanceWalError, OutcomeUnknownError, Sto
 from lancewal.format import PUT_IDS_TAG, PutId, put_ids_tag
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
-from lancewal.storage import LOOK_AGAIN_SECONDS, check_process
+from lancewal.storage import LOOK_AGAIN_SECONDS, check_process, span
 from lancewal.writer.intake import Rows
 from lancewal.writer.state import WriterState, WriteStats, for_others, fresh_copy, without_frames
 
@@ -413,7 +413,8 @@ class CommitLog:
         group = self._in_flight
         if group is None:
             group = self._in_flight = self._next_group()
-        wal_position = self._store(group)
+        with span("lancewal.wal_entry", self._state.trace, puts=len(group.puts)):
+            wal_position = self._store(group)
         seconds = time.perf_counter() - started
         last = group.puts[-1]
         if last.memtable is not None:

@@ -23,7 +23,7 @@ from lancewal.format import (
     align,
     aligned,
     column_sources,
-    encode_json,
+    encode_new_json,
     exactly,
     from_python,
     has_dictionary,
@@ -361,7 +361,7 @@ class Intake:
     def _json_conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert:
         """Text, or Arrow's JSON, into the form in which the table's MemTables hold it."""
         if is_json(wanted.type) and (is_text(given.type) or is_json(given.type)):
-            return encode_json
+            return encode_new_json
         if not same_values(without_field_ids(given).type, wanted.type):
             raise InvalidInputError(
                 f"column {wanted.name} is {given.type}, the table has {wanted.type}; "

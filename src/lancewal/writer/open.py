@@ -19,7 +19,7 @@ from lancewal.format import PUT_IDS_TAG, ShardManifest, WalEntry, check_key_type
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
 from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer
 from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
-from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout, ordered_map
+from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout, ordered_map, span
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.intake import Adapter, Cast, Intake
 from lancewal.writer.modes import MemTableMode, WalOnlyMode, WriteMode
@@ -163,7 +163,7 @@ def open_shard_writer(
         claimed=claimed,
         keep_metadata=True,
     )
-    state, stats = WriterState(shard, appender.epoch), WriteStats()
+    state, stats = WriterState(shard, appender.epoch, base.uri), WriteStats()
     mode: WriteMode
     adapter: Adapter | None = None
     replay = _replay_of(config, store, appender)
@@ -181,9 +181,11 @@ def open_shard_writer(
         log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=kept.version)
         mode = MemTableMode(config, kept, specs, store, appender, log, state, stats)
         try:
-            _run_replay(
-                kept, store, replay, chain(() if first is None else (first,), entries), appender, mode, stats
-            )
+            to_load = chain(() if first is None else (first,), entries)
+            with span("lancewal.replay", state.trace) as current:
+                _run_replay(kept, store, replay, to_load, appender, mode, stats)
+                replayed = stats.snapshot()
+                current.note(entries=replayed.replayed_entries, rows=replayed.replayed_rows)
             _lift_generations(kept, store, appender, mode)
         except BaseException:
             state.close()

@@ -25,7 +25,7 @@ from lancewal.errors import BusyError, FencedError, LanceWalError, StorageError
 from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
-from lancewal.storage import Room, check_process, is_forked, row_memory
+from lancewal.storage import Room, check_process, is_forked, row_memory, span
 from lancewal.writer.backlog import Backlog
 from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
@@ -66,7 +66,15 @@ class Durability:
 
 
 class WriteResult(NamedTuple):
-    """``batch_positions`` count batches over the writer's life, replayed ones included."""
+    """``batch_positions`` count batches over the writer's life, replayed ones included.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.shard_writer(table.shard_for(), durable_write=False) as writer:
+    ...     result = writer.put({"id": 2})
+    ...     result.durable.wait(), result.durable.done(), result.batch_positions
+    (True, True, range(0, 1))
+    """
 
     batch_positions: range
     durable: Durability
@@ -217,6 +225,14 @@ class ShardWriter:
     """The one writer of a shard. Thread-safe; a context manager.
 
     Open one with ``Table.shard_writer`` or :func:`lancewal.writer.open_shard_writer`.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
+    >>> with table.shard_writer(table.shard_for()) as writer:
+    ...     result = writer.put([{"id": 2}, {"id": 3}])
+    ...     _ = writer.delete(2)
+    ...     result.durable.done(), writer.scan().num_rows, writer.stats().put_count
+    (True, 1, 2)
     """
 
     def __init__(
@@ -323,7 +339,7 @@ class ShardWriter:
             rows = self._adapter.adapted(rows)
         put = Put(rows, self._mode, put_id)
         try:
-            with put.present:
+            with put.present, span("lancewal.put", self._state.trace, rows=rows.num_rows):
                 if put_id is not None and (end := self._put_ids.begin(put)) is not None:
                     return self._landed_before(end)
                 self._backpressure.admit(put, patience)

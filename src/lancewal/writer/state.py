@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from lancewal.errors import ClosedError, FencedError, LanceWalError, OutcomeUnknownError, StorageError
-from lancewal.storage import Bell, check_process
+from lancewal.storage import LATENCY_BOUNDS, Bell, check_process
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,13 @@ class WriterState:
     collected while its threads still wind down.
     """
 
-    def __init__(self, shard_id: UUID, epoch: int) -> None:
+    def __init__(self, shard_id: UUID, epoch: int, table: str = "") -> None:
         self.shard_id = shard_id
         self.epoch = epoch
         #: What log records of this writer carry.
         self.context: dict[str, object] = {"shard": str(shard_id), "epoch": epoch}
+        #: What its spans carry.
+        self.trace = {"lancewal.table": table, "lancewal.shard": str(shard_id)}
         self.closed = False
         self.ended = Ended()
         #: How often :meth:`note_change` was called.
@@ -160,13 +162,6 @@ class WriterState:
         return self._changed.wait_for(lambda: self.changes != seen, timeout)
 
 
-#: Bounds of the histogram of puts, in seconds: from a put into memory to one that waits for a far store.
-PUT_LATENCIES = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
-)
-
-
 @dataclass(frozen=True)
 class WriteStatsSnapshot:
     """The counters at one moment; times are totals."""
@@ -194,8 +189,8 @@ class WriteStatsSnapshot:
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)
-    #: Puts by how long they took: up to each of PUT_LATENCIES, from the one before on; last the longer ones.
-    put_latencies: tuple[int, ...] = (0,) * (len(PUT_LATENCIES) + 1)
+    #: Puts by how long they took: up to each of LATENCY_BOUNDS, from the one before on; last the longer ones.
+    put_latencies: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)
 
     def avg_put_latency(self) -> timedelta | None:
         return self.put_time / self.put_count if self.put_count else None
@@ -283,7 +278,7 @@ class WriteStats:
         """Back to zero."""
         with self._lock:
             self._values = dict.fromkeys(_COUNTERS, 0)
-            self._put_latencies = [0] * (len(PUT_LATENCIES) + 1)
+            self._put_latencies = [0] * (len(LATENCY_BOUNDS) + 1)
 
     def snapshot(self) -> WriteStatsSnapshot:
         with self._lock:
@@ -302,7 +297,7 @@ class WriteStats:
         put_time = amounts.get("put_time")
         with self._lock:
             if put_time is not None:
-                self._put_latencies[bisect_left(PUT_LATENCIES, put_time)] += 1
+                self._put_latencies[bisect_left(LATENCY_BOUNDS, put_time)] += 1
             values = self._values
             for name, amount in amounts.items():
                 values[name] += amount

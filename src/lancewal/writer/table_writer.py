@@ -46,7 +46,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TableWriteResult:
-    """What one put or delete did: its rows, and the last write of each shard that it went to."""
+    """What one put or delete did: its rows, and the last write of each shard that it went to.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
+    >>> with table.writer(durable_write=False) as writer:
+    ...     result = writer.put([{"id": 2}, {"id": 3}])  # readable now
+    ...     result.wait(), result.done(), result.num_rows
+    (True, True, 2)
+    """
 
     num_rows: int
     shards: Mapping[UUID, WriteResult]
@@ -90,6 +98,17 @@ class TableWriter:
     to all its shards. Where one of them fails, the others' rows are written nevertheless, and
     :class:`PartialWriteError` says which is which. A batch is atomic within a shard, not
     across shards.
+
+    >>> import tempfile, lancewal
+    >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "n": 1}, {"id": 2, "n": 2}], key="id")
+    >>> with table.writer() as writer:
+    ...     _ = writer.put([{"id": 3, "n": 3}, {"id": 4, "n": 4}])
+    ...     _ = writer.delete(1)
+    ...     _ = writer.delete(where="n = 4")
+    ...     _ = writer.update("id = 2", set_sql={"n": "n * 10"})
+    ...     writer.flush()
+    >>> sorted(table.scan().to_table().to_pylist(), key=lambda row: row["id"])
+    [{'id': 2, 'n': 20}, {'id': 3, 'n': 3}]
     """
 
     def __init__(
@@ -222,11 +241,17 @@ class TableWriter:
         ``where`` is SQL as ``Table.scan`` takes it. ``set`` has a Python value for a column, the same for all
         rows; ``set_sql`` an expression over the row as it was, as in ``{"n": "n + 1"}``. Rows are read at one
         state of the table and written again, batch by batch: what another writer changes in one of them in
-        between is overwritten, and a row that comes to match in between stays as it is.
+        between is overwritten, and a row that comes to match in between stays as it is. Where an expression
+        gives a row no value that its column takes, the error says how many rows were written before it.
         """
         progress = _Progress()
-        for rows in self._matching.updated(where, set, set_sql):
-            self._write("update", rows, progress)
+        try:
+            for rows in self._matching.updated(where, set, set_sql):
+                self._write("update", rows, progress)
+        except InvalidInputError as error:
+            if not (before := sum(progress.rows.values())):
+                raise
+            raise InvalidInputError(f"{error} (of the update, {before} rows before it are written)") from None
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def flush(self) -> None:
