@@ -21,30 +21,29 @@ from bench.workloads.spark import SCHEMA, SLOTS, expect, made_rows, spark_sessio
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FEW = 8
 _ROWS_OF_A_SHARD = 1_000
 
 
 @workload("spark_shards", "write both ways, count, one key, flush, compact: 200 shards against 8")
 def spark_shards(context: Context) -> list[Comparison]:
     spark = spark_session(SLOTS)
-    many = context.size(full=200, quick=16)
+    few, many = context.size(full=8, quick=2), context.size(full=200, quick=4)
     rows = context.size(full=_ROWS_OF_A_SHARD, quick=20)
     seconds = {}
-    # The first pass only warms up.
-    for number, shards in enumerate((FEW, FEW, many)):
+    # The first pass only warms up, where times matter.
+    for number, shards in enumerate((few, many) if context.quick else (few, few, many)):
         seconds[shards] = _steps(spark, context.scratch / f"table-{number}", shards, shards * rows)
     return [
         Comparison(
             step,
             1000 * seconds[many][step] / many,
-            1000 * seconds[FEW][step] / FEW,
+            1000 * seconds[few][step] / few,
             "ms/shard",
             False,
-            f"{FEW} shards",
+            f"{few} shards",
             1.0,
         )
-        for step in seconds[FEW]
+        for step in seconds[few]
     ]
 
 
