@@ -331,7 +331,9 @@ class Table(TableView):
         """What waits for a flush, for compaction and for an index, shard by shard."""
         return table_status(self._store, self._reader.base)
 
-    def set_upkeep(self, settings: UpkeepSettings | None = None, **changes: Any) -> UpkeepSettings:
+    def set_upkeep(
+        self, settings: UpkeepSettings | Mapping[str, Any] | None = None, **changes: Any
+    ) -> UpkeepSettings:
         """Store what the table is kept within: ``settings``, or those it has with some of them changed.
 
         Whoever keeps the table in shape goes by them from its next look on. Returns what was stored.
@@ -345,14 +347,14 @@ class Table(TableView):
         store_upkeep_settings(self._store, wanted)
         return wanted
 
-    def plan_upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepPlan:
+    def plan_upkeep(self, settings: UpkeepSettings | Mapping[str, Any] | None = None) -> UpkeepPlan:
         """What is due to keep the table in shape, why, and in which order. Changes nothing.
 
         By its own settings, or by others. Empty where the table is in shape.
         """
         return plan_upkeep(self.status(), settings)
 
-    def upkeep(self, settings: UpkeepSettings | None = None) -> UpkeepReport:
+    def upkeep(self, settings: UpkeepSettings | Mapping[str, Any] | None = None) -> UpkeepReport:
         """Do what is due, as :meth:`plan_upkeep` tells it.
 
         One round, each kind of work once. Safe beside writers, readers and upkeep elsewhere; may be killed
@@ -375,7 +377,7 @@ class Table(TableView):
 
     def upkeeper(
         self,
-        settings: UpkeepSettings | None = None,
+        settings: UpkeepSettings | Mapping[str, Any] | None = None,
         *,
         report: Callable[[TaskOutcome], object] = lambda outcome: None,
     ) -> Upkeeper:

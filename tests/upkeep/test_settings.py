@@ -81,3 +81,23 @@ def test_a_backup_takes_the_settings_along(tmp_path: Path) -> None:
     table.backup(tmp_path / "backups")
     lancewal.restore(tmp_path / "backups", tmp_path / "again")
     assert read_upkeep_settings(ObjectStore.from_uri(tmp_path / "again")).max_sstables == 5
+
+
+@pytest.mark.parametrize("given", [5, "often", {"max_sstable": 3}])
+def test_settings_that_are_none_ended_as_an_attribute_error(tmp_path: Path, given: Any) -> None:
+    table = wal_table(tmp_path / "t")
+    for use in (table.plan_upkeep, table.upkeep, table.upkeeper):
+        with pytest.raises(InvalidInputError, match="upkeep setting"):
+            use(given)
+
+
+def test_single_settings_may_be_given_by_name(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t")
+    for start in (0, 1):
+        with table.writer() as writer:
+            writer.put(rows(start, 1))
+    assert [str(task.work) for task in table.plan_upkeep()] == ["collect"]
+    single = {"max_sstables": 1}
+    assert [str(task.work) for task in table.plan_upkeep(single)] == ["compact", "collect"]
+    assert table.upkeep(single).ok
+    assert table.status().uncompacted.count == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -83,10 +83,12 @@ Paused = Callable[[Work, UUID | None], bool]
 
 
 def plan_upkeep(
-    status: TableStatus, settings: UpkeepSettings | None = None, paused: Paused = lambda work, shard: False
+    status: TableStatus,
+    settings: UpkeepSettings | Mapping[str, Any] | None = None,
+    paused: Paused = lambda work, shard: False,
 ) -> UpkeepPlan:
     """What is due by ``settings``, by default those of the table, without what is ``paused``."""
-    look = _Look(status, settings or status.upkeep, paused)
+    look = _Look(status, status.upkeep if settings is None else UpkeepSettings.of(settings), paused)
     found = (look.flush(), look.compact(), look.index(), look.files(), look.versions(), look.collect())
     return UpkeepPlan(status.uri, tuple(task for task in found if task is not None))
 

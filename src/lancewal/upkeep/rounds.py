@@ -140,7 +140,9 @@ class Upkeep:
         return cls(store, read_base, Here(store, read_base, **how), clock=clock)
 
     def round(
-        self, settings: UpkeepSettings | None = None, stop: Callable[[], bool] = lambda: False
+        self,
+        settings: UpkeepSettings | Mapping[str, Any] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> UpkeepReport:
         """Do what is due, each kind of work once, until nothing is left or ``stop()`` is true.
 
@@ -157,12 +159,12 @@ class Upkeep:
     def do_next(
         self,
         tried: Collection[Work],
-        settings: UpkeepSettings | None = None,
+        settings: UpkeepSettings | Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TaskOutcome | None, UpkeepSettings]:
         """Look, and do the first thing that is due and was not ``tried``; with the settings that count."""
         status = table_status(self._store, self._read_base)
-        settings = settings or status.upkeep
+        settings = status.upkeep if settings is None else UpkeepSettings.of(settings)
         plan = plan_upkeep(status, settings, self._is_paused)
         task = next((each for each in plan if each.work not in tried), None)
         return (None if task is None else self._do(task, settings, stop)), settings
@@ -242,10 +244,11 @@ class Upkeep:
         for shard in task.shards:
             if not stop():
                 try:
-                    failed |= self._means.compact((shard,), stop).failed
-                    compacted += 1
+                    done = self._means.compact((shard,), stop)
                 except LanceWalError as error:
-                    failed[shard] = error
+                    done = Done(failed={shard: error})
+                failed |= done.failed
+                compacted += not done.failed
         return Done(f"{compacted} shards compacted one by one", failed)
 
     def _index(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:

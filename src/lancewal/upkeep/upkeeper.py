@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from lancewal.maintenance import UpkeepSettings, process_totals
 from lancewal.storage import is_forked
@@ -45,13 +46,13 @@ class Upkeeper:
         *,
         changes: Callable[[], int] = _nothing_changed,
         report: Callable[[TaskOutcome], object] = lambda outcome: None,
-        settings: UpkeepSettings | None = None,
+        settings: UpkeepSettings | Mapping[str, Any] | None = None,
     ) -> None:
         """``changes`` counts what this process did to the table: when it grows, the next look is due."""
         self._upkeep = upkeep
         self._changes = changes
         self._report = report
-        self._settings = settings
+        self._settings = None if settings is None else UpkeepSettings.of(settings)
         self._tried: set[Work] = set()
         self._found_work = False
         self._idle_looks = 0
