@@ -6,7 +6,7 @@ budget all rows would wait in memory. It reads meanwhile, and keeps the table in
 took beyond its start is compared with the budget.
 
 Allocators keep memory that a thread has freed for that thread, and each shard has threads of its own. So the
-process has the settings that ``docs/configuration.md`` asks for where there are hundreds of shards.
+process has them share it, as ``lancewal serve`` does.
 
 ``python -m bench.workloads.many_shards DIRECTORY --shards 500 --budget 512 --written 1536`` runs it alone.
 """
@@ -33,13 +33,12 @@ from bench.memory import peak, resident
 from bench.registry import workload
 from bench.tables import KEY
 from lancewal.config import MB
-from lancewal.storage import row_memory
+from lancewal.storage import row_memory, share_freed_memory
 from lancewal.storage.memory import MEMORY_VARIABLE
 
 DIMENSION = 1024
 _ROW_BYTES = 4 * DIMENSION
 ROWS_PER_PUT = 4000
-ALLOCATORS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 _SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False, metadata=KEY),
@@ -83,13 +82,14 @@ def measured(where: Path, shards: int, budget: int, written: int) -> dict[str, A
     """What a process with this ``budget`` took for writing so many bytes."""
     command = [sys.executable, "-m", "bench.workloads.many_shards", str(where), "--shards", str(shards)]
     command += ["--budget", str(budget // MB), "--written", str(written // MB)]
-    environment = {**os.environ, **ALLOCATORS, MEMORY_VARIABLE: str(budget)}
+    environment = {**os.environ, MEMORY_VARIABLE: str(budget)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def run(where: Path, shards: int, written: int) -> dict[str, int]:
+    share_freed_memory()
     lance.write_dataset(_SCHEMA.empty_table(), str(where))
     table = lancewal.initialize(where, bucket=("id", shards))
     waiting = 0

@@ -34,11 +34,10 @@ def test_a_task_that_takes_more_than_the_best_peer_and_a_line_is_told() -> None:
 
 
 def test_nothing_on_the_page_takes_more_than_the_best_peer_and_a_line() -> None:
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in PAGE.read_text().splitlines()
-        if line.startswith("| ") and not line.startswith(("| task", "| *"))
-    ]
+    _, _, after = PAGE.read_text().partition("\n| task |")
+    table, _, _ = after.partition("\n| *")
+    _, _, *lines = table.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     found = {
         tool: {
             task.name: None if row[place] == "no" else int(row[place])

@@ -56,7 +56,9 @@ def serve(
     stand-by that takes them then.
     """
     from lancewal.gateway import Access, Gateway, HealthEndpoint
+    from lancewal.storage import share_freed_memory
 
+    share_freed_memory()
     access = Access(
         read_write=_lines(tokens),
         read_only=_lines(read_tokens),
