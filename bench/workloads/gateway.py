@@ -12,8 +12,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -135,27 +135,36 @@ def _table(where: Path) -> lancewal.Table:
 
 
 @contextmanager
-def _served(table: lancewal.Table) -> Iterator[lancewal.RemoteTable]:
+def _served(table: lancewal.Table) -> Iterator[tuple[str, lancewal.RemoteTable]]:
     child = subprocess.Popen(
         [sys.executable, "-c", _SERVE, table.uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        with lancewal.connect(child.stdout.readline().strip()) as remote:
-            yield remote
+        address = child.stdout.readline().strip()
+        with lancewal.connect(address) as remote:
+            yield address, remote
     finally:
         child.stdin.close()
         child.wait()
 
 
-def _rate(put: Callable[[pa.RecordBatch], object], batches: list[pa.RecordBatch], threads: int) -> float:
-    """Puts per second of the second round; the first warms up threads and connections."""
+def _rate(puts: Sequence[Callable[[pa.RecordBatch], object]], batches: list[pa.RecordBatch]) -> float:
+    """Puts per second of the second round, a thread for each of ``puts``; the first round warms up."""
+    each = len(batches)
     for _ in range(2):
         started = time.perf_counter()
-        by_threads(threads, len(batches), lambda number: put(batches[number % len(batches)]))
+        by_threads(len(puts), each, lambda number: puts[number // each](batches[number % each]))
         seconds = time.perf_counter() - started
-    return threads * len(batches) / seconds
+    return len(puts) * each / seconds
+
+
+def _rate_apart(address: str, batches: list[pa.RecordBatch], clients: int) -> float:
+    """As :func:`_rate`, with a message for each put, as clients send them that are processes of their own."""
+    with ExitStack() as stack:
+        tables = [stack.enter_context(lancewal.connect(address)) for _ in range(clients)]
+        return _rate([stack.enter_context(table.writer()).put for table in tables], batches)
 
 
 @workload("gateway", "durable puts of 20 rows × 8-d by 1, 16 and 128 clients of a gateway")
@@ -163,7 +172,11 @@ def gateway(context: Context) -> list[Comparison]:
     ours = _table(context.directory("in_process") / "table")
     remote_table = _table(context.directory("served") / "table")
     found: list[Comparison] = []
-    with ours.writer(fsync=False) as local, _served(remote_table) as remote, remote.writer() as writer:
+    with (
+        ours.writer(fsync=False) as local,
+        _served(remote_table) as (address, remote),
+        remote.writer() as writer,
+    ):
         batches = vector_batches(context.size(full=400, quick=5), rows=20, dimension=8)
         laps = context.alternate(
             len(batches),
@@ -180,8 +193,8 @@ def gateway(context: Context) -> list[Comparison]:
         for clients in CLIENTS:
             some = vector_batches(context.size(full=6400 // clients, quick=2), rows=20, dimension=8)
             rates = context.in_turn(
-                gateway=partial(_rate, writer.put, some, clients),
-                local=partial(_rate, local.put, some, clients),
+                gateway=partial(_rate, [writer.put] * clients, some),
+                local=partial(_rate, [local.put] * clients, some),
             )
             name = f"{clients} clients"
             found.append(
@@ -189,6 +202,9 @@ def gateway(context: Context) -> list[Comparison]:
             )
             if clients == CLIENTS[0]:
                 found += _beside_peers(context, rates["gateway"])
+                apart = _rate_apart(address, some, clients)
+                name = f"{clients} clients with a connection each"
+                found.append(Comparison(name, apart, rates["local"], "puts/s", True, "in this process"))
         expect(remote.count_rows(), ours.count_rows())
     return found
 
