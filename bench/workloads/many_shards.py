@@ -33,12 +33,19 @@ from bench.memory import peak, resident
 from bench.registry import workload
 from bench.tables import KEY
 from lancewal.config import MB
-from lancewal.storage import row_memory, share_freed_memory
+from lancewal.storage import row_memory
 from lancewal.storage.memory import MEMORY_VARIABLE
 
 DIMENSION = 1024
 _ROW_BYTES = 4 * DIMENSION
 ROWS_PER_PUT = 4000
+#: As ``lancewal serve`` begins.
+_ALONE = """
+from lancewal.cli.serve import share_freed_memory
+share_freed_memory()
+from bench.workloads.many_shards import main
+main()
+"""
 _SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False, metadata=KEY),
@@ -80,7 +87,7 @@ def many_shards(context: Context) -> list[Comparison]:
 
 def measured(where: Path, shards: int, budget: int, written: int) -> dict[str, Any]:
     """What a process with this ``budget`` took for writing so many bytes."""
-    command = [sys.executable, "-m", "bench.workloads.many_shards", str(where), "--shards", str(shards)]
+    command = [sys.executable, "-c", _ALONE, str(where), "--shards", str(shards)]
     command += ["--budget", str(budget // MB), "--written", str(written // MB)]
     environment = {**os.environ, MEMORY_VARIABLE: str(budget)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -89,7 +96,6 @@ def measured(where: Path, shards: int, budget: int, written: int) -> dict[str, A
 
 
 def run(where: Path, shards: int, written: int) -> dict[str, int]:
-    share_freed_memory()
     lance.write_dataset(_SCHEMA.empty_table(), str(where))
     table = lancewal.initialize(where, bucket=("id", shards))
     waiting = 0
@@ -124,7 +130,7 @@ def _rows(number: int) -> pa.Table:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.workloads.many_shards")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--shards", type=int, default=500)
@@ -137,3 +143,7 @@ if __name__ == "__main__":
         print(
             json.dumps(measured(options.directory, options.shards, options.budget * MB, options.written * MB))
         )
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 from pathlib import Path
@@ -14,6 +15,13 @@ from lancewal.cli import console, options
 from lancewal.cli.exits import guarded
 from lancewal.errors import InvalidInputError
 
+#: Settings of glibc's allocator by the variables that a user may set instead: the parameter of ``mallopt``,
+#: and its value. Few arenas, and blocks of an SSTable's size go back to the system when they are freed.
+_ALLOCATOR = {
+    "MALLOC_ARENA_MAX": (-8, 2),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 128 << 10),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 10),
+}
 _TOKENS_HELP = "File with tokens, one a line, that let clients {}. The file is read at the start."
 
 
@@ -55,10 +63,9 @@ def serve(
     the puts under way finish, flush, and hand the shards over; a second gateway on the same tables is a
     stand-by that takes them then.
     """
-    from lancewal.gateway import Access, Gateway, HealthEndpoint
-    from lancewal.storage import share_freed_memory
-
     share_freed_memory()
+    from lancewal.gateway import Access, Gateway, HealthEndpoint
+
     access = Access(
         read_write=_lines(tokens),
         read_only=_lines(read_tokens),
@@ -78,6 +85,21 @@ def serve(
         document = {"address": gateway.address, "tables": list(opened), "http": health and health.address}
         console.tell(text, document, json=json, indent=None)
         _wait_until_stopped()
+
+
+def share_freed_memory() -> None:
+    """Have what one thread frees used by the others, as a process needs that writes to hundreds of shards.
+
+    Arrow's usual pool and glibc's arenas keep it for the thread, and each shard has threads of its own: so
+    the process would take several times its budget. Call it before pyarrow is loaded, which looks at the
+    environment once. What the environment says already stays.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    with contextlib.suppress(OSError, AttributeError):  # another C library has none of these
+        c_library = ctypes.CDLL(None)
+        for variable, (parameter, value) in _ALLOCATOR.items():
+            if variable not in os.environ:
+                c_library.mallopt(parameter, value)
 
 
 def _wait_until_stopped() -> None:

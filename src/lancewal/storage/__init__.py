@@ -6,7 +6,7 @@ from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, proce
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
 from lancewal.storage.layout import is_plain_name
-from lancewal.storage.memory import RowMemory, memory_bytes, row_memory, share_freed_memory
+from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
     LOOK_AGAIN_SECONDS,
     Bell,
@@ -67,7 +67,6 @@ __all__ = [
     "scratch_directory",
     "scrub_error",
     "scrubbed",
-    "share_freed_memory",
     "span",
     "start_thread",
     "sync_file_system",

@@ -7,16 +7,12 @@ when it is full puts wait.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
-
-import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.storage.forks import in_forked_child
@@ -31,10 +27,6 @@ _NEARLY_FULL = 0.75
 #: Seconds for which a flush is waited for. One whose storage does not answer may take for ever, and others
 #: are flushed beside it then.
 PATIENCE = 10.0
-_POOL_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
-_ARENAS_VARIABLE = "MALLOC_ARENA_MAX"
-#: The parameter of glibc's ``mallopt`` that the variable sets, and how many arenas a process needs.
-_M_ARENA_MAX, _ARENAS = -8, 2
 
 
 def memory_bytes() -> int:
@@ -45,20 +37,6 @@ def memory_bytes() -> int:
     if not text.isdecimal() or not int(text):
         raise InvalidInputError(f"{MEMORY_VARIABLE} must be a number of bytes, not {text!r}")
     return int(text)
-
-
-def share_freed_memory() -> None:
-    """Have what one thread frees used by the others, as a process needs that writes to hundreds of shards.
-
-    Arrow's usual pool and glibc's arenas keep it for the thread, and each shard has threads of its own: so
-    the process would take several times its budget. For the start of a process, before it has threads; what
-    the environment says of either allocator stays.
-    """
-    if _POOL_VARIABLE not in os.environ:
-        pa.set_memory_pool(pa.system_memory_pool())
-    if _ARENAS_VARIABLE not in os.environ:
-        with suppress(OSError, AttributeError):  # another C library has no arenas
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 class Holder(Protocol):
