@@ -169,6 +169,7 @@ def test_heartbeats_go_on_after_a_failure_and_are_counted(one: lancewal.Table) -
         before = one.owners()[0].last_beat
         until(lambda: one.owners()[0].last_beat > before)
         writer.put(rows(1, 1))
+    assert one.count_rows() == 2
 
 
 def test_a_record_on_a_storage_that_is_gone_was_taken_back_for_ever(one: lancewal.Table) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -43,3 +45,16 @@ class _OneShard:
 
 
 ONE_SHARD: Any = _OneShard()
+
+
+@contextmanager
+def replaced(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of modules have other values within the block."""
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in saved:
+            setattr(owner, name, value)

@@ -24,6 +24,7 @@ from lancewal.writer import ShardWriter
 from lancewal.writer import drain as drain_room
 from lancewal.writer import open as opening_room
 from lancewal.writer.open import WriterRegistry
+from tests.simulation.common import replaced
 from tests.simulation.oracle import BrokenError
 from tests.simulation.store import Disk, Files
 from tests.simulation.world import Process, World
@@ -108,14 +109,8 @@ class Hosts:
             (opening_room, "_registry", self),
             (drain_room, "live_writer", self.live_writer),
         ]
-        saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-        for owner, name, value in changes:
-            setattr(owner, name, value)
-        try:
+        with replaced(changes):
             yield
-        finally:
-            for owner, name, value in saved:
-                setattr(owner, name, value)
 
 
 @dataclass
@@ -298,11 +293,5 @@ class Courtesy:
             (requests, "_ask", ask),
             (requests, "_outcome", outcome),
         ]
-        saved = [(module, name, getattr(module, name)) for module, name, _ in changes]
-        for module, name, value in changes:
-            setattr(module, name, value)
-        try:
+        with replaced(changes):
             yield
-        finally:
-            for module, name, value in saved:
-                setattr(module, name, value)

@@ -34,7 +34,7 @@ from lancewal.reader.fixed import FixedReader
 from lancewal.storage import HostClock, ObjectStore, layout
 from lancewal.upkeep import TaskOutcome, Upkeep, Work, plan_upkeep
 from lancewal.upkeep.rounds import clean_versions
-from tests.simulation.common import EXPECTED, SHARD
+from tests.simulation.common import EXPECTED, SHARD, replaced
 from tests.simulation.light import rows_of
 from tests.simulation.oracle import BrokenError, Seen
 from tests.simulation.plan import Actor
@@ -94,14 +94,8 @@ class Keeping:
             (status_room, "datetime", SimpleNamespace(now=self._wall_clock)),
             (gc_room, "host_clock", self._host_clock),
         ]
-        saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-        for owner, name, value in changes:
-            setattr(owner, name, value)
-        try:
+        with replaced(changes):
             yield
-        finally:
-            for owner, name, value in saved:
-                setattr(owner, name, value)
 
     def _wall_clock(self, _: object) -> datetime:
         if not self.world.is_here():
