@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import lance
@@ -14,6 +15,7 @@ import pytest
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
+from lancewal.format import encode_entry, entry_schema
 from lancewal.publish import publishing as publish
 from lancewal.publish.feed import ChangeFeed, feed_schema
 from lancewal.publish.sstable_pointers import Fate, SsTablePointer, confirmation_tags, fate_of
@@ -23,8 +25,10 @@ from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter
-from lancewal.storage import ObjectStore, layout
+from lancewal.sstable import SsTable
+from lancewal.storage import RECHECK_AFTER, ObjectStore, layout
 from lancewal.writer.intake import Intake
+from tests.faults import FaultyStore
 from tests.tables import APPEND_ONLY, KEYED, fast, rows, wal_table
 
 pytestmark = pytest.mark.sharding(unsharded=True)
@@ -141,6 +145,48 @@ def test_a_pointer_to_collected_sstables_is_an_error_and_no_gap(
         all_changes(table.uri)
 
 
+def test_an_sstable_that_is_collected_while_a_follower_reads_it_is_behind_it(
+    table: lancewal.Table, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a StorageError, after which nobody knew that only a snapshot helps."""
+    found = staged(store, rows(10, 2))
+    shard = the_shard(table)
+    appender, _, position = pointer_by_hand(store, shard, tuple(s.entry.path for s in found))
+    list_sstables(appender, found, position)
+    scan = SsTable.scan
+
+    def collected(sstable: SsTable, *arguments: Any, **how: Any) -> Any:
+        store.delete_prefix(layout.sstable_dir(shard, sstable.entry.path))
+        return scan(sstable, *arguments, **how)
+
+    monkeypatch.setattr(SsTable, "scan", collected)
+    with pytest.raises(WalTruncatedError):
+        all_changes(table.uri)
+
+
+@pytest.mark.parametrize("change", ["a row is lost", "a row is doubled"])
+def test_an_sstable_with_another_number_of_rows_than_its_job_wrote_is_no_part_of_the_feed(
+    change: str, tmp_path: Path
+) -> None:
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
+    store = ObjectStore.from_uri(table.uri)
+    found = staged(store, rows(10, 5, schema=APPEND_ONLY))
+    shard = the_shard(table)
+    appender, _, position = pointer_by_hand(store, shard, tuple(s.entry.path for s in found))
+    list_sstables(appender, found, position)
+    assert [row[0] for row in all_changes(table.uri)] == [10, 11, 12, 13, 14]
+    directory = layout.sstable_dir(shard, found[0].entry.path)
+    uri = layout.child_uri(store.uri, directory)
+    before = lance.dataset(uri).to_table()
+    for part in ("data", "_versions", "_transactions"):
+        store.delete_prefix(f"{directory}/{part}")
+    chosen = [0, 1, 3, 4] if change == "a row is lost" else [0, 1, 2, 2, 3, 4]
+    lance.write_dataset(before.take(chosen), uri, mode="create")
+    SsTable.open(store, shard, found[0].entry).forget()
+    with pytest.raises(StorageError, match="the flush wrote 5"):
+        all_changes(table.uri)
+
+
 def test_positions_that_were_collected_are_an_error_and_no_gap(
     table: lancewal.Table, store: ObjectStore
 ) -> None:
@@ -153,6 +199,52 @@ def test_positions_that_were_collected_are_an_error_and_no_gap(
     with pytest.raises(WalTruncatedError):
         all_changes(table.uri, {shard: 1})
     assert [row[0] for row in all_changes(table.uri)] == [2]
+
+
+def _collect(table: lancewal.Table, positions: range) -> None:
+    for position in positions:
+        (Path(table.uri) / layout.wal_entry(the_shard(table), position)).unlink()
+
+
+def test_a_follower_that_stood_still_took_a_collected_place_for_the_end(table: lancewal.Table) -> None:
+    """Found by the simulator, seed 18897 in another order: the feed said that there was nothing new."""
+    store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
+    now = 0.0
+    feed = ChangeFeed(store, table.table_schema, clock=lambda: now)
+    with table.writer() as writer:
+        writer.put(rows(0, 3))
+    place = feed.latest()
+    (at,) = place.values()
+
+    def stand_still() -> None:
+        nonlocal now
+        now = 2 * RECHECK_AFTER.total_seconds()
+        for first in (10, 20):
+            with table.writer() as writer:
+                writer.put(rows(first, 3))
+        _collect(table, range(layout.FIRST_WAL_POSITION, at + 1))
+
+    store.faults.before("get", stand_still, where=layout.wal_dir(the_shard(table)))
+    end = feed.advance(place)
+    assert end == feed.latest() != place
+    with pytest.raises(WalTruncatedError):
+        list(feed.changes(place, end))
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_an_entry_in_an_emptied_slot_came_in_the_feed(table: lancewal.Table, gap: bool) -> None:
+    for first in (0, 10, 20):
+        with table.writer() as writer:
+            writer.put(rows(first, 3))
+    feed = ChangeFeed.open(table.uri)
+    log = list(WalTailer(ObjectStore.from_uri(table.uri), the_shard(table)).entries())
+    slot = next(entry.position for entry in log if entry.sentinel and entry.writer_epoch == 2)
+    # The first writer stood still before it wrote this, until its successor's sentinel was collected.
+    written = encode_entry(entry_schema(log[0].batches[0].schema, 1, 1), log[0].batches)
+    _collect(table, range(layout.FIRST_WAL_POSITION, slot + 1 + gap))
+    (Path(table.uri) / layout.wal_entry(the_shard(table), slot)).write_bytes(written)
+    with pytest.raises(WalTruncatedError):
+        next(feed.changes({the_shard(table): slot}, feed.latest()))
 
 
 def pointer_by_hand(
@@ -196,6 +288,20 @@ def test_a_pointer_whose_writer_died_is_dropped_when_another_takes_over(
         writer.put(rows(1, 1))
     assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.DROPPED
     assert [row[0] for row in all_changes(table.uri)] == [1]
+
+
+def test_the_rows_of_a_run_that_died_before_its_confirmation_are_in_the_feed(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
+    """It listed its SSTables and died; somebody else claimed the shard. The manifest is all that tells."""
+    found = staged(store, rows(10, 2))
+    shard = the_shard(table)
+    appender, pointer, position = pointer_by_hand(store, shard, tuple(s.entry.path for s in found))
+    list_sstables(appender, found, position)
+    with table.writer() as writer:
+        writer.put(rows(1, 1))
+    assert fate_of(store, shard, position, appender.epoch, pointer) is Fate.PUBLISHED
+    assert [row[0] for row in all_changes(table.uri)] == [10, 11, 1]
 
 
 def test_a_pointer_published_and_pruned_before_its_confirmation_is_not_dropped(

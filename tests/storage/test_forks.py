@@ -103,7 +103,7 @@ def test_nothing_that_a_child_inherits_works_there_and_nothing_hangs(uri: Path) 
     script = """
 import gc
 table = lancewal.open(sys.argv[1])
-writer = table.writer(durable_write=False)
+writer = table.writer(durable_write=False, max_wal_flush_interval=None)  # nothing is durable yet
 result = writer.put(rows(0, 10))
 shard = next(iter(writer.shard_writers.values()))
 inner = table.shard_writer(shard.shard_id, take_over="now")
@@ -292,3 +292,17 @@ print(json.dumps([status, sockets]))
 """
     assert run(script, uri) == [0, 1]
     assert ids(lancewal.open(uri).scan().to_table()) == [0, 1]
+
+
+def test_a_forked_child_of_a_gateway_never_ended(uri: Path) -> None:
+    """pyarrow shuts every server down at the end of a process, and waited for threads of the parent."""
+    script = """
+table = lancewal.open(sys.argv[1])
+with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
+    with remote.writer() as writer:
+        writer.put(rows(0, 3))
+        answer = in_child(lambda: "ended")
+        writer.put(rows(3, 3))
+print(json.dumps([answer, table.count_rows()]))
+"""
+    assert run(script, uri) == [["ended", 0], 6]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 
 from lancewal.errors import OutcomeUnknownError, StorageError
 from lancewal.storage import ObjectStore, PutOutcome
+from tests.real_faults.signals import InterruptAt
 
 CREATED, EXISTS = PutOutcome.CREATED, PutOutcome.EXISTS
 
@@ -439,6 +442,45 @@ class TestErrors:
         assert store.delete_prefix("shard") == 2
         assert (outside / "kept").exists()
         assert store.list_directories() == []
+
+
+@pytest.mark.parametrize("call", ["delete", "list", "delete_prefix", "get", "put_if_absent", "put"])
+def test_ctrl_c_had_a_descriptor_closed_twice(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time it may be another thread's file."""
+    opened: set[int] = set()
+    closed_twice: list[int] = []
+    real_open, real_close = os.open, os.close
+
+    def open_(*arguments: Any, **how: Any) -> int:
+        file = real_open(*arguments, **how)
+        opened.add(file)
+        return file
+
+    def close(file: int) -> None:
+        if file not in opened:
+            closed_twice.append(file)
+            return
+        opened.discard(file)
+        real_close(file)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "close", close)
+    for nth in itertools.count(1):
+        store = ObjectStore.from_uri(tmp_path / str(nth), fsync=False)
+        store.put("a/b/c/d", b"x")
+        arguments = {"put_if_absent": ("a/b/c/e", b"x"), "put": ("a/b/c/d", b"y")}
+        given = arguments.get(call, ("a/b/c" if call.startswith(("list", "delete_p")) else "a/b/c/d",))
+        interrupt = InterruptAt(nth)
+        with suppress(KeyboardInterrupt), interrupt:
+            getattr(store, call)(*given)
+        assert closed_twice == [], interrupt.where
+        if not interrupt.raised:
+            break
+    assert nth > 10
+    for file in list(opened):
+        close(file)
 
 
 def test_a_root_that_another_thread_made_meanwhile_was_taken_for_another_one(

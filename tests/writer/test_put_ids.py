@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import lancewal
 from lancewal.base import BaseTable
 from lancewal.errors import BusyError, InvalidInputError, PartialWriteError
-from lancewal.format import PutId, put_ids_of, put_ids_tag
+from lancewal.format import PUT_IDS_TAG, PutId, encode_entry, entry_schema, put_ids_of, put_ids_tag
 from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
@@ -96,6 +96,29 @@ def test_entries_without_ids_in_between_hide_none(tmp_path: Path) -> None:
     with table.writer() as last:
         last.put(some(0), put_id=PutId("one", 1))
     assert ids(table.scan().to_table()) == [0, 1, 2, *range(100, 130)]
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_an_entry_in_an_emptied_slot_passed_for_a_put_that_landed(tmp_path: Path, gap: bool) -> None:
+    """Found by the simulator, seed 30955: the put was acknowledged, and its rows were nowhere."""
+    table = append_only(tmp_path)
+    shard = table.shard_for()
+    for first in (0, 20, 30, 40):
+        with table.writer() as writer:
+            writer.put(some(first))
+    # The first writer stood still before it wrote this, where its successor has put a sentinel. That was
+    # collected, with or without more of the log, before the writer went on.
+    written = encode_entry(entry_schema(APPEND_ONLY, 1, 1), [some(10)], {PUT_IDS_TAG: "one:1:0"})
+    log = list(WalTailer(ObjectStore.from_uri(table.uri), shard).entries())
+    slot = next(entry.position for entry in log if entry.sentinel and entry.writer_epoch == 2)
+    for position in range(layout.FIRST_WAL_POSITION, slot + 1 + gap):
+        (Path(table.uri) / layout.wal_entry(shard, position)).unlink()
+    (Path(table.uri) / layout.wal_entry(shard, slot)).write_bytes(written)
+
+    with table.writer() as writer:
+        assert writer.put(some(10), put_id=PutId("one", 1)).num_rows == 3
+        found = ids(table.scan().to_table())
+    assert found == [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42]
 
 
 def test_where_one_shard_failed_only_that_one_is_written_again(tmp_path: Path) -> None:

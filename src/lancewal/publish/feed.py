@@ -38,6 +38,7 @@ from lancewal.shard import (
     first_readable,
     is_flushed,
     listed_shards,
+    may_follow,
 )
 from lancewal.sstable import SsTable, without_dead_values
 from lancewal.storage import RECHECK_AFTER, Clock, ObjectStore, boot_time, in_thread, layout, ordered_map
@@ -171,11 +172,17 @@ class ChangeFeed:
 
     def _end_from(self, shard_id: UUID, place: int) -> int:
         known, looked_at = self._ends.get(shard_id, (None, 0.0))
-        # What was free a moment ago can have been written since, but not written, flushed and collected.
+
+        def is_young() -> bool:
+            return self._clock() - looked_at <= RECHECK_AFTER.total_seconds()
+
+        # What was free a moment ago can have been written since, but not written, flushed and collected. The
+        # moment counts up to the answer: this process may have stood still before it.
         if (
             known == place
-            and self._clock() - looked_at <= RECHECK_AFTER.total_seconds()
+            and is_young()
             and WalTailer(self._store, shard_id).read_entry(place) is None
+            and is_young()
         ):
             return place
         return self.end(shard_id)
@@ -197,7 +204,7 @@ class ChangeFeed:
     def read(self, shard_id: UUID, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The changes of one shard from position ``start`` up to ``end`` (exclusive)."""
         tailer = WalTailer(self._store, shard_id)
-        for entry in tailer.entries(start, end):
+        for entry in _in_sequence(tailer.entries(start, end)):
             pointer = SsTablePointer.of(entry)
             batches = self._logged(entry) if pointer is None else self._published(entry, pointer)
             for batch in batches:
@@ -252,10 +259,22 @@ class ChangeFeed:
         if fate is Fate.DROPPED:
             return
         for name in pointer.sstables:
-            if not self._store.list(layout.sstable_dir(entry.shard_id, name)):
-                raise WalTruncatedError(entry.shard_id, entry.position, entry.position + 1)
-            sstable = SsTable.open(self._store, entry.shard_id, SsTableEntry(1, name))
-            yield from sstable.scan(self._table_schema, self._table_schema.names, with_tombstone=True)
+            self._refuse_collected(entry, name)
+            try:
+                sstable = SsTable.open(self._store, entry.shard_id, SsTableEntry(1, name))
+                rows = 0
+                for batch in sstable.scan(self._table_schema, self._table_schema.names, with_tombstone=True):
+                    rows += batch.num_rows
+                    yield batch
+                sstable.check_count(rows, may_have_more=bool(self._table_schema.primary_key))
+            except StorageError:
+                # A follower that stands still while it reads may find a part of it, and nothing after that.
+                self._refuse_collected(entry, name)
+                raise
+
+    def _refuse_collected(self, entry: WalEntry, name: str) -> None:
+        if not self._store.list(f"{layout.sstable_dir(entry.shard_id, name)}/{layout.VERSIONS_DIR}"):
+            raise WalTruncatedError(entry.shard_id, entry.position, entry.position + 1)
 
     def _change(self, rows: pa.RecordBatch, entry: WalEntry) -> pa.RecordBatch:
         count = rows.num_rows
@@ -332,6 +351,23 @@ def checked_place(place: Mapping[UUID, int] | Mapping[str, int]) -> Positions:
                 f"{position!r} for shard {shard}"
             )
     return {layout.parse_shard_id(shard): int(position) for shard, position in place.items()}
+
+
+def _in_sequence(entries: Iterator[WalEntry]) -> Iterator[WalEntry]:
+    """The entries, each once the next one is there and can stand behind it.
+
+    Where a reader stood still until its place was collected, a writer that stood still as well may have
+    dropped an entry into it: one that never counted.
+    """
+    held: WalEntry | None = None
+    for entry in entries:
+        if held is not None:
+            if not may_follow(held, entry):
+                raise WalTruncatedError(held.shard_id, held.position, entry.position)
+            yield held
+        held = entry
+    if held is not None:
+        yield held
 
 
 def _not_behind(place: Mapping[UUID, int], ends: Positions) -> Positions:

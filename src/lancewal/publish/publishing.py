@@ -45,7 +45,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -78,7 +77,6 @@ from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 #: Shards that are published at a time: more where each request is a network round trip. ``DrainBudget``
 #: bounds what they hold of their logs.
@@ -92,7 +90,8 @@ _LONGEST_PAUSE_SECONDS = 2.0
 class ShardWrite:
     """What a transaction did in one shard; ``skipped``: an earlier run had written it.
 
-    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry.
+    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry, ``conflicts`` how often
+    somebody else took the shard over in the midst of it.
     """
 
     shard_id: UUID
@@ -100,6 +99,7 @@ class ShardWrite:
     skipped: bool
     position: int | None = None
     wal_bytes: int = 0
+    conflicts: int = 0
 
 
 class StagedAge:
@@ -362,6 +362,7 @@ def _earlier_write(
     transaction, shard_id = log.transaction, claimed.shard_id
     listed = {entry.path for entry in claimed.sstables}
     first = layout.FIRST_WAL_POSITION
+    looked_again = False
     while True:
         history = history or log.read()
         if _is_over(history, transaction):
@@ -380,7 +381,10 @@ def _earlier_write(
         except WalTruncatedError:
             first = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
             if first <= start:
-                raise
+                # A run that stood still may have dropped its entry into the slot just now.
+                if looked_again:
+                    raise
+                looked_again = True
             # Before an entry is deleted its proof is preserved, or its transaction is done: perhaps only
             # after the records were read, so they are read again.
             history = None
@@ -503,15 +507,15 @@ def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position:
     )
 
 
-def _retrying_lost_claims(attempt: Callable[[], T]) -> T:
-    """Try until no other claim gets in between.
+def _retrying_lost_claims(attempt: Callable[[], ShardWrite]) -> ShardWrite:
+    """Try until no other claim gets in between, and count those that did.
 
     A loser may be the live one of two, or a zombie: either finds out what is written after
     its next claim. So trying again is right for both, and the pauses let one of them through.
     """
     for number in range(1, _CLAIM_ATTEMPTS + 1):
         try:
-            return attempt()
+            return replace(attempt(), conflicts=number - 1)
         except FencedError as error:
             if number == _CLAIM_ATTEMPTS:
                 raise

@@ -31,7 +31,7 @@ from uuid import UUID, uuid4
 
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import WalEntry, decode_record, encode_record, reading_record
-from lancewal.shard import ShardManifestStore, WalTailer, first_readable, is_flushed
+from lancewal.shard import ShardManifestStore, WalTailer, first_readable, is_flushed, may_follow
 from lancewal.storage import ObjectStore, layout
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ def _is_stray(store: ObjectStore, entry: WalEntry) -> bool:
     if first_readable(store, shard_id, manifest) > entry.position:
         return True
     following = WalTailer(store, shard_id).read_header(entry.position + 1)
-    return following is not None and following.writer_epoch > entry.writer_epoch and not following.sentinel
+    return following is not None and not may_follow(entry, following)
 
 
 def _started_name(run: Run) -> str:

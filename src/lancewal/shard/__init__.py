@@ -17,6 +17,7 @@ from lancewal.shard.log import (
     first_readable,
     first_unsettled,
     is_flushed,
+    may_follow,
     missing_positions,
     retained_positions,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "is_flushed",
     "is_retired",
     "listed_shards",
+    "may_follow",
     "missing_positions",
     "read_manifests",
     "require_shard",

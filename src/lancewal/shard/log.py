@@ -43,7 +43,15 @@ from lancewal.errors import (
     StorageError,
     WalCorruptError,
 )
-from lancewal.format import ShardManifest, decode_header, encode_entry, encode_sentinel, entry_schema
+from lancewal.format import (
+    EntryHeader,
+    ShardManifest,
+    WalEntry,
+    decode_header,
+    encode_entry,
+    encode_sentinel,
+    entry_schema,
+)
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.storage import (
     RECHECK_AFTER,
@@ -87,6 +95,15 @@ def is_flushed(manifest: ShardManifest | None, position: int, generation: int | 
         return False
     is_covered = position <= manifest.replay_after_wal_entry_position
     return is_covered or (generation is not None and generation < manifest.current_generation)
+
+
+def may_follow(entry: EntryHeader | WalEntry, following: EntryHeader | WalEntry) -> bool:
+    """Whether a log can have ``following`` behind ``entry``: a new epoch begins with its sentinel.
+
+    Where it cannot, a writer that stood still dropped ``entry`` into a slot that garbage collection had
+    emptied. Such an entry never counted.
+    """
+    return following.sentinel or following.writer_epoch <= entry.writer_epoch
 
 
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:

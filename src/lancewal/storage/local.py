@@ -353,9 +353,10 @@ class LocalBackend:
         current = os.open(self._root, _WALK)
         try:
             for name in path.split("/") if path else ():
-                below = _open_directory(name, current)
-                os.close(current)
-                current = below
+                above, current = current, _open_directory(name, current)
+                # After it is forgotten: were Ctrl-C to come in between, it would be closed twice, the second
+                # time perhaps as another thread's file.
+                os.close(above)
             yield current
         finally:
             os.close(current)

@@ -15,9 +15,16 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError
-from lancewal.format import PUT_IDS_TAG, ShardManifest, WalEntry, check_key_types, refuse_blob_values
+from lancewal.format import (
+    PUT_IDS_TAG,
+    EntryHeader,
+    ShardManifest,
+    WalEntry,
+    check_key_types,
+    refuse_blob_values,
+)
 from lancewal.index import IndexSpec, IndexStore, maintained_specs
-from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer
+from lancewal.shard import Replay, ShardManifestStore, WalAppender, WalTailer, may_follow
 from lancewal.sstable import check_rows_in_log, copied_marker, held_generation, lift
 from lancewal.storage import Clock, ObjectStore, boot_time, both, in_forked_child, layout, ordered_map, span
 from lancewal.writer.group_commit import CommitLog
@@ -246,7 +253,9 @@ def _earlier_put_ids(
 ) -> Iterator[str]:
     """The tags of earlier writers' entries that were not replayed, newest first, back to the retry window.
 
-    ``read`` tells whether the replay's own range was.
+    ``read`` tells whether the replay's own range was. Below the first entry that is missing, or that cannot
+    stand where it does, there may be others: what writers that stood still dropped into slots which garbage
+    collection had emptied. These never counted, and prove nothing.
     """
     claim = appender.sentinel_position
     if claim is None:
@@ -254,12 +263,16 @@ def _earlier_put_ids(
     tailer = WalTailer(store, appender.shard_id)
     now = store.head(layout.wal_entry(appender.shard_id, claim))
     end, count = replay.range.start if read else claim, _LOOK_BACK_AT_FIRST
+    above: EntryHeader | WalEntry | None = tailer.read_header(end)
     while end > layout.FIRST_WAL_POSITION:
         some = range(max(layout.FIRST_WAL_POSITION, end - count), end)
         oldest = store.head(layout.wal_entry(appender.shard_id, some.start))
         for entry in ordered_map(tailer.read_entry, reversed(some), 1 if store.is_local else len(some)):
-            if entry is not None and PUT_IDS_TAG in entry.tags:
+            if entry is None or above is None or not may_follow(entry, above):
+                return
+            if PUT_IDS_TAG in entry.tags:
                 yield entry.tags[PUT_IDS_TAG]
+            above = entry
         if oldest is None or now is None or (now.modified - oldest.modified).total_seconds() > RETRY_WINDOW:
             return
         end, count = some.start, min(2 * count, REPLAY_READ_AHEAD)
