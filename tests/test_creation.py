@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.base import keys
+from lancewal.base import BaseTable, keys
 from lancewal.errors import ConflictError, InvalidInputError, NotInitializedError, ShardOwnedError
 from lancewal.initialization import undo
 from lancewal.shard import ShardManifestStore
@@ -277,11 +277,32 @@ def test_a_failure_leaves_the_table_as_it_was(tmp_path: Path, monkeypatch: pytes
         patched.setattr(undo, "_drop_index", fail)
         with pytest.raises(lancewal.errors.StorageError, match="no storage"):
             lancewal.uninitialize(table.uri)
+    # The record that the base table holds all rows outlived rows that came later.
+    assert table._store.head(undo._DONE_WITH) is None
     with table.writer() as writer:
         writer.put({"id": 3})
     assert table.count_rows() == 3
     lancewal.uninitialize(table.uri)
     assert lance.dataset(table.uri).count_rows() == 3
+
+
+def test_a_failure_after_the_index_was_dropped_leaves_the_way_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lancewal.create(tmp_path / "t", ROWS, key="id", writer_defaults=fast())
+    drop = undo._drop_index
+
+    def drop_and_fail(base: BaseTable) -> None:
+        drop(base)
+        raise lancewal.errors.OutcomeUnknownError("the reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(undo, "_drop_index", drop_and_fail)
+        with pytest.raises(lancewal.errors.OutcomeUnknownError, match="was lost"):
+            lancewal.uninitialize(table.uri)
+    lancewal.uninitialize(table.uri)
+    assert not (tmp_path / "t" / "_mem_wal").exists()
+    assert lance.dataset(table.uri).count_rows() == 2
 
 
 def test_one_that_was_killed_before_the_end_is_completed(

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.writer.rows import as_batches, is_stream, streamed_batches
+from tests.patience import PATIENCE
 from tests.tables import fast
 
 NOON = dt.datetime(2026, 1, 2, 12, 0, 0, 5000)
@@ -211,7 +212,10 @@ def test_single_rows_of_a_stream_are_gathered() -> None:
 
 
 def test_the_gateway_takes_the_same_rows(table: lancewal.Table) -> None:
-    with lancewal.Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=30) as remote:
+    with (
+        lancewal.Gateway({"t": table}) as gateway,
+        lancewal.connect(gateway.address, timeout=PATIENCE) as remote,
+    ):
         with remote.writer() as writer:
             writer.put(ROW)
             writer.put(pl.DataFrame([{**ROW, "id": 2}]))
@@ -419,3 +423,155 @@ def test_json_text_that_only_looks_like_such_a_number_is_taken(tmp_path: Path) -
     stored = _stored(tmp_path, pa.json_(), _rows_of(*texts))
     assert [text and json.loads(text) for text in stored] == [text and json.loads(text) for text in texts]
     assert lancewal.open(tmp_path / "t").verify().ok
+
+
+BERLIN = dt.timezone(dt.timedelta(hours=1))
+
+
+def _wrapped(type_: pa.DataType, value: Any) -> dict[str, tuple[pa.DataType, Any]]:
+    """A value in each thing that a column may hold."""
+    return {
+        "list": (pa.list_(type_), [value]),
+        "struct": (pa.struct([("a", type_)]), {"a": value}),
+        "structs": (pa.list_(pa.struct([("a", type_)])), [{"a": value}]),
+        "map": (pa.map_(pa.string(), type_), [("a", value)]),
+    }
+
+
+@pytest.mark.parametrize("inside", ["list", "struct", "structs", "map"])
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [(pa.timestamp("ns"), FINE), (pa.duration("ns"), pd.Timedelta(1, "ns"))],
+    ids=["timestamp", "duration"],
+)
+def test_nanoseconds_inside_a_column_were_cut_off(
+    tmp_path: Path, type_: pa.DataType, value: Any, inside: str
+) -> None:
+    nested, given = _wrapped(type_, value)[inside]
+    assert _stored(tmp_path, nested, _rows_of(given)) == [given]
+
+
+CUT: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "nanoseconds": (pa.timestamp("us"), [FINE]),
+    "nanoseconds of a duration": (pa.duration("us"), [pd.Timedelta(1, "ns")]),
+    "the time of a day": (pa.date32(), [DAY, EVENING]),
+    "the zone of a time": (pa.time64("us"), [dt.time(1, tzinfo=dt.UTC)]),
+    "a zone that is not UTC": (pa.timestamp("us"), [EVENING.replace(tzinfo=BERLIN)]),
+    "a zone behind UTC": (
+        pa.timestamp("us"),
+        [EVENING.replace(tzinfo=dt.UTC), EVENING.replace(tzinfo=BERLIN)],
+    ),
+    "a zone that is guessed": (pa.timestamp("us", "Europe/Berlin"), [EVENING]),
+    "with a zone and without": (pa.timestamp("us", "UTC"), [EVENING, EVENING.replace(tzinfo=dt.UTC)]),
+    "bytes among text": (pa.string(), ["a", b"b"]),
+    "text among bytes": (pa.binary(), [b"b", "a"]),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_what_arrow_cuts_off_is_refused_in_a_column_and_inside_one(tmp_path: Path, case: str) -> None:
+    type_, values = CUT[case]
+    columns = pa.schema(
+        [("id", pa.int64()), ("x", type_), ("list", pa.list_(type_)), ("s", pa.struct([("a", type_)]))]
+    )
+    table = lancewal.create(tmp_path / "t", columns, key="id", unsharded=True, writer_defaults=fast())
+    with table.writer() as writer:
+        for rows in (
+            _rows_of(*values),
+            [{"id": 1, "list": values}],
+            [{"id": place, "s": {"a": value}} for place, value in enumerate(values)],
+        ):
+            with pytest.raises(InvalidInputError, match=r"column (x|list|s)\b.*row"):
+                writer.put(rows)
+        assert table.count_rows() == 0
+
+
+def test_frames_with_another_zone_were_shifted(tmp_path: Path) -> None:
+    at = pd.to_datetime(["2026-01-01"]).tz_localize("Europe/Berlin")
+    frame = pd.DataFrame({"id": [1], "x": at})
+    with pytest.raises(InvalidInputError, match=r"column x, row 0: .*time zone"):
+        _stored(tmp_path, pa.timestamp("us"), frame)
+    (utc,) = _stored(tmp_path / "utc", pa.timestamp("us", "UTC"), frame)
+    assert utc == at[0]
+
+
+def test_utc_is_added_and_dropped(tmp_path: Path) -> None:
+    aware = EVENING.replace(tzinfo=dt.UTC)
+    assert _stored(tmp_path / "a", pa.timestamp("us"), _rows_of(aware)) == [EVENING]
+    assert _stored(tmp_path / "b", pa.timestamp("us", "UTC"), _rows_of(EVENING)) == [aware]
+
+
+def test_no_value_of_pandas_became_the_first_of_january_in_the_year_one(tmp_path: Path) -> None:
+    days = _stored(tmp_path, pa.list_(pa.date32()), _rows_of([DAY, pd.NaT], [pd.NaT], [pd.NA, DAY]))
+    assert days == [[DAY, None], [None], [None, DAY]]
+
+
+def test_rows_that_pandas_gives_as_dicts(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"id": [1, 2], "x": pd.to_datetime(["2026-01-01", None])})
+    assert _stored(tmp_path, pa.timestamp("us"), frame.to_dict("records")) == [dt.datetime(2026, 1, 1), None]
+
+
+@pytest.mark.parametrize(
+    ("type_", "given", "stored"),
+    [
+        (pa.decimal128(10, 2), 3, Decimal("3.00")),
+        (pa.int64(), Decimal("2"), 2),
+        (pa.uint64(), Decimal(2**64 - 1), 2**64 - 1),
+    ],
+    ids=repr,
+)
+def test_integers_and_decimals_of_the_same_value(
+    tmp_path: Path, type_: pa.DataType, given: Any, stored: Any
+) -> None:
+    assert _stored(tmp_path, type_, _rows_of(given)) == [stored]
+
+
+@pytest.mark.parametrize(
+    ("type_", "given"),
+    [
+        (pa.decimal128(10, 2), 10**9),
+        (pa.int64(), Decimal("1.5")),
+        (pa.int8(), Decimal(300)),
+        (pa.uint8(), Decimal(-1)),
+    ],
+    ids=repr,
+)
+def test_integers_and_decimals_that_do_not_fit(tmp_path: Path, type_: pa.DataType, given: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"column x .* row 0"):
+        _stored(tmp_path, type_, _rows_of(given))
+
+
+@dataclass
+class Chunk:
+    number: int
+    at: dt.datetime | None = None
+
+
+def test_dataclasses_inside_a_list_were_refused(tmp_path: Path) -> None:
+    chunks = pa.list_(pa.struct([("number", pa.int32()), ("at", pa.timestamp("us"))]))
+    stored = _stored(tmp_path, chunks, _rows_of([Chunk(1, EVENING), Chunk(2)]))
+    assert stored == [[{"number": 1, "at": EVENING}, {"number": 2, "at": None}]]
+
+
+def test_objects_of_polars_were_stored_as_addresses(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"id": [1], "x": pl.Series([object()], dtype=pl.Object)})
+    with pytest.raises(InvalidInputError, match="column x holds objects"):
+        lancewal.create(tmp_path / "t", frame, key="id")
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("value", [{"a": None}, [], [[None]], [{"a": None}]], ids=repr)
+def test_a_part_of_a_column_without_a_type_made_a_table_that_takes_no_value(
+    tmp_path: Path, value: Any
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"column x\.\S+ holds nothing but nulls"):
+        lancewal.create(tmp_path / "t", [{"id": 1, "x": value}], key="id")
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_row_that_is_refused_in_a_stream_says_what_was_written_before(table: lancewal.Table) -> None:
+    rows = ({"id": number, "text": "a" if number < 1030 else 5} for number in range(1031))
+    with table.writer() as writer:
+        with pytest.raises(InvalidInputError, match=r"column text, row 6: .*1024 rows before it are written"):
+            writer.put(rows)
+        assert table.count_rows() == 1024

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ctypes
+import queue
 import threading
 
 from lancewal.writer.flush import Worker
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 
 def test_a_failing_step_does_not_end_the_worker() -> None:
@@ -96,3 +98,23 @@ def test_a_worker_can_stop_itself() -> None:
     assert stopped.wait(PATIENCE)
     worker.stop()
     assert worker.stopping
+
+
+def test_a_worker_whose_thread_was_interrupted_in_its_sleep_never_worked_again() -> None:
+    ran: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+    worker = Worker("sleeper", lambda: ran.put(threading.current_thread()))
+    worker.kick()
+    first = ran.get(timeout=PATIENCE)
+    assert first.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(first.ident), ctypes.py_object(SystemExit))
+
+    def ended() -> bool:
+        worker.kick()
+        return not first.is_alive()
+
+    wait_until(ended)
+    worker.kick()
+    while (last := ran.get(timeout=PATIENCE)) is first:
+        worker.kick()
+    assert last.is_alive()
+    worker.stop()

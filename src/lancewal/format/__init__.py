@@ -54,6 +54,7 @@ from lancewal.format.schema import (
     without_field_ids,
 )
 from lancewal.format.shard_manifest import (
+    WRITE_ID_BYTES,
     ShardFieldEntry,
     ShardManifest,
     ShardStatus,
@@ -89,6 +90,7 @@ __all__ = [
     "PUT_IDS_TAG",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",
+    "WRITE_ID_BYTES",
     "BaseIndex",
     "BaseManifest",
     "BloomFilter",

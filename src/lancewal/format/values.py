@@ -26,6 +26,7 @@ _Mask = npt.NDArray[np.bool_]
 _Change = tuple[int, str]
 
 _SHOWN_VALUE = 60
+_ANY_INTEGER = pa.decimal128(20, 0)
 _WHOLE = (int, np.integer, type(None))
 
 
@@ -51,6 +52,9 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
     lancewal.format.values.CastRefusedError: row 1 is 0.1, which float cannot hold exactly
     """
     try:
+        if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
+            # Arrow goes by the largest integer of the type, not by those that are there.
+            column = column.cast(_ANY_INTEGER)
         converted = column.cast(target, safe=True)
     except pa.ArrowNotImplementedError as error:
         raise CastRefusedError(f"{column.type} cannot become {target}: {error}") from None
@@ -139,6 +143,8 @@ def _changed_values(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | 
             return np.asarray(~same | (np.isinf(after) & ~told))
     if _is_text(given.type):
         return None  # text that does not parse was refused
+    if types.is_decimal(given.type) and types.is_integer(made.type):
+        return None  # fractions were refused, and what is out of range
     try:
         back = made.cast(given.type, safe=False)
     except pa.ArrowException:

@@ -61,7 +61,7 @@ class Worker:
     def kick(self) -> None:
         """Make the worker look at its work now."""
         self._wake()
-        if self._thread is None:
+        if self._thread is None or self._over:
             self._start()
 
     def kick_for_later(self) -> bool:
@@ -95,6 +95,9 @@ class Worker:
 
     def _start(self) -> None:
         with self._lock:
+            if self._over and not self._stopping:
+                # An interrupt ended the thread, where no step catches it.
+                self._thread, self._over = None, False
             if self._thread is not None or self._stopping:
                 return
             # A daemon: a process that exits without close() must not hang here, and

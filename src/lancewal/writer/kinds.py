@@ -6,6 +6,9 @@ import pyarrow as pa
 
 _types = pa.types
 
+#: A moment in UTC has the same digits without a time zone.
+UTC_NAMES = frozenset({"UTC", "utc", "Etc/UTC", "GMT", "Z", "+00:00", "-00:00"})
+
 
 def same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether two types hold the same values in another physical form.
@@ -52,6 +55,25 @@ def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     if _types.is_map(given) and _types.is_map(wanted):
         return same_kind(given.key_type, wanted.key_type) and same_kind(given.item_type, wanted.item_type)
     return False
+
+
+def changes_clock(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether moments show other digits afterwards, because only one of the types has a time zone.
+
+    >>> changes_clock(pa.timestamp("us", "Asia/Tokyo"), pa.timestamp("us"))
+    True
+    >>> changes_clock(pa.timestamp("us", "UTC"), pa.timestamp("us"))
+    False
+    """
+    if _is_moment(given) and _is_moment(wanted):
+        zones = {getattr(type_, "tz", None) for type_ in (given, wanted)}
+        return None in zones and not zones <= UTC_NAMES | {None}
+    if _types.is_struct(given) and _types.is_struct(wanted):
+        present = {field.name: field.type for field in wanted}
+        return any(changes_clock(field.type, present.get(field.name, field.type)) for field in given)
+    if given.num_fields != wanted.num_fields:
+        return False
+    return any(changes_clock(given.field(i).type, wanted.field(i).type) for i in range(given.num_fields))
 
 
 def is_float_list(type_: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime, time
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
 from lancewal.format import CastRefusedError, are_whole, exactly, is_json
-from lancewal.writer.kinds import is_float_list, same_kind
+from lancewal.writer.kinds import UTC_NAMES, changes_clock, is_bytes, is_float_list, is_text, same_kind
 
 #: What several keys come in, beside columns of pandas and polars.
 _SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
@@ -28,6 +29,7 @@ _SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 #: Rows that come one by one are put so many at a time.
 _ROWS_AT_A_TIME = 1024
+_BYTES = (bytes, bytearray, memoryview)
 _SHOWN_VALUE = 60
 
 
@@ -48,6 +50,7 @@ def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch
         return [_from_columns({name: _numpy_field(data, name) for name in data.dtype.names}, table)]
     try:
         if _is_polars(data):
+            _refuse_objects(data)
             # Not its stream: Arrow cannot decode the categories that are in it.
             return [_from_frame(b, table) for b in data.to_arrow().to_batches() if b.num_rows]
         if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
@@ -79,9 +82,9 @@ def new_table_of(data: Any) -> pa.Table:
     except pa.ArrowException as error:
         raise InvalidInputError(f"the rows have different columns: {error}") from None
     for place, field in enumerate(rows.schema):
-        if pa.types.is_null(field.type):
+        if part := _unknown_part(field):
             raise InvalidInputError(
-                f"column {field.name} holds nothing but nulls, so its type is unknown; pass an Arrow "
+                f"column {part} holds nothing but nulls, so its type is unknown; pass an Arrow "
                 "schema, or Arrow data with types"
             )
         if not _is_arrow(data) and is_float_list(field.type):
@@ -91,6 +94,15 @@ def new_table_of(data: Any) -> pa.Table:
                 values = _rounded(rows.column(place).combine_chunks(), vector, field.name)
                 rows = rows.set_column(place, pa.field(field.name, vector), values)
     return rows
+
+
+def _unknown_part(field: pa.Field) -> str | None:
+    """The column, or the part of it, that has no type."""
+    if pa.types.is_null(field.type):
+        return str(field.name)
+    parts = (_unknown_part(field.type.field(place)) for place in range(field.type.num_fields))
+    unknown = next(filter(None, parts), None)
+    return f"{field.name}.{unknown}" if unknown else None
 
 
 def is_row(data: Any) -> bool:
@@ -197,6 +209,13 @@ def _from_pandas(frame: Any, table: pa.Schema | None) -> list[pa.RecordBatch]:
     return [_from_columns({str(name): _pandas_column(frame[name]) for name in frame.columns}, table)]
 
 
+def _refuse_objects(frame: Any) -> None:
+    """Polars gives Arrow the addresses of Python's objects."""
+    for name, type_ in frame.schema.items():
+        if type_ == sys.modules["polars"].Object:
+            raise InvalidInputError(f"column {name} holds objects of Python in polars; convert it")
+
+
 def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None) -> pa.RecordBatch:
     return _from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), table)
 
@@ -253,32 +272,83 @@ def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
         return _typed(name, values, field, error)
     if field is None or is_json(field.type):
         return array
+    if not same_kind(array.type, field.type) and not isinstance(values, pa.Array):
+        array = _typed(name, values, field, None)
+    _refuse_a_guessed_zone(name, array, field.type)
     if is_float_list(field.type) and same_kind(array.type, field.type):
         return _rounded(array, field.type, name)
-    if same_kind(array.type, field.type) or isinstance(values, pa.Array):
-        return array
-    return _typed(name, values, field, None)
+    return array
+
+
+def _refuse_a_guessed_zone(name: str, array: pa.Array, wanted: pa.DataType) -> None:
+    """Arrow takes a moment without a time zone for one of UTC, and the other way round."""
+    if not changes_clock(array.type, wanted) or array.null_count == len(array):
+        return
+    row = int(np.argmax(array.is_valid().to_numpy(zero_copy_only=False)))
+    raise InvalidInputError(
+        f"column {name}, row {row}: {_shown(array[row].as_py())} is {array.type}, the table has {wanted}: "
+        "one has a time zone and the other has none; convert the value with datetime.astimezone or "
+        "datetime.replace (only UTC is added or dropped by itself)"
+    )
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array:
     """Values of Python as Arrow reads them, without what it cuts off or does not take by itself."""
-    values = _plain_values(values)
+    try:
+        return _uncut(values)
+    except _FAILURES:
+        plain = list(map(_plain, values))
+        if all(map(is_, plain, values)):
+            raise
+        return _uncut(plain)
+
+
+def _uncut(values: Sequence[Any]) -> pa.Array:
+    """What Arrow makes of ``values``; it goes by the first of them, and cuts the others to fit."""
     try:
         array = pa.array(values)
     except OverflowError:
         if not are_whole(values):
             raise
         return pa.array(values, pa.uint64())
-    if pa.types.is_date(array.type) and any(isinstance(value, datetime) for value in values):
-        # Arrow goes by the first value, and would drop the time of day of the others.
-        return pa.array([_moment(value) for value in values])
-    if pa.types.is_timestamp(array.type) and any(getattr(value, "nanosecond", 0) for value in values):
-        return pa.array(values, pa.timestamp("ns", array.type.tz))
-    if pa.types.is_time(array.type) and any(getattr(value, "tzinfo", None) for value in values):
+    type_ = array.type
+    if pa.types.is_nested(type_):
+        return _by_parts(values, type_) if _is_cut(type_) else array
+    if not _is_cut(type_):
+        return array
+    kinds = set(map(type, values))
+    if pa.types.is_date(type_) and any(issubclass(kind, datetime) for kind in kinds):
+        return _uncut([_moment(value) for value in values])
+    if pa.types.is_timestamp(type_):
+        return _moments(values, array)
+    if pa.types.is_time(type_) and any(getattr(value, "tzinfo", None) for value in values):
         raise ValueError("a time of day has no time zone in Arrow")
-    if pa.types.is_duration(array.type) and any(getattr(value, "nanoseconds", 0) for value in values):
+    if pa.types.is_duration(type_) and any(getattr(value, "nanoseconds", 0) for value in values):
         return pa.array(values, pa.duration("ns"))
+    if any(issubclass(kind, str) for kind in kinds) and any(issubclass(kind, _BYTES) for kind in kinds):
+        raise ValueError("text and bytes are mixed")
     return array
+
+
+def _moments(values: Sequence[Any], array: pa.Array) -> pa.Array:
+    """Values that Arrow took for timestamps, all their digits kept and no time zone guessed."""
+    type_ = array.type
+    offsets = {value.utcoffset() for value in values if isinstance(value, datetime)}
+    if None in offsets and len(offsets) > 1:
+        raise ValueError("some have a time zone, and some have none")
+    if type_.tz in UTC_NAMES and any(offsets):
+        # The first one was in UTC: what the column tells must not depend on it.
+        type_ = pa.timestamp(type_.unit, next(_zone(value) for value in values if _zone(value)))
+    if any(getattr(value, "nanosecond", 0) for value in values):
+        type_ = pa.timestamp("ns", type_.tz)
+    return array if type_ == array.type else pa.array(values, type_)
+
+
+def _zone(value: Any) -> str | None:
+    """The time zone of a datetime that is not in UTC."""
+    if isinstance(value, datetime) and value.utcoffset():
+        return str(pa.array([value]).type.tz)
+    return None
 
 
 def _moment(value: Any) -> Any:
@@ -286,11 +356,18 @@ def _moment(value: Any) -> Any:
     return datetime.combine(value, time()) if is_day else value
 
 
-def _plain_values(values: Sequence[Any]) -> Sequence[Any]:
-    """Values that Arrow knows: nested dataclasses as dicts."""
-    if any(dataclasses.is_dataclass(value) for value in values):
-        return [dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for v in values]  # type: ignore[arg-type]
-    return values
+def _plain(value: Any) -> Any:
+    """``value`` in types that Arrow knows: dataclasses as dicts, what pandas has for "no value" as null."""
+    if isinstance(value, list | tuple):
+        parts = list(map(_plain, value))
+        return value if all(map(is_, parts, value)) else parts
+    if isinstance(value, dict):
+        changed = {key: _plain(part) for key, part in value.items()}
+        return value if all(map(is_, changed.values(), value.values())) else changed
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {key: _plain(part) for key, part in _fields(value).items()}
+    pandas = sys.modules.get("pandas")
+    return None if pandas is not None and (value is pandas.NA or value is pandas.NaT) else value
 
 
 def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exception | None) -> pa.Array:
@@ -302,6 +379,7 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
             error = typed_error
         else:
             if same_kind(array.type, field.type):
+                _refuse_a_guessed_zone(name, array, field.type)
                 return _rounded(array, field.type, name)
     row = _first_misfit(values, field)
     wanted = "" if field is None else f", the table has {field.type}"
@@ -318,7 +396,7 @@ def _by_parts(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 
     Arrow, when told the whole type, cuts 1.5 down to 1 for an integer and drops fields of structs.
     """
-    if not _cannot_be_told(type_):
+    if not _cannot_be_told(type_) and not (pa.types.is_nested(type_) and _is_cut(type_)):
         return _inferred(values)
     if pa.types.is_fixed_size_binary(type_):
         return pa.array(values, type_)
@@ -350,6 +428,13 @@ def _cannot_be_told(type_: pa.DataType) -> bool:
     return bool(pa.types.is_map(type_) or pa.types.is_fixed_size_binary(type_)) or any(
         map(_cannot_be_told, children)
     )
+
+
+def _is_cut(type_: pa.DataType) -> bool:
+    """Whether Arrow may lose a part of what Python gives for a type: digits, time zones, text or bytes."""
+    children = (type_.field(place).type for place in range(type_.num_fields))
+    flat = pa.types.is_temporal(type_) or is_text(type_) or is_bytes(type_)
+    return bool(flat) or any(map(_is_cut, children))
 
 
 def _json_text(name: str, row: int, value: Any) -> str | None:

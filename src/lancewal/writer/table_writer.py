@@ -180,7 +180,8 @@ class TableWriter:
         Columns are matched by name, in any order; a nullable one may be missing. Values are taken as the
         writer's ``cast`` says (:meth:`Table.writer`). A vector that does not come as Arrow, such as a list of
         Python's floats, which are doubles, is rounded to the column's precision, float32 as a rule. What
-        does not fit is refused with its column and row. Returns when the rows are readable and, with
+        does not fit is refused with its column and row; so is a time zone that would have to be guessed or
+        dropped, unless it is UTC. Returns when the rows are readable and, with
         ``durable_write``, in the WAL.
 
         What is in memory is checked as a whole before its first row is written. A stream (a
@@ -196,8 +197,7 @@ class TableWriter:
         if not isinstance(data, pa.RecordBatch | pa.Table) and is_stream(data):
             if put_id is not None:
                 raise InvalidInputError("a stream is several puts, so it takes no put_id; put its batches")
-            for batch in streamed_batches(data, self._intake.plain):
-                self._put_streamed(batch, progress)
+            self._put_stream(data, progress)
         else:
             self._write("put", data, progress, put_id, patience)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
@@ -318,9 +318,10 @@ class TableWriter:
             # The body's error is the cause worth seeing; this one would hide it.
             logger.warning("close failed after an error: %s", close_error)
 
-    def _put_streamed(self, batch: pa.RecordBatch, progress: _Progress) -> None:
+    def _put_stream(self, stream: Any, progress: _Progress) -> None:
         try:
-            self._write("put", batch, progress)
+            for batch in streamed_batches(stream, self._intake.plain):
+                self._write("put", batch, progress)
         except InvalidInputError as error:
             before = sum(progress.rows.values())
             raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
