@@ -9,6 +9,7 @@ import pytest
 
 import lancewal
 from lancewal.gateway import Gateway
+from tests.patience import PATIENCE
 from tests.tables import wal_table
 
 
@@ -26,5 +27,5 @@ def gateway(events: lancewal.Table) -> Iterator[Gateway]:
 
 @pytest.fixture
 def remote(gateway: Gateway) -> Iterator[lancewal.RemoteTable]:
-    with lancewal.connect(gateway.address, table="events", timeout=60) as table:
+    with lancewal.connect(gateway.address, table="events", timeout=PATIENCE) as table:
         yield table

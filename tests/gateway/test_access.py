@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 import lancewal
 from lancewal.errors import AccessDeniedError, InvalidInputError, OutcomeUnknownError, UnavailableError
 from lancewal.gateway import Access, Gateway
+from tests.patience import PATIENCE
 from tests.tables import rows
 
 WRITES = "write-token-of-the-tests"
@@ -49,11 +50,11 @@ def test_tokens_let_read_or_write(events: lancewal.Table) -> None:
     access = Access(read_write=(WRITES,), read_only=(READS,))
     with Gateway({"events": events}, access=access) as gateway:
         with (
-            lancewal.connect(gateway.address, token=WRITES, timeout=60) as table,
+            lancewal.connect(gateway.address, token=WRITES, timeout=PATIENCE) as table,
             table.writer() as writer,
         ):
             writer.put(rows(0, 3))
-        with lancewal.connect(gateway.address, token=READS, timeout=60) as table:
+        with lancewal.connect(gateway.address, token=READS, timeout=PATIENCE) as table:
             assert table.count_rows() == 3
             with pytest.raises(AccessDeniedError, match="may read"):
                 table.flush()
@@ -88,7 +89,7 @@ def test_tls_is_spoken_and_checked(events: lancewal.Table) -> None:
     with Gateway({"events": events}, access=access, listen="localhost:0") as gateway:
         assert gateway.address.startswith("grpc+tls://")
         with (
-            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=60) as table,
+            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=PATIENCE) as table,
             table.writer() as writer,
         ):
             writer.put(rows(0, 3))
@@ -150,7 +151,7 @@ def test_a_unix_socket_serves_processes_of_this_machine(events: lancewal.Table, 
     path = tmp_path / "s"
     with (
         Gateway({"events": events}, listen=f"unix:{path}") as gateway,
-        lancewal.connect(gateway.address, timeout=10) as table,
+        lancewal.connect(gateway.address, timeout=PATIENCE) as table,
         table.writer() as writer,
     ):
         writer.put(pa.table({"id": [1], "name": ["a"]}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import lancewal
 from lancewal.errors import BusyError, ClosedError, InvalidInputError
 from lancewal.gateway import Gateway
 from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from tests.patience import PATIENCE, wait_until
 from tests.tables import APPEND_ONLY, fast, ids, rows, wal_table
 
 
@@ -24,7 +27,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AsyncTable
     if request.param == "local":
         yield AsyncTable(local)
         return
-    with Gateway({"table": local}) as gateway, lancewal.connect(gateway.address, timeout=30) as remote:
+    with Gateway({"table": local}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
         yield AsyncTable(remote)
 
 
@@ -214,3 +217,27 @@ def test_reads_of_a_closed_table_said_that_futures_cannot_be_scheduled(table: As
     table.close()
     with pytest.raises(ClosedError):
         asyncio.run(table.count_rows())
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_writer_that_was_dropped_without_close_kept_its_thread_and_its_shards(
+    tmp_path: Path, remote: bool
+) -> None:
+    local = wal_table(tmp_path / "table")
+
+    def writing() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "lancewal-async-write"]
+
+    async def put_and_forget(table: lancewal.Table | lancewal.RemoteTable) -> None:
+        with contextlib.closing(AsyncTable(table)) as events:
+            await events.writer().put(rows(0, 3))
+
+    with contextlib.ExitStack() as stack:
+        table: lancewal.Table | lancewal.RemoteTable = local
+        if remote:
+            gateway = stack.enter_context(lancewal.Gateway({"t": local}))
+            table = stack.enter_context(lancewal.connect(gateway.address))
+        asyncio.run(put_and_forget(table))
+        wait_until(lambda: gc.collect() >= 0 and not writing())
+        wait_until(lambda: remote or not local.owners())
+    assert local.count_rows() == 3

@@ -23,10 +23,12 @@ from lancewal.errors import (
     UnavailableError,
     WalTruncatedError,
 )
-from lancewal.gateway import Gateway, Limits
+from lancewal.gateway import Gateway, Limits, remote_writer
 from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
 from lancewal.storage import ObjectStore
+from lancewal.writer import TableWriter
 from tests.faults import FaultyStore
+from tests.patience import PATIENCE
 from tests.tables import APPEND_ONLY, KEY, ids, rows, wal_table
 
 SEARCHABLE = pa.schema(
@@ -152,7 +154,7 @@ def test_what_a_client_asks_wrongly_is_refused_with_its_class(remote: lancewal.R
 
 
 def test_a_table_that_is_not_served_is_refused(gateway: Gateway) -> None:
-    with lancewal.connect(gateway.address, table="other", timeout=60) as other:
+    with lancewal.connect(gateway.address, table="other", timeout=PATIENCE) as other:
         with pytest.raises(InvalidInputError, match="serves no table 'other'"):
             other.count_rows()
         with pytest.raises(InvalidInputError, match="serves no table"):
@@ -169,7 +171,7 @@ def test_casts_are_made_by_the_gateway(remote: lancewal.RemoteTable) -> None:
 
 def test_many_clients_share_one_group_commit(gateway: Gateway, events: lancewal.Table) -> None:
     def produce(first: int) -> None:
-        with lancewal.connect(gateway.address, timeout=60) as table, table.writer() as writer:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as table, table.writer() as writer:
             for start in range(first, first + 100, 10):
                 writer.put(rows(start, 10))
 
@@ -181,16 +183,17 @@ def test_many_clients_share_one_group_commit(gateway: Gateway, events: lancewal.
     assert ids(events.scan().to_table()) == list(range(1600))
 
 
-def test_a_stopped_gateway_has_flushed_and_let_go(tmp_path: Path) -> None:
+def test_a_stopped_gateway_has_flushed_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = wal_table(tmp_path / "table", bucket=("id", 4))
     gateway = Gateway({"table": table})
-    remote = lancewal.connect(gateway.address, timeout=4)
+    remote = lancewal.connect(gateway.address, timeout=PATIENCE)
     writer = remote.writer()
     writer.put(rows(0, 50))  # its stream stays open, and idle
     gateway.close()
     gateway.close()
     assert not gateway.ready
     assert table.status().unflushed.count == 0
+    monkeypatch.setattr(remote_writer, "RETRY_WINDOW", 1.0)
     with pytest.raises((UnavailableError, lancewal.errors.OutcomeUnknownError)):
         writer.put(rows(50, 1))
     writer.close()
@@ -198,11 +201,31 @@ def test_a_stopped_gateway_has_flushed_and_let_go(tmp_path: Path) -> None:
         writer.put(rows(50, 1))
 
 
+def test_clients_that_a_stand_by_sent_to_a_gateway_that_was_stopping_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had taken its address back before it had let its shards go: the stand-by could name nobody."""
+    table = wal_table(tmp_path / "table")
+    gateway = Gateway({"t": table})
+    with lancewal.connect(gateway.address, timeout=30) as remote, remote.writer() as writer:
+        writer.put(rows(0, 3))
+    close, told = TableWriter.close, []
+
+    def close_and_look(writer: TableWriter) -> None:
+        told.extend(owner.address for owner in table.owners() if owner.shards)
+        close(writer)
+
+    monkeypatch.setattr(TableWriter, "close", close_and_look)
+    gateway.close()
+    assert told == [gateway.address]
+    assert table.owners() == []
+
+
 def test_a_client_goes_on_with_the_gateway_that_takes_the_place_of_its_own(tmp_path: Path) -> None:
     """Without a key every row that a retry wrote twice would be seen twice."""
     table = wal_table(tmp_path / "table", APPEND_ONLY)
     first, second = Gateway({"t": table}), Gateway({"t": lancewal.open(table.uri)})
-    remote = lancewal.connect([first.address, second.address], timeout=30)
+    remote = lancewal.connect([first.address, second.address], timeout=PATIENCE)
     sent = threading.Event()
 
     def produce() -> None:
@@ -281,7 +304,7 @@ def test_oversized_puts_are_refused(tmp_path: Path) -> None:
 def test_callers_beyond_the_limit_are_told_to_come_again(tmp_path: Path) -> None:
     table = wal_table(tmp_path / "table")
     with Gateway({"table": table}, limits=Limits(calls=2)) as gateway:
-        first, second, third = (lancewal.connect(gateway.address, timeout=60) for _ in range(3))
+        first, second, third = (lancewal.connect(gateway.address, timeout=PATIENCE) for _ in range(3))
         writers = [first.writer(), second.writer()]
         for number, writer in enumerate(writers):
             writer.put(rows(number, 1))  # each holds its stream
@@ -340,15 +363,18 @@ def test_reads_that_clients_gave_up_before_they_began_took_their_places_for_ever
         threading.Event().wait(0.01)
 
 
-def test_a_put_whose_shards_two_gateways_have_ends_when_each_has_its_part(tmp_path: Path) -> None:
+def test_a_put_whose_shards_two_gateways_have_ends_when_each_has_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It went to and fro between them until its time was over."""
     table = wal_table(tmp_path / "table", bucket=("id", 2))
     one, two = (rows(start, 1) for start in _ids_of_two_shards(table))
     owner = table.writer()
     owner.put(one)
     with Gateway({"t": lancewal.open(table.uri)}) as gateway:
-        with lancewal.connect(gateway.address, timeout=4) as remote, remote.writer() as writer:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
             writer.put(two)
+            monkeypatch.setattr(remote_writer, "RETRY_WINDOW", 1.0)
             both = pa.Table.from_batches([one, two])
             (kept,) = owner.shard_writers
             # The other owner has no address, so nobody can send the rest there.
@@ -369,7 +395,7 @@ def test_a_shard_whose_log_failed_takes_puts_with_an_id_again(tmp_path: Path) ->
     table = wal_table(tmp_path / "table", APPEND_ONLY)
     store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
     with Gateway({"t": lancewal.Table.open(table.uri, store=store)}) as gateway:
-        with lancewal.connect(gateway.address, timeout=30) as remote, remote.writer() as writer:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
             writer.put(rows(0, 1, schema=APPEND_ONLY))
             store.faults.fail("put_if_absent", where="/wal/", times=3, after=True)
             writer.put(rows(1, 1, schema=APPEND_ONLY))

@@ -26,7 +26,7 @@ from lancewal.gateway import Gateway, remote_writer
 from lancewal.gateway import server as server_module
 from lancewal.gateway.aio import AsyncTable
 from lancewal.gateway.contract import Request
-from lancewal.gateway.gathering import Gathering, Group, ThreadPut
+from lancewal.gateway.gathering import Gathering, Group, ThreadPut, take_group
 from tests.patience import PATIENCE
 from tests.tables import APPEND_ONLY, ids, rows, wal_table
 
@@ -118,6 +118,29 @@ def test_deletes_go_together_and_not_with_puts(remote: lancewal.RemoteTable, hel
     assert ids(remote.scan().to_table()) == [*range(3, 10), 20]
 
 
+def waiting(op: str, number: int, *, is_there: bool = True) -> ThreadPut:
+    """A put of one row whose columns are its key: those of a delete are the same."""
+    batch = pa.record_batch({"id": [number]})
+    put = ThreadPut(op, [batch], batch.schema, 1, batch.nbytes)
+    if is_there:
+        put.present.acquire()
+    return put
+
+
+def test_a_delete_with_the_columns_of_a_put_does_not_go_with_it() -> None:
+    line = [waiting("put", 1), waiting("put", 2), waiting("delete", 1), waiting("put", 3)]
+    groups = [take_group(line) for _ in range(3)]
+    assert [[put.op for put in group] for group in groups] == [["put", "put"], ["delete"], ["put"]]
+    assert line == []
+
+
+def test_a_put_whose_thread_is_gone_before_it_was_sent_is_left_out() -> None:
+    gone, first, second = waiting("put", 1, is_there=False), waiting("put", 2), waiting("put", 3)
+    line = [gone, first, waiting("put", 4, is_there=False), second]
+    assert take_group(line) == [first, second]
+    assert line == []
+
+
 def test_a_bad_put_in_a_message_of_many_fails_alone(tmp_path: Path, held: Held) -> None:
     """Without a key: what was written with the message and then alone would be there twice."""
     table = wal_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
@@ -135,10 +158,19 @@ def test_a_bad_put_in_a_message_of_many_fails_alone(tmp_path: Path, held: Held) 
 
 
 @contextmanager
+def few_tries() -> Iterator[None]:
+    """What is refused is not sent again for long, and what is answered late is answered all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_writer, "RETRY_WINDOW", 1.0)
+        yield
+
+
+@contextmanager
 def served(table: lancewal.Table) -> Iterator[lancewal.RemoteWriter]:
     with (
+        few_tries(),
         Gateway({"t": lancewal.open(table.uri)}) as gateway,
-        lancewal.connect(gateway.address, timeout=1) as remote,
+        lancewal.connect(gateway.address, timeout=PATIENCE) as remote,
         remote.writer() as writer,
     ):
         yield writer
@@ -228,7 +260,10 @@ def test_many_threads_go_on_with_the_gateway_that_takes_the_place_of_theirs(tmp_
     table = wal_table(tmp_path / "t", APPEND_ONLY)
     first, second = Gateway({"t": table}), Gateway({"t": lancewal.open(table.uri)})
     outcomes, sent = Outcomes(), threading.Event()
-    with lancewal.connect([first.address, second.address], timeout=60) as remote, remote.writer() as writer:
+    with (
+        lancewal.connect([first.address, second.address], timeout=PATIENCE) as remote,
+        remote.writer() as writer,
+    ):
 
         def produce(start: int) -> None:
             for number in range(start, start + 40):
@@ -353,7 +388,11 @@ def test_coroutines_whose_shards_are_well_are_told_so(tmp_path: Path, where: str
         if where == "local":
             found = asyncio.run(run(other))
         else:
-            with Gateway({"t": other}) as gateway, lancewal.connect(gateway.address, timeout=1) as remote:
+            with (
+                few_tries(),
+                Gateway({"t": other}) as gateway,
+                lancewal.connect(gateway.address, timeout=PATIENCE) as remote,
+            ):
                 found = asyncio.run(run(remote))
     assert [each if isinstance(each, int) else "failed" for each in found] == [1, 1, "failed", 1, "failed"]
 
@@ -363,5 +402,5 @@ def test_backpressure_comes_back_as_busy(remote: lancewal.RemoteTable, monkeypat
         raise BusyError("no room")
 
     monkeypatch.setattr(server_module._Served, "write", busy)
-    with lancewal.connect(remote.uri.rpartition("/")[0], timeout=0.2) as hasty, pytest.raises(BusyError):
-        hasty.writer().put(rows(0, 1))
+    with few_tries(), pytest.raises(BusyError):
+        remote.writer().put(rows(0, 1))

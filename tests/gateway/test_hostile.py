@@ -19,7 +19,7 @@ from pyarrow import flight
 import lancewal
 from lancewal.gateway import Access, Gateway, Limits
 from lancewal.gateway.contract import Numbered, Request
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.tables import ids, rows, wal_table
 
 TOKEN = "secret-token-of-these-tests"
@@ -68,7 +68,7 @@ def test_no_call_is_taken_without_the_token(
     events: lancewal.Table, header: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = [] if header is None else [(b"authorization", header.encode())]
-    options = flight.FlightCallOptions(timeout=60, headers=headers)
+    options = flight.FlightCallOptions(timeout=PATIENCE, headers=headers)
     with (
         Gateway({"events": events}, access=Access(read_write=(TOKEN,))) as gateway,
         flight.connect(gateway.address) as client,
@@ -89,7 +89,7 @@ def test_no_call_is_taken_without_the_token(
     "name", ["other", "../events", "/etc", "s3://bucket/events", "events/", "EVENTS", "\0"]
 )
 def test_a_path_that_is_not_served_is_refused(gateway: Gateway, events: lancewal.Table, name: str) -> None:
-    options = flight.FlightCallOptions(timeout=60)
+    options = flight.FlightCallOptions(timeout=PATIENCE)
     with flight.connect(gateway.address) as client:
         with pytest.raises(pa.ArrowException):
             put(client, options, name)
@@ -153,7 +153,7 @@ def test_clients_that_do_nothing_keep_nobody_out(tmp_path: Path) -> None:
         streams = [silent.do_put(by_path("events"), rows(0, 1).schema) for _ in range(3)]
         reading = slow.do_get(ticket("scan"))
         wait_until(lambda: gateway.calls_under_way == 4, "four calls")
-        with lancewal.connect(gateway.address, timeout=60) as remote, remote.writer() as writer:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
             for number in range(10):
                 writer.put(rows(1_000_000 + number, 1))
             assert remote.count_rows("id >= 1000000") == 10
@@ -188,7 +188,7 @@ def test_a_client_that_floods_does_not_stop_the_others(tmp_path: Path) -> None:
 
         def flood() -> None:
             large = rows(0, 20_000)
-            with lancewal.connect(gateway.address, timeout=60) as remote, remote.writer() as writer:
+            with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
                 while not stop.is_set():
                     with pytest.raises(lancewal.errors.InvalidInputError):
                         writer.put(large)
@@ -196,7 +196,7 @@ def test_a_client_that_floods_does_not_stop_the_others(tmp_path: Path) -> None:
         threads = [threading.Thread(target=flood) for _ in range(4)]
         for each in threads:
             each.start()
-        with lancewal.connect(gateway.address, timeout=60) as remote, remote.writer() as writer:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
             for number in range(50):
                 writer.put(rows(number, 1))
         stop.set()

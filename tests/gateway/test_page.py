@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from uuid import UUID
 
 import lance
 import pyarrow as pa
 import pytest
 
 import lancewal
+from lancewal.errors import LanceWalError
 from lancewal.gateway import Gateway, HealthEndpoint
 from lancewal.gateway.health import page_files
+from lancewal.service import note_duty
 from lancewal.storage import ObjectStore
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until
@@ -62,6 +65,25 @@ def test_the_page_is_told_of_levels_owners_and_how_long_calls_take(
     puts = [look["calls"]["put"] for look in found["looks"] if "put" in look["calls"]]
     assert all(0 < each["p50_ms"] <= each["p99_ms"] and each["per_second"] > 0 for each in puts)
     assert puts
+
+
+def test_what_upkeep_has_done_was_not_told(gateway: Gateway, events: lancewal.Table) -> None:
+    """The page looked for it under a name that nobody wrote."""
+    events.checkpoint("monday")
+    with HealthEndpoint(gateway, "127.0.0.1:0", look_every=0.02) as endpoint:
+        note_duty(events._store, "compact", under_way=True)
+        wait_until(lambda: figures(endpoint)["status"])
+        note_duty(events._store, "compact", under_way=False, done="3 SSTables compacted")
+        wait_until(lambda: figures(endpoint)["upkeep"])
+        failed: dict[UUID | None, Exception] = {None: LanceWalError("no room")}
+        note_duty(events._store, "compact", under_way=False, failures=2, failed=failed)
+        wait_until(lambda: len(figures(endpoint)["upkeep"]) == 2)
+        found = figures(endpoint)
+    assert [(each["work"], each["done"], each["failures"]) for each in found["upkeep"]] == [
+        ("compact", "", 2),
+        ("compact", "3 SSTables compacted", 0),
+    ]
+    assert [each["name"] for each in found["status"]["checkpoints"]] == ["monday"]
 
 
 def test_a_table_that_cannot_be_looked_at_is_said_and_the_last_state_stays(
@@ -121,6 +143,8 @@ def test_a_browser_draws_the_table_and_runs_nothing_of_its_rows(tmp_path: Path) 
     with Gateway({"events": table}) as gateway:
         with lancewal.connect(gateway.address) as remote, remote.writer() as writer:
             writer.put(pa.table({"tenant": ["ordinary", hostile], "n": [1, 2]}, schema))
+        table.checkpoint("monday")
+        note_duty(table._store, "compact", under_way=False, done="3 SSTables compacted")
         with HealthEndpoint(gateway, "127.0.0.1:0", look_every=0.02) as endpoint:
             wait_until(lambda: (figures(endpoint)["status"] or {"shards": ()})["shards"])
             document = drawn(endpoint.address, tmp_path)
@@ -128,6 +152,8 @@ def test_a_browser_draws_the_table_and_runs_nothing_of_its_rows(tmp_path: Path) 
     assert ">ready" in document
     assert ">2 shards<" in document
     assert ">ordinary<" in document
+    assert ">monday<" in document
+    assert ">3 SSTables compacted<" in document
     assert "&lt;img src=x" in document
     assert "<img" not in document
 

@@ -481,3 +481,67 @@ def test_sealing_stops_an_owner_after_it_flushed(
         assert [shard.generations for shard in one.shards()] == [(1,)]
         assert "error" in owner.ask("put", start=3, count=1)
     assert ids(one.scan().to_table()) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------ take_over of jobs and commands
+
+
+def left_in_the_log(table: lancewal.Table) -> UUID:
+    """A shard with rows in its log, and the record of somebody elsewhere who has it and was heard of."""
+    with table.shard_writer(shard_of(table), enable_memtable=False) as writer:
+        writer.put(rows(0, 3))
+    [shard] = table.shards()
+    forged(table._store, shard.shard_id, shard.epoch, lease_seconds=300.0)
+    return shard.shard_id
+
+
+def asked(table: lancewal.Table) -> list[str]:
+    return [each.path for each in table._store.list(layout.CLOCK_DIR) if each.path.endswith(".asked")]
+
+
+@pytest.mark.parametrize("how", ["flush", "ingest"])
+def test_jobs_could_not_be_told_to_leave_the_shards_of_others_alone(
+    one: lancewal.Table,  # noqa: F811
+    tmp_path: Path,
+    how: str,
+) -> None:
+    left_in_the_log(one)
+    before = one.shards()
+    if how == "flush":
+        with pytest.raises(PartialWriteError, match="leaves it alone"):
+            one.flush(take_over="never")
+        assert run("flush", one.uri, "--take-over", "never").code == TAKEN_OVER
+    else:
+        files = find_files([write_parquet(tmp_path / "a.parquet", 3, 3)])
+        with pytest.raises(ShardOwnedError, match="leaves it alone"):
+            Ingestion(one.uri, take_over="never").run(files)
+        done = run("ingest", one.uri, str(tmp_path / "a.parquet"), "--take-over", "never")
+        assert done.code == TAKEN_OVER
+    assert (one.shards(), asked(one), ids(one.scan().to_table())) == (before, [], [0, 1, 2])
+
+
+@pytest.mark.parametrize("how", ["flush", "ingest"])
+def test_jobs_could_not_take_shards_from_others_at_once(
+    one: lancewal.Table,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """The owner would have been asked, and waited for until its lease is over."""
+    left_in_the_log(one)
+    monkeypatch.setattr(requests_module, "_ask", lambda *_: pytest.fail("the owner was asked"))
+    [before] = one.shards()
+    if how == "flush":
+        ok("flush", one.uri, "--take-over", "now")
+    else:
+        write_parquet(tmp_path / "a.parquet", 3, 3)
+        ok("ingest", one.uri, str(tmp_path / "a.parquet"), "--take-over", "now")
+    [after] = one.shards()
+    assert (after.epoch > before.epoch, one.status().unflushed.count) == (True, 0)
+    assert ids(one.scan().to_table()) == ([0, 1, 2] if how == "flush" else [0, 1, 2, 3, 4, 5])
+
+
+def test_a_take_over_that_is_none_is_refused(one: lancewal.Table) -> None:  # noqa: F811
+    for call in (lambda: one.flush(take_over="soon"), lambda: Ingestion(one.uri, take_over="soon")):  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="take_over"):
+            call()

@@ -217,6 +217,11 @@ def test_what_another_process_is_at_is_left_to_it(table: lancewal.Table) -> None
 def test_a_process_that_died_at_work_holds_nobody_up(table: lancewal.Table) -> None:
     """Dead on this host, or begun so long ago that nobody believes it; and a record that is damaged."""
     sstables(table, 5)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    _pretend(table, machine=machine(), pid=dead.pid, started="long before")
+    assert not table.upkeep().outcomes[0].left_to_others
+    sstables(table, 5)
     _pretend(table, machine=machine(), pid=os.getpid(), started="long before")
     assert not table.upkeep().outcomes[0].left_to_others
     sstables(table, 5)

@@ -16,7 +16,7 @@ import pytest
 from lancewal.base import BaseTable
 from lancewal.maintenance import UpkeepSettings, at_crash_points, process_totals
 from lancewal.storage import ObjectStore
-from lancewal.upkeep import TaskOutcome, Upkeep, Upkeeper, Work
+from lancewal.upkeep import TaskOutcome, Upkeep, Upkeeper, UpkeepTask, Work
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until
 from tests.tables import ids, rows, wal_table
@@ -68,6 +68,21 @@ def test_a_writer_that_was_dropped_takes_its_upkeep_along(tmp_path: Path) -> Non
 def _keeper(store: ObjectStore, done: list[TaskOutcome]) -> Upkeeper:
     upkeep = Upkeep.here(store, lambda: BaseTable.open(store.uri, store=store))
     return Upkeeper(upkeep, report=done.append, settings=QUICK).start()
+
+
+def test_after_a_task_it_rests_for_its_share_of_the_time() -> None:
+    settings = UpkeepSettings(max_share=0.25)
+
+    class Busy:
+        uri = "memory://t"
+
+        def do_next(self, *_: object) -> tuple[TaskOutcome, UpkeepSettings]:
+            return TaskOutcome(UpkeepTask(Work.COMPACT, "too many SSTables"), seconds=800.0), settings
+
+    keeper = Upkeeper(Busy())  # type: ignore[arg-type]
+    assert keeper._step() == pytest.approx(2400.0)
+    assert 0 < keeper._step() <= 2400.0
+    assert keeper.looks == 1
 
 
 def test_looks_that_fail_are_counted_and_tried_again(tmp_path: Path) -> None:
@@ -177,6 +192,6 @@ def test_a_program_that_ends_without_close_ends(tmp_path: Path, ends: str) -> No
         "writer.put(pa.table({'id': [1], 'name': ['a']}))\n"
         f"{ends}\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ), timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ), timeout=PATIENCE)
     assert done.returncode == 0
     assert ids(table.scan().to_table()) == [1]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lancewal.cli import console, options
-from lancewal.cli.exits import guarded
+from lancewal.cli.exits import guarded, wait_until_stopped
 from lancewal.errors import InvalidInputError
 
 #: Settings of glibc's allocator by the variables that a user may set instead: the parameter of ``mallopt``,
@@ -84,7 +83,7 @@ def serve(
         text = f"serving {served} at {gateway.address}" + (f", health at {health.address}" if health else "")
         document = {"address": gateway.address, "tables": list(opened), "http": health and health.address}
         console.tell(text, document, json=json, indent=None)
-        _wait_until_stopped()
+        wait_until_stopped()
 
 
 def share_freed_memory() -> None:
@@ -100,12 +99,6 @@ def share_freed_memory() -> None:
         for variable, (parameter, value) in _ALLOCATOR.items():
             if variable not in os.environ:
                 c_library.mallopt(parameter, value)
-
-
-def _wait_until_stopped() -> None:
-    """SIGTERM or Ctrl-C is the orderly end of a service, so it ends the command without an error."""
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
 
 
 def _named(texts: list[str]) -> dict[str, str]:

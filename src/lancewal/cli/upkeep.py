@@ -11,7 +11,7 @@ import typer
 
 from lancewal.cli import console, options
 from lancewal.cli.console import plain
-from lancewal.cli.exits import guarded, resumable
+from lancewal.cli.exits import guarded, resumable, wait_until_stopped
 
 if TYPE_CHECKING:
     from lancewal.table import Table
@@ -84,8 +84,7 @@ def _watch(tables: list[Table], *, json: bool) -> None:
     with contextlib.ExitStack() as stack:
         for table in tables:
             stack.enter_context(table.upkeeper(report=partial(told, table)))
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        wait_until_stopped()
 
 
 def _tell(table: Table, outcome: TaskOutcome, *, json: bool) -> None:

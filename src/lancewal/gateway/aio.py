@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,9 +24,11 @@ from lancewal.gateway.client import RemoteTable, RemoteView
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
-from lancewal.storage import check_process, is_forked
+from lancewal.storage import Bell, check_process, is_forked
 from lancewal.table import Table
 from lancewal.writer import TableWriter, as_batches, is_stream
+
+logger = logging.getLogger(__name__)
 
 #: Reads at a time of one :class:`AsyncTable`; further ones wait.
 _READERS = 16
@@ -189,16 +193,10 @@ class AsyncWriter:
     """
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
-        self._open_writer = open_writer
-        self._opening = threading.Lock()
-        self._writer: _Writer | None = None
+        self._line = _Line(open_writer)
         self._columns: pa.Schema | None = None
-        self._lock = threading.Lock()
-        self._come = threading.Condition(self._lock)
-        self._waiting: list[_Awaited] = []
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._ended: Exception | None = None
+        # The thread does not keep this object alive: where it is dropped without close, the thread ends.
+        weakref.finalize(self, self._line.end).atexit = False
 
     async def put(self, data: Any) -> int:
         """Write rows: what the writer's ``put`` takes, but no stream."""
@@ -209,7 +207,7 @@ class AsyncWriter:
         if self._columns is None and not isinstance(data, pa.RecordBatch | pa.Table):
             # The table's columns decide what rows of Python become.
             self._columns = await asyncio.get_running_loop().run_in_executor(
-                None, lambda: self._opened().schema
+                None, lambda: self._line.opened().schema
             )
         batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
         if not batches:
@@ -234,15 +232,8 @@ class AsyncWriter:
         """
         if is_forked():
             return
-        with self._lock:
-            self._closed = True
-            self._come.notify_all()
-            thread = self._thread
-        end = thread.join if thread is not None else self._close_writer
-        await asyncio.get_running_loop().run_in_executor(None, end)
-        if self._ended is not None:
-            ended, self._ended = self._ended, None
-            raise ended
+        self._line.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._line.wait_until_closed)
 
     async def __aenter__(self) -> AsyncWriter:
         return self
@@ -256,14 +247,62 @@ class AsyncWriter:
         check_process()  # first: a forked child has no thread that writes, and would wait for it
         loop = asyncio.get_running_loop()
         waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
+        self._line.add(waiting)
+        return await waiting.done
+
+
+class _Line:
+    """What waits to be written, and the thread that writes it, in the order in which it came."""
+
+    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
+        self._open_writer = open_writer
+        self._opening = threading.Lock()
+        self._writer: _Writer | None = None
+        self._lock = threading.Lock()
+        self._come = Bell()
+        self._waiting: list[_Awaited] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._ended: Exception | None = None
+
+    def add(self, waiting: _Awaited) -> None:
+        """Have it written by the thread, which is started with the first one."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this writer is closed; open a new one")
             if self._thread is None:
                 self._thread = self._started()
             self._waiting.append(waiting)
-            self._come.notify()
-        return await waiting.done
+        self._come.ring()
+
+    def opened(self) -> _Writer:
+        """The writer; opened by whoever needs it first, in a thread that may wait."""
+        with self._opening:
+            if self._writer is None:
+                self._writer = self._open_writer()
+            return self._writer
+
+    def close(self) -> None:
+        """Take nothing more."""
+        with self._lock:  # so that nothing is added behind the back of a thread that ends
+            self.end()
+
+    def end(self) -> None:
+        """As :meth:`close`, where nobody can add anything. Takes no lock: the garbage collector calls it."""
+        self._closed = True
+        self._come.ring()
+
+    def wait_until_closed(self) -> None:
+        """Wait for what was taken, and for the end of the writer; raises what its ``close`` raised."""
+        with self._lock:
+            thread = self._thread
+        if thread is None:
+            self._close_writer()
+        else:
+            thread.join()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            raise ended
 
     def _started(self) -> threading.Thread:
         thread = threading.Thread(target=self._write_all, name="lancewal-async-write", daemon=True)
@@ -277,56 +316,52 @@ class AsyncWriter:
         """The writing thread: goes on until the writer is closed and nothing waits."""
         while group := self._next_group():
             try:
-                writer = self._opened()
+                writer = self.opened()
             except Exception as error:
                 for each in group:
                     each.settle(error)
                 continue
-            self._write(writer, group)
+            _write(writer, group)
+            del group  # or the last rows, and whoever awaits them, would stay until others come
         self._close_writer()
+
+    def _next_group(self) -> list[_Awaited]:
+        """What goes together next; empty at the end."""
+        self._come.wait_for(lambda: bool(self._waiting or self._closed))
+        with self._lock:
+            return take_group(self._waiting)
 
     def _close_writer(self) -> None:
         try:
             if self._writer is not None:
                 self._writer.close()
         except Exception as error:
+            logger.debug("the writer of coroutines was closed with an error", exc_info=True)
             self._ended = error
 
-    def _opened(self) -> _Writer:
-        """The writer; opened by whoever needs it first, in a thread that may wait."""
-        with self._opening:
-            if self._writer is None:
-                self._writer = self._open_writer()
-            return self._writer
 
-    def _next_group(self) -> list[_Awaited]:
-        """What goes together next; empty at the end."""
-        with self._lock:
-            while not self._waiting and not self._closed:
-                self._come.wait()
-            return take_group(self._waiting)
-
-    def _write(self, writer: _Writer, group: list[_Awaited]) -> None:
-        if len(group) > 1 and isinstance(writer, RemoteWriter):
-            writer.write_group(group)
-            return
-        try:
-            if len(group) > 1:
-                writer.put([batch for each in group for batch in each.data])
-                for each in group:
-                    each.settle(each.num_rows)
-                return
-        except InvalidInputError:
-            pass  # Nothing was written. One of them is to blame, so each goes alone.
-        except BaseException as error:
+def _write(writer: _Writer, group: list[_Awaited]) -> None:
+    """Write a group, and settle each of it for itself."""
+    if len(group) > 1 and isinstance(writer, RemoteWriter):
+        writer.write_group(group)
+        return
+    try:
+        if len(group) > 1:
+            writer.put([batch for each in group for batch in each.data])
             for each in group:
-                each.settle(each.num_rows if _is_written(writer, each, error) else own_copy(error))
+                each.settle(each.num_rows)
             return
+    except InvalidInputError:
+        pass  # Nothing was written. One of them is to blame, so each goes alone.
+    except BaseException as error:
         for each in group:
-            try:
-                each.settle(_written(writer, each))
-            except BaseException as error:
-                each.settle(error)
+            each.settle(each.num_rows if _is_written(writer, each, error) else own_copy(error))
+        return
+    for each in group:
+        try:
+            each.settle(_written(writer, each))
+        except BaseException as error:
+            each.settle(error)
 
 
 def _written(writer: _Writer, each: _Awaited) -> int:

@@ -129,11 +129,13 @@ class Gateway:
             for upkeeper in self._upkeepers:
                 upkeeper.stop()
             try:
-                for served in self._tables.values():
-                    served.table.announce(None)
                 errors = [error for served in self._tables.values() if (error := served.close()) is not None]
             finally:
                 self._closed = True
+                # Not before the shards are handed over: clients that a stand-by sends to their owner come
+                # back until it has let go. Without an address they would be told that nobody can help.
+                for served in self._tables.values():
+                    served.table.announce(None)
                 # Puts are answered by now. What is left are reads, and streams that nobody uses: Flight
                 # would wait for these for ever.
                 ending = threading.Thread(target=self._server.shutdown, daemon=True)

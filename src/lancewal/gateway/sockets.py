@@ -1,4 +1,4 @@
-"""Ends the connections of a server from inside its process.
+"""What Flight's server does not offer: to end its connections, and to leave a forked child in peace.
 
 Flight's server waits at its end until every call is over, and a call that waits for its client's next message
 is never over: nothing in Flight's interface wakes it. The operating system does, once the connection under
@@ -10,8 +10,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import weakref
 from collections.abc import Collection
 from urllib.parse import unquote
+
+from pyarrow import flight
+
+from lancewal.storage import in_forked_child
 
 _OWN_FILES = "/dev/fd"
 
@@ -57,3 +62,18 @@ def _is_at(connection: socket.socket, address: str) -> bool:
         name = here.decode() if isinstance(here, bytes) else here
         return bool(name) and address == f"grpc+unix://{name}"
     return connection.family in (socket.AF_INET, socket.AF_INET6) and address.endswith(f":{here[1]}")
+
+
+def _leave_servers_alone() -> None:
+    """In a forked child: the servers are its parent's.
+
+    pyarrow has every server shut down when its process ends. A child has none of the server's threads, and
+    would wait for them for ever instead of ending.
+    """
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = each.peek()
+        if alive is not None and isinstance(alive[0], flight.FlightServerBase):
+            each.atexit = False
+
+
+in_forked_child(_leave_servers_alone)

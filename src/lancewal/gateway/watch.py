@@ -25,6 +25,8 @@ from lancewal.writer import Worker
 #: Seconds between two looks, and how many are kept: an hour.
 EVERY = 15.0
 _KEPT = 240
+#: Works of upkeep that are told of.
+_KEPT_WORKS = 50
 #: Calls of a kind that are remembered between two looks; the oldest are forgotten first.
 _REMEMBERED = 50_000
 
@@ -107,6 +109,8 @@ class _Watched:
         self._status: TableStatus | None = None
         self._error: str | None = None
         self._looks: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        #: What upkeep has done, whoever did it, by kind and time.
+        self._upkeep: dict[tuple[str, datetime], dict[str, Any]] = {}
 
     def look(self, times: Mapping[str, np.ndarray[Any, Any]], every: float) -> None:
         error, status = None, None
@@ -120,11 +124,23 @@ class _Watched:
             if status is not None:
                 calls = {kind: _latency(seconds, every) for kind, seconds in times.items()}
                 self._looks.append({**_levels(status), "calls": calls})
+                self._upkeep |= {
+                    (each.work, each.at): each.to_dict() for each in status.duties if not each.under_way
+                }
+                for oldest in sorted(self._upkeep, key=lambda key: key[1])[:-_KEPT_WORKS]:
+                    del self._upkeep[oldest]
 
     def document(self) -> dict[str, Any]:
         with self._lock:
             status = None if self._status is None else self._status.to_dict()
-            return {"uri": self._table.uri, "error": self._error, "status": status, "looks": [*self._looks]}
+            newest_first = sorted(self._upkeep.items(), key=lambda item: item[0][1], reverse=True)
+            return {
+                "uri": self._table.uri,
+                "error": self._error,
+                "status": status,
+                "looks": [*self._looks],
+                "upkeep": [each for _, each in newest_first],
+            }
 
 
 def _levels(status: TableStatus) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Presence:
     It keeps no writer alive: one that was dropped, has failed or was fenced is no longer named.
     """
 
-    def __init__(self, uri: str, changed: Callable[[], None]) -> None:
+    def __init__(self, uri: str, changed: Callable[[Presence], None]) -> None:
         self.uri = uri
         self.owner_id = secrets.token_hex(8)
         #: Where this process takes requests for the table, if it does.
@@ -135,7 +135,10 @@ class Presence:
             yield
 
     def claimed(self, shard_id: UUID, store: ObjectStore, lease: timedelta, epoch: int) -> None:
-        """Name a shard that was claimed just now; returns when the record does, or could not be written."""
+        """Name a shard that was claimed just now, with a heartbeat from now on.
+
+        Returns when the record names it, or could not be written.
+        """
         with self._lock:
             self._claimed[shard_id] = epoch
             self._store = store
@@ -143,14 +146,15 @@ class Presence:
             self._changes += 1
             change = self._changes
         self._write(change)
+        # Already now: to open the writer, which may have a long log to replay, can take longer than a lease.
+        self._schedule()
 
     def hold(self, writer: ShardWriter) -> None:
-        """Name the writer's shard until it is closed, with a heartbeat from now on."""
+        """Name the writer's shard, which was claimed, until it is closed."""
         with self._lock:
             self._held[writer.shard_id] = weakref.ref(writer)
             self._claimed.pop(writer.shard_id, None)
         writer.after_close = partial(self.release, writer.shard_id, writer.epoch)
-        self._schedule()
 
     def announce(self, store: ObjectStore, address: str | None) -> None:
         """Say where this process takes requests, also while it has no shard; ``None``: nowhere any more."""
@@ -166,7 +170,7 @@ class Presence:
         now = time.monotonic()
         self._due = min(self._due, now + self.interval)
         self._look_due = min(self._look_due, now + self._look_interval(now))
-        self._changed()
+        self._changed(self)
 
     def release(self, shard_id: UUID, epoch: int) -> None:
         """Name the shard no longer; returns when the record says so, or could not be written."""
@@ -314,7 +318,10 @@ class _Heart:
     def start_empty(self) -> None:
         """Also in a forked child: the writers and their records are its parent's."""
         self._lock = threading.Lock()
-        self._presences: dict[str, Presence] = {}
+        # Whoever uses one keeps it: a writer that is open, and those below.
+        self._presences: weakref.WeakValueDictionary[str, Presence] = weakref.WeakValueDictionary()
+        #: Those that have something to say.
+        self._beating: dict[str, Presence] = {}
         self._worker: Worker | None = None
 
     def presence(self, uri: str) -> Presence:
@@ -326,16 +333,18 @@ class _Heart:
                 found = self._presences[uri] = Presence(uri, self.kick)
             return found
 
-    def kick(self) -> None:
-        """Look now whose heartbeat is due."""
+    def kick(self, presence: Presence) -> None:
+        """Look now whose heartbeat is due, also at this one from now on."""
         with self._lock:
+            self._beating[presence.uri] = presence
             if self._worker is None:
                 self._worker = Worker("lancewal-heartbeat", self._step)
             self._worker.kick_for_later()
 
     def _step(self) -> float | None:
         with self._lock:
-            needed = [each for each in self._presences.values() if each.is_needed()]
+            needed = [each for each in self._beating.values() if each.is_needed()]
+            self._beating = {each.uri: each for each in needed}
             if not needed and self._worker is not None:
                 # The next writer starts another one.
                 self._worker.stop()
@@ -349,7 +358,7 @@ class _Heart:
                 in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
         # One whose step is under way is looked at again soon: its next heartbeat may be due first.
         waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
-        # One that is about to open its first shard has nothing due yet, and no lock waits for ever and a day.
+        # No lock waits for ever and a day.
         return max(_SHORTEST_PAUSE, min([*waiting, now + _LONGEST_PAUSE]) - time.monotonic())
 
     @staticmethod

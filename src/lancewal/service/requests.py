@@ -56,7 +56,14 @@ from lancewal.publish import (
     adopt_sstables,
     publish,
 )
-from lancewal.service.owners import Owner, is_dead_here, look_at_owners, storage_time
+from lancewal.service.owners import (
+    Owner,
+    TakeOver,
+    checked_take_over,
+    is_dead_here,
+    look_at_owners,
+    storage_time,
+)
 from lancewal.service.presence import Presence, presence_at, serve_with
 from lancewal.shard import ShardManifestStore, ShardRouter, has_unflushed_rows
 from lancewal.storage import ObjectInfo, ObjectStore, in_thread, layout, ordered_map
@@ -85,9 +92,16 @@ Answer = Mapping[str, Any]
 
 
 def flush_through_owners(
-    base: BaseTable, manifests: Sequence[ShardManifest], store: ObjectStore, config: ShardWriterConfig
+    base: BaseTable,
+    manifests: Sequence[ShardManifest],
+    store: ObjectStore,
+    config: ShardWriterConfig,
+    take_over: TakeOver = "when_gone",
 ) -> None:
-    """Flush shards: by their owners, here or elsewhere, and those that nobody has by draining them."""
+    """Flush shards: by their owners, here or elsewhere, and those that nobody has by draining them.
+
+    "now" drains those of other processes too, "never" refuses them.
+    """
     presence = presence_at(store.uri)
     # A writer here that was superseded is no owner.
     elsewhere = [
@@ -95,7 +109,11 @@ def flush_through_owners(
         for manifest in manifests
         if (holder := presence.holder(manifest.shard_id)) is None or holder.epoch < manifest.writer_epoch
     ]
-    settled = flush_by_owners(store, elsewhere)
+    settled: Mapping[UUID, int | Exception] = {}
+    if take_over == "when_gone":
+        settled = flush_by_owners(store, elsewhere)
+    elif checked_take_over(take_over) == "never":
+        settled = _left_alone(store, [manifest.shard_id for manifest in elsewhere])
     failed = {shard: each for shard, each in settled.items() if isinstance(each, Exception)}
     try:
         flush_shards(base, [m for m in manifests if m.shard_id not in settled], store, config)
@@ -128,9 +146,21 @@ def flush_by_owners(store: ObjectStore, manifests: Sequence[ShardManifest]) -> d
 
 
 def publish_through_owners(
-    base: BaseTable, store: ObjectStore, staged: Sequence[Staged], transaction: Transaction | None = None
+    base: BaseTable,
+    store: ObjectStore,
+    staged: Sequence[Staged],
+    transaction: Transaction | None = None,
+    take_over: TakeOver = "when_gone",
 ) -> list[ShardWrite]:
-    """As :func:`lancewal.publish.publish`, but shards that somebody has are written by their owners."""
+    """As :func:`lancewal.publish.publish`, but shards that somebody has are written by their owners.
+
+    "now" takes them over instead, "never" refuses the whole before anything is written.
+    """
+    if take_over == "now":
+        return publish(base, store, staged, transaction)
+    if take_over == "never":
+        for error in _left_alone(store, [each.shard.shard_id for each in staged]).values():
+            raise error
     return publish(base, store, staged, transaction, adopt=adopt_by_owners(store))
 
 
@@ -198,6 +228,13 @@ def adopt_by_owners(store: ObjectStore) -> Adopt:
     return adopt
 
 
+def _left_alone(store: ObjectStore, shards: Sequence[UUID]) -> dict[UUID, Exception]:
+    """The error for each shard that another process has, living or gone: ``take_over="never"``."""
+    why = 'take_over="never" leaves it alone, living or gone'
+    owners = _owners_of(store, shards, also_gone=True)
+    return {shard: owner.error(shard, why) for shard, owner in owners.items()}
+
+
 def is_owned(store: ObjectStore) -> bool:
     """Whether somebody has shards of the table and is not gone: then rows go through owners."""
     presence = presence_at(store.uri)
@@ -248,13 +285,14 @@ def _called(call: Callable[[], Answer | None]) -> Answer | None:
     return call()
 
 
-def _owners_of(store: ObjectStore, shards: Sequence[UUID]) -> dict[UUID, Owner]:
+def _owners_of(store: ObjectStore, shards: Sequence[UUID], *, also_gone: bool = False) -> dict[UUID, Owner]:
     """Those in other processes that have one of the shards and are not gone."""
     if not shards:
         return {}
     own = presence_at(store.uri).owner_id
     try:
-        owners = [each for each in look_at_owners(store) if each.owner_id != own and not each.gone]
+        found_owners = [each for each in look_at_owners(store) if each.owner_id != own]
+        owners = [each for each in found_owners if also_gone or not each.gone]
     except LanceWalError as error:
         logger.warning("the owners of %s are not known: %s", store.uri, error)
         return {}

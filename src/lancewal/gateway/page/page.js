@@ -174,17 +174,29 @@ function draw(table) {
       levelCard("SSTables of the fullest shard", looks, "sstables_of_a_shard", "sst"),
       levelCard("log entries that wait", looks, "unflushed_entries", "wal"),
       levelCard("rows that an index lacks", looks, "index_rows_behind", "base")),
-    shardTable(status), indexTable(status), ownerTable(status), upkeepTable(status),
+    shardTable(status), indexTable(status), ownerTable(status), checkpointTable(status),
+    upkeepTable(table.upkeep),
   ];
 }
 
-function upkeepTable(status) {
-  const history = (status.upkeep && status.upkeep.history) || [];
+function checkpointTable(status) {
+  if (!status.checkpoints.length) return null;
+  const head = [["checkpoint"], ["age", "number"], ["base version", "number"], ["holds back", "number"], ["until"]];
+  const rows = status.checkpoints.map((each) => [
+    [each.name], [age(each.age_seconds), "number"], [each.version === null ? "" : count(each.version), "number"],
+    [`${plural(each.held.count, "file")}, ${size(each.held.bytes)}`, "number"],
+    each.problem ? [each.problem, "bad"] : [each.expires ? new Date(each.expires).toLocaleString() : "it is dropped"],
+  ]);
+  return make("section", { class: "card wide", id: "checkpoints" }, make("h2", {}, "checkpoints"), rowsOf(head, rows));
+}
+
+function upkeepTable(history) {
   if (!history.length) return null;
-  const head = [["when"], ["what"], ["why"], ["took", "number"], ["outcome"]];
+  const head = [["when"], ["what"], ["by"], ["took", "number"], ["outcome"]];
   const rows = history.map((each) => [
-    [new Date(each.at).toLocaleTimeString()], [each.task], [each.why || ""],
-    [milliseconds(each.seconds * 1000), "number"], [each.error || "done", each.error ? "bad" : "good"],
+    [new Date(each.at).toLocaleTimeString()], [each.work], [`${each.pid} on ${each.host}`],
+    [milliseconds(each.seconds * 1000), "number"],
+    each.failures ? [Object.values(each.failed).join("; "), "bad"] : [each.done || "nothing was done", "good"],
   ]);
   return make("section", { class: "card wide", id: "upkeep" }, make("h2", {}, "upkeep"), rowsOf(head, rows));
 }
