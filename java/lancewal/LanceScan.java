@@ -1,8 +1,5 @@
 package lancewal;
 
-import com.fasterxml.jackson.databind.JsonNode;
-import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.util.Base64;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.metric.CustomMetric;
@@ -25,6 +22,7 @@ final class LanceScan implements Scan {
   private final StructType columns;
   private final String request;
   private final boolean limited;
+  private PythonDataSourceReadInfo info;
   private Scan planned;
 
   LanceScan(
@@ -40,14 +38,14 @@ final class LanceScan implements Scan {
     this.limited = limited;
   }
 
-  /** What this scan would read, if that is little; else null. */
-  LanceAnswer answer() {
-    ObjectNode arguments = PythonCalls.JSON.createObjectNode();
-    arguments.put("schema", withRequest().json());
-    JsonNode found = Refusals.shown(() -> PythonCalls.ask("read", options, arguments));
-    return found.has("rows")
-        ? LanceAnswer.of(Base64.getDecoder().decode(found.get("rows").asText()), columns, description())
-        : null;
+  /** What is read, if it came with the plan because it is little; else null. */
+  Scan answer() {
+    byte[] stream = Answers.streamOf(info());
+    if (stream == null) {
+      return null;
+    }
+    LanceAnswer few = LanceAnswer.of(stream, columns, description());
+    return few != null ? few : new LanceRows(columns, stream, description());
   }
 
   @Override
@@ -68,7 +66,7 @@ final class LanceScan implements Scan {
   @Override
   public Batch toBatch() {
     Batch batch = planned().toBatch();
-    return limited ? new ReadToTheEnd(batch) : batch;
+    return limited ? new ReadToTheEnd(batch, columns) : batch;
   }
 
   @Override
@@ -76,16 +74,21 @@ final class LanceScan implements Scan {
     return PythonCalls.source().createPythonMetrics();
   }
 
-  /** The state of the table is read here, once for each execution of a query. */
   private synchronized Scan planned() {
     if (planned == null) {
-      PythonDataSourceReadInfo info =
-          PythonCalls.source().createReadInfoInPython(table.created(), withRequest(), false);
       PythonDataSourceV2 source = PythonCalls.freshSource();
-      source.setReadInfo(info);
+      source.setReadInfo(info());
       planned = new PythonScan(source, PythonCalls.FORMAT, columns, options, new Filter[0]);
     }
     return planned;
+  }
+
+  /** The state of the table is read here, once for each plan of a query, in one call of Python. */
+  private synchronized PythonDataSourceReadInfo info() {
+    if (info == null) {
+      info = PythonCalls.source().createReadInfoInPython(table.created(), withRequest(), false);
+    }
+    return info;
   }
 
   private StructType withRequest() {

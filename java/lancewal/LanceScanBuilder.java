@@ -6,7 +6,6 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
-import java.util.Set;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -15,6 +14,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -26,9 +26,8 @@ final class LanceScanBuilder
         SupportsPushDownV2Filters,
         SupportsPushDownLimit,
         SupportsPushDownAggregates {
-  private static final Set<String> EQUALITIES = Set.of("=", "<=>", "IN");
-  /** A read of more rows is work for tasks. */
-  private static final int FEW = 1_000;
+  /** Set it to false and nothing is read while a query is planned. */
+  private static final String ANSWERS = "spark.sql.lancewal.answers";
 
   private final PythonCalls.Description table;
   private final CaseInsensitiveStringMap options;
@@ -37,9 +36,8 @@ final class LanceScanBuilder
   private StructType wanted;
   private Integer limit;
   private boolean counts;
-  /** Whether a condition may name keys. */
-  private boolean names;
-  private LanceAnswer answer;
+  /** A count that was planned to find out who counts. */
+  private LanceScan counting;
 
   LanceScanBuilder(PythonCalls.Description table, CaseInsensitiveStringMap options) {
     this.table = table;
@@ -79,7 +77,6 @@ final class LanceScanBuilder
       if (condition != null) {
         pushed.add(each);
         conditions.add(condition);
-        names |= EQUALITIES.contains(each.name());
       }
     }
     return predicates;
@@ -103,8 +100,8 @@ final class LanceScanBuilder
     if (!pushAggregation(aggregation)) {
       return false;
     }
-    answer = scan().answer();
-    return answer != null;
+    counting = scan();
+    return counting.answer() != null;
   }
 
   @Override
@@ -125,10 +122,9 @@ final class LanceScanBuilder
 
   @Override
   public Scan build() {
-    if (!counts && (names || (limit != null && limit <= FEW))) {
-      answer = scan().answer();
-    }
-    return answer != null ? answer : scan();
+    LanceScan scan = counts && counting != null ? counting : scan();
+    Scan answer = scan.answer();
+    return answer != null ? answer : scan;
   }
 
   private LanceScan scan() {
@@ -139,6 +135,9 @@ final class LanceScanBuilder
     }
     if (counts) {
       request.put("count", true);
+    }
+    if (SQLConf.get().getConfString(ANSWERS, "true").equals("true")) {
+      request.put("answer", true);
     }
     return new LanceScan(table, options, wanted, request.toString(), limit != null);
   }

@@ -17,7 +17,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /** {@code CALL lance.compact('documents')} and the like; each gives one row, a report in JSON. */
 final class Upkeep implements UnboundProcedure, BoundProcedure {
-  static final List<String> NAMES = List.of("flush", "compact", "gc", "upkeep", "verify");
+  static final List<String> NAMES = List.of("flush", "compact", "gc", "upkeep", "verify", "backup");
   private static final StructType REPORT = new StructType().add("report", DataTypes.StringType, false);
 
   private final LanceCatalog catalog;
@@ -61,6 +61,8 @@ final class Upkeep implements UnboundProcedure, BoundProcedure {
             ProcedureParameter.in("min_age_hours", DataTypes.DoubleType).defaultValue("NULL").build(),
             ProcedureParameter.in("dry_run", DataTypes.BooleanType).defaultValue("false").build()
           };
+      case "backup" ->
+          new ProcedureParameter[] {table, ProcedureParameter.in("to", DataTypes.StringType).build()};
       default -> new ProcedureParameter[] {table};
     };
   }

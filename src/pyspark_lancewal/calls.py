@@ -10,8 +10,12 @@ import json
 import struct
 from typing import IO
 
-from pyspark.sql.worker.utils import worker_run
-from pyspark.worker_util import get_sock_file_to_executor
+try:
+    from pyspark.sql.worker.utils import worker_run
+    from pyspark.worker_util import get_sock_file_to_executor
+except ImportError:
+    # Spark 4.1 has the same lines in each of its workers.
+    from pyspark_lancewal.worker_4_1 import get_sock_file_to_executor, worker_run  # type: ignore[assignment]
 
 _LENGTH = struct.Struct("!i")
 

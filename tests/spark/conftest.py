@@ -41,6 +41,14 @@ def spark(faults: None) -> Iterator[SparkSession]:
     started.stop()
 
 
+@pytest.fixture
+def by_tasks(spark: SparkSession) -> Iterator[None]:
+    """Small reads too are left to Python tasks."""
+    spark.conf.set("spark.sql.lancewal.answers", "false")
+    yield
+    spark.conf.set("spark.sql.lancewal.answers", "true")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ended_like_interrupted() -> Iterator[None]:
     """Who ends the run (``timeout`` does) must not leave clusters behind: they are ended by the tests."""

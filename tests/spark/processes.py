@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,13 @@ class Driver:
 
 
 @contextlib.contextmanager
-def running_cluster(kind: str, directory: Path) -> Iterator[Cluster]:
-    """One of the three kinds: in the driver, of the driver's own processes, or by itself."""
+def running_cluster(
+    kind: str, directory: Path, own: Sequence[Mapping[str, str]] = ({}, {})
+) -> Iterator[Cluster]:
+    """One of the three kinds: in the driver, of the driver's own processes, or by itself.
+
+    ``own`` are variables of each worker of the last kind, as its machine would have them.
+    """
     if kind != STANDALONE:
         yield Cluster(kind, directory)
         return
@@ -187,10 +192,11 @@ def running_cluster(kind: str, directory: Path) -> Iterator[Cluster]:
     url = f"spark://127.0.0.1:{port}"
     started: list[subprocess.Popen[bytes]] = []
     try:
-        started.append(_daemon(directory, "master.Master", "127.0.0.1", "--port", str(port)))
+        started.append(_daemon(directory, {}, "master.Master", "127.0.0.1", "--port", str(port)))
         # Speculation needs two hosts.
-        for host in ("127.0.0.1", "127.0.0.2"):
-            started.append(_daemon(directory, "worker.Worker", host, "--cores", "1", "--memory", "1g", url))
+        for host, variables in zip(("127.0.0.1", "127.0.0.2"), own, strict=True):
+            size = ("--cores", "1", "--memory", "1g")
+            started.append(_daemon(directory, variables, "worker.Worker", host, *size, url))
         yield Cluster(url, directory, [process.pid for process in started[1:]])
     finally:
         for process in started:
@@ -198,7 +204,9 @@ def running_cluster(kind: str, directory: Path) -> Iterator[Cluster]:
             process.wait(PATIENCE)
 
 
-def _daemon(directory: Path, name: str, host: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _daemon(
+    directory: Path, variables: Mapping[str, str], name: str, host: str, *arguments: str
+) -> subprocess.Popen[bytes]:
     environment = spark_environment(directory)
     command = [f"{environment['SPARK_HOME']}/bin/spark-class", f"org.apache.spark.deploy.{name}"]
     with (directory / "cluster.log").open("ab") as output:
@@ -210,6 +218,7 @@ def _daemon(directory: Path, name: str, host: str, *arguments: str) -> subproces
                 "SPARK_WORKER_DIR": str(directory / "work"),
                 # It would take a fixed port.
                 "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+                **variables,
             },
             stdout=output,
             stderr=output,

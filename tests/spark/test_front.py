@@ -51,6 +51,7 @@ def scan_of(df: DataFrame) -> str:
     return next(line for line in plan.splitlines() if "BatchScan" in line)
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_a_query_reads_the_columns_it_names_and_no_other(spark: SparkSession, table: lancewal.Table) -> None:
     names = load(spark, table).select("name")
     assert "lancewal " + table.uri + " name {" in scan_of(names)
@@ -60,60 +61,15 @@ def test_a_query_reads_the_columns_it_names_and_no_other(spark: SparkSession, ta
     assert f"lancewal {table.uri} id {{" in scan_of(counted)
 
 
+@pytest.mark.usefixtures("by_tasks")
 def test_filters_limits_and_counts_are_told_to_the_table(spark: SparkSession, table: lancewal.Table) -> None:
     expected = [(i, name) for i, name in content(table) if i == 40 or i > 60]
     some = load(spark, table).filter("id = 40 OR id > 60")
     assert '"name":"OR"' in scan_of(some)
     assert sorted(map(tuple, some.collect())) == expected
-    # More rows than are read while a query is planned.
     some = load(spark, table).limit(2_000)
     assert '"limit":2000' in scan_of(some)
     assert len(some.collect()) == len(content(table))
-
-
-def test_few_rows_and_counts_are_read_while_the_query_is_planned(
-    spark: SparkSession, table: lancewal.Table
-) -> None:
-    expected = dict(content(table))
-    few = load(spark, table).limit(3)
-    assert len(few.collect()) == 3
-    assert set(map(tuple, few.collect())) <= set(expected.items())
-    keys = load(spark, table).filter("id IN (3, 40, 41, 1000) AND name IS NOT NULL")
-    found = {(i, name) for i, name in expected.items() if i in (3, 40, 41) and name is not None}
-    assert set(map(tuple, keys.collect())) == found
-    none = load(spark, table).filter("id = 1000")
-    assert none.collect() == []
-    counted = load(spark, table).groupBy().count()
-    assert counted.collect()[0][0] == len(expected)
-    for df in (few, keys, none, counted):
-        plan = df._jdf.queryExecution().executedPlan().toString()
-        assert "LocalTableScan" in plan
-        assert "BatchScan" not in plan
-    # What is filtered by Spark is not counted by the table.
-    assert load(spark, table).filter("id % 2 = 0").count() == sum(i % 2 == 0 for i in expected)
-    by_key = load(spark, table).filter("id = 40").join(load(spark, table), "id")
-    assert [row.id for row in by_key.collect()] == [40]
-
-
-def test_what_is_too_much_to_read_while_planning_is_left_to_tasks(
-    table: lancewal.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lancewal.spark import merged
-    from lancewal.spark.merged import MergedState, Wanted
-    from lancewal.spark.options import state_to_read
-    from tests.spark.tables import options_of
-
-    state = MergedState(options_of(table), state_to_read(options_of(table)))
-    count, key = Wanted(("count_0",), counts=True), Wanted(("name",), "id = 40")
-    assert state.answer(count) == len(content(table))
-    assert state.answer(key).to_pylist() == [{"name": dict(content(table))[40]}]  # type: ignore[union-attr]
-    assert state.answer(Wanted(("name",), limit=5)).num_rows == 5  # type: ignore[union-attr]
-    assert state.answer(Wanted(("name",))) is None
-    assert state.answer(Wanted(("name",), "id > 40")) is None
-    assert state.answer(Wanted(("name",), limit=5_000)) is None
-    monkeypatch.setattr(merged, "_FEW_BYTES", 100)
-    assert state.answer(count) is None
-    assert state.answer(key) is None
 
 
 def test_every_query_of_one_frame_sees_what_was_written_before_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from datetime import timedelta
@@ -19,10 +20,11 @@ import lancewal
 from lancewal.base import BaseTable
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance import backup
 from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.spark import JobFailedError, compact, flush, gc, jobs
-from lancewal.spark.jobs import JobReader, Unit
+from lancewal.spark import JobFailedError, compact, flush, gc, job_tasks, jobs
+from lancewal.spark.job_tasks import JobReader, Unit
 from lancewal.storage import ObjectStore, layout
 from tests.cli.support import ok, run
 from tests.spark.processes import spark_environment
@@ -218,7 +220,7 @@ def test_a_large_compaction_is_shared_out_among_the_slots(monkeypatch: pytest.Mo
 
     def sizes(bytes_of_parts: list[int], slots: int) -> list[list[int]]:
         parts: list[Any] = [Part(each) for each in bytes_of_parts]
-        return [[part.num_bytes for part in share] for share in jobs._shared_out(parts, slots)]
+        return [[part.num_bytes for part in share] for share in job_tasks._shared_out(parts, slots)]
 
     mega = 1 << 20
     assert sizes([20 * mega] * 8, slots=2) == [[20 * mega] * 4] * 2
@@ -277,3 +279,73 @@ def test_jobs_have_descriptions_only_while_they_run(spark: SparkSession) -> None
         assert context.getLocalProperty("spark.job.description") == "lancewal flush somewhere"
     assert context.getLocalProperty("spark.job.description") == "the user's own"
     context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", ["flush", "compact", "gc", "verify", "backup"])
+def test_no_task_reads_or_writes_files_of_other_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    """Each task runs where the files of other shards cannot be read, and asks for none of them."""
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    monkeypatch.setattr(job_tasks, "_SHARDS_PER_TASK", 1)
+    given: dict[str, Any] = {"min_age_seconds": 0.0}
+    if job == "backup":
+        given |= {"to": str(tmp_path / "backups"), "parts": parts_of_a_backup(table)}
+    reader = JobReader(options_of(table, job=job, jobArguments=json.dumps(given)), job)
+    units = [unit for unit in reader.partitions() if isinstance(unit, Unit)]
+    asked: list[str] = []
+    for name in ("get", "get_range", "head", "list", "list_directories", "put", "put_if_absent", "delete"):
+        monkeypatch.setattr(ObjectStore, name, noted(asked, getattr(ObjectStore, name)))
+    shards = {str(info.shard_id) for info in table.shards()}
+    done = set()
+    for number, unit in enumerate(units):
+        mine = {part["shard_id"] for part in unit.parts}
+        if None in mine:
+            continue
+        assert len(mine) == 1
+        done |= mine
+        alone = tmp_path / f"alone-{number}"
+        shutil.copytree(table.uri, alone)
+        for other in shards - mine:
+            for path in (alone / layout.shard_dir(UUID(other))).rglob("*"):
+                if path.is_file():
+                    path.write_bytes(b"not to be read")
+        asked.clear()
+        task = JobReader(
+            options_of(str(alone), job=job, jobArguments=json.dumps(arguments_of_a_task(given))), job
+        )
+        (batch,) = task.read(unit)
+        (row,) = batch.to_pylist()
+        assert (row["shard_id"], row["error"]) == (*mine, None)
+        assert [path for path in asked if any(other in path for other in shards - mine)] == []
+        # Lance reads what is compacted, past this door.
+        assert job == "compact" or any(next(iter(mine)) in path for path in asked)
+    assert done == shards
+
+
+def arguments_of_a_task(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in job_tasks._PLANS}
+
+
+def parts_of_a_backup(table: lancewal.Table) -> list[dict[str, Any]]:
+    plan = backup._plan(ObjectStore.from_uri(table.uri), "one", {})
+    return [part.to_dict() for part in plan.parts]
+
+
+def noted(asked: list[str], call: Any) -> Any:
+    def noting(self: ObjectStore, path: str = "", *arguments: Any, **others: Any) -> Any:
+        asked.append(path)
+        return call(self, path, *arguments, **others)
+
+    return noting
+
+
+def test_a_task_is_not_sent_the_plan_of_all_shards(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    names = [str(info.shard_id) for info in table.shards()]
+    reader = JobReader(options_of(table, job="flush", jobArguments=json.dumps({"shards": names})), "flush")
+    units = reader.partitions()
+    sent = [pickle.dumps((reader, unit)) for unit in units]
+    assert [[name for name in names if name.encode() in each] for each in sent] == [[name] for name in names]

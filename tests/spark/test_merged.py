@@ -221,8 +221,13 @@ def test_a_state_whose_log_was_collected_says_so(tmp_path: Path) -> None:
         read(reader)
 
 
-def _made_anew(path: Path, base: str, logged: int) -> lancewal.Table:
-    """A table in the same versions as any other of these, and with the same shards."""
+def _made_anew(path: Path, base: str, logged: int, *, aside: bool = False) -> lancewal.Table:
+    """A table in the same versions as any other of these, and with the same shards.
+
+    With ``aside`` the one before is moved away: its directory has another number then for certain.
+    """
+    if aside and path.exists():
+        path.rename(path.with_name(f"{path.name} before"))
     shutil.rmtree(path, ignore_errors=True)
     table = new_table(path, KEYED, pa.Table.from_batches([rows(0, 3, prefix=base)]), bucket=("id", 1))
     with table.writer(enable_memtable=False) as writer:
@@ -230,13 +235,14 @@ def _made_anew(path: Path, base: str, logged: int) -> lancewal.Table:
     return table
 
 
-def test_a_table_made_anew_at_its_place_was_read_as_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_table_made_anew_at_its_place_was_read_as_the_one_before(tmp_path: Path, aside: bool) -> None:
     """By a process that had kept the version of that number, and the keys of its log."""
     assert read(reader_of(_made_anew(tmp_path / "table", "old", 0))) == [
         *named(0, 1, "logged"),
         *named(1, 2, "old"),
     ]
-    assert read(reader_of(_made_anew(tmp_path / "table", "new", 2))) == [
+    assert read(reader_of(_made_anew(tmp_path / "table", "new", 2, aside=aside))) == [
         *named(0, 2, "new"),
         *named(2, 1, "logged"),
     ]

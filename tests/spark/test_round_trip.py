@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NOT_IN_LANCE = {"2.1": {"decimal256", "nothing", "map"}, "2.2": {"decimal256", "nothing"}}
 
 
+@pytest.mark.usefixtures("by_tasks")
 @pytest.mark.parametrize("version", NOT_IN_LANCE)
 def test_every_type_survives_the_way_through_spark(spark: SparkSession, tmp_path: Path, version: str) -> None:
     fields = [pa.field("id", pa.int64(), nullable=False, metadata=KEY)]

@@ -72,6 +72,9 @@ def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSes
     assert json.loads(ask(spark, "CALL here.gc('docs', dry_run => true)")[0][0])["dry_run"]
     assert json.loads(ask(spark, "CALL here.verify('docs')")[0][0])["ok"]
     assert json.loads(ask(spark, "CALL here.system.upkeep('docs')")[0][0])["ok"]
+    copied = json.loads(ask(spark, f"CALL here.backup('docs', to => '{root}-backups')")[0][0])
+    restored = lancewal.restore(f"{root}-backups", f"{root}-restored", backup=copied["id"])
+    assert content(restored) == content(uri) != []
     ask(spark, "DROP TABLE here.docs")
     assert not Path(uri).exists()
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
@@ -116,3 +119,33 @@ def test_changes_that_cannot_be_are_refused(spark: SparkSession, tmp_path: Path)
         update(spark, keyed.uri, {"nothing": "1"})
     with pytest.raises(InvalidInputError, match="lacks id"):
         merge(spark.createDataFrame([("x",)], "name string"), keyed.uri)
+
+
+@pytest.mark.parametrize("key", [2, 9], ids=["matched", "new"])
+def test_a_source_that_has_a_key_twice_is_refused_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path, key: int
+) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 3))
+    before = content(table)
+    twice = spark.createDataFrame([(1, "x"), (key, "one"), (key, "other")], "id long, name string")
+    with pytest.raises(InvalidInputError, match=f"several rows with id = {key}"):
+        merge(twice, table.uri)
+    assert content(table) == before
+    twice.createOrReplaceTempView("twice")
+    statement = (
+        f"MERGE INTO lance.`{table.uri}` t USING twice s ON t.id = s.id "
+        "WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT *"
+    )
+    if key == 2:
+        # Spark's own rule, and Delta's.
+        with pytest.raises(Exception, match="MERGE_CARDINALITY_VIOLATION"):
+            ask(spark, statement)
+        assert content(table) == before
+    else:
+        # Two inserts of one key, as by INSERT: one of them stays.
+        ask(spark, statement)
+        found = dict(content(table))
+        assert found.pop(9) in ("one", "other")
+        assert found == {**dict(before), 1: "x"}

@@ -13,7 +13,7 @@ import pytest
 
 from lancewal.errors import InvalidInputError
 from lancewal.publish import feed_schema
-from lancewal.spark import changes, compact, feed_source, flush, stream, write
+from lancewal.spark import changes, compact, feed_source, flush, spark_session, stream, write
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.options import OpenTable
 from tests.spark import matrix
@@ -69,7 +69,26 @@ def test_where_spark_asks_for_no_limits_a_feed_refuses_them_and_brings_the_snaps
 def test_the_matrix_has_every_version_that_the_project_allows() -> None:
     declared = tomllib.loads((matrix.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert declared["spark"][0] == "pyspark>=4.1,<4.4"
-    assert {*matrix.VERSIONS, "4.3"} == {"4.1", "4.2", "4.3"}
-    assert pyspark.__version__.rpartition(".")[0] in {*matrix.VERSIONS, "4.3"}
+    assert matrix.VERSIONS == ("4.1", "4.2", "4.3")
+    assert pyspark.__version__.startswith(tuple(f"{version}." for version in matrix.VERSIONS))
+    assert tuple(f"{version}." for version in matrix.VERSIONS) == spark_session.FRONT_VERSIONS
     ran = subprocess.run([sys.executable, "-m", "tests.spark.matrix", "--help"], cwd=matrix.ROOT, check=False)
     assert ran.returncode == 0
+
+
+def test_another_spark_goes_without_the_front_and_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_session, "version", lambda name: "4.4.0")
+    with pytest.warns(spark_session.FrontUnavailableWarning, match=r'4\.4\.0.*format\("lancewal"\) works'):
+        assert spark_session.front_settings({}) == {}
+
+
+def test_the_result_of_a_run_names_what_failed_and_why_tests_were_skipped(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="a"/><testcase name="b"><failure/></testcase>'
+        '<testcase name="c"><skipped message="no limits"/></testcase><testcase name="d"/>'
+        "</testsuite></testsuites>"
+    )
+    found = matrix.outcome_of("4.1.4", report, 1)
+    assert found.line == "| 4.1.4 | 2 | `b` | 1: no limits |"
+    assert matrix.table_of([found]).endswith(found.line)

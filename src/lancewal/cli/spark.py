@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lancewal.ingest import PreparedPart, SourceFile
+    from lancewal.maintenance import BackupReport
     from lancewal.publish import Transaction
     from lancewal.spark import ShardOutcome
     from lancewal.table import Table
@@ -190,6 +191,23 @@ def run_jobs(
         _show(job, outcomes, json=json)
         if failure is not None:
             raise failure
+
+
+def run_backup(
+    uri: str,
+    backups: str,
+    storage_options: Mapping[str, str],
+    backup_options: Mapping[str, str],
+    *,
+    json: bool,
+) -> BackupReport:
+    """Back a table up in tasks of one shard each."""
+    spark = start_session()
+    from lancewal.spark import backup
+
+    with console.progress(json=json, counted=False) as shown:
+        shown.add_task("backup on Spark", total=None, note="")
+        return backup(spark, uri, backups, storage_options=storage_options, backup_options=backup_options)
 
 
 def _show(job: str, outcomes: Sequence[ShardOutcome], *, json: bool) -> None:

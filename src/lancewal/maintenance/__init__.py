@@ -1,6 +1,14 @@
 """Keeping a table in shape: compaction, garbage collection, verification, repair, backups."""
 
-from lancewal.maintenance.backup import BackupReport, back_up, check_backup, restore_backup
+from lancewal.maintenance.backup import (
+    BackupPart,
+    BackupReport,
+    CopiedPart,
+    back_up,
+    check_backup,
+    copy_part,
+    restore_backup,
+)
 from lancewal.maintenance.checkpoints import (
     Checkpoint,
     checkpoint_state,
@@ -8,6 +16,7 @@ from lancewal.maintenance.checkpoints import (
     drop_checkpoint,
     drop_checkpoint_tags,
     list_checkpoints,
+    read_checkpoints,
 )
 from lancewal.maintenance.commits import at_crash_points, open_base
 from lancewal.maintenance.compact import (
@@ -45,11 +54,13 @@ from lancewal.maintenance.verify import verify
 __all__ = [
     "DEFAULT_COMMIT_BYTES",
     "SMALL_FILE_ROWS",
+    "BackupPart",
     "BackupReport",
     "Check",
     "Checkpoint",
     "CompactionPlan",
     "CompactionReport",
+    "CopiedPart",
     "Finding",
     "GcReport",
     "Kind",
@@ -68,6 +79,7 @@ __all__ = [
     "checkpoint_state",
     "collect_garbage",
     "compact",
+    "copy_part",
     "create_checkpoint",
     "drop_checkpoint",
     "drop_checkpoint_tags",
@@ -80,6 +92,7 @@ __all__ = [
     "optimize_base",
     "plan_compaction",
     "process_totals",
+    "read_checkpoints",
     "read_upkeep_settings",
     "repair",
     "restore_backup",

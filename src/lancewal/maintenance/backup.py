@@ -3,7 +3,8 @@
 A plain copy has files of different moments: a base version from before a compaction without the
 SSTables that it compacted, or a manifest without the log that it relies on. A backup reads a state
 in the readers' order (shard manifests, ends of the logs, then the base version), and copies exactly
-the files of that state. If files of the state are collected in the meantime, it starts again.
+the files of that state, in parts that other processes may take. If files of the state are collected in the
+meantime, it starts again.
 
 Below the destination::
 
@@ -20,23 +21,27 @@ copied only if they existed before the state was read, so that none refers to ro
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import crc32c
 
 from lancewal.base import BaseTable, lance_errors, manifest_info, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
-from lancewal.format import decode_entry, decode_record, encode_manifest, encode_record
+from lancewal.format import WRITE_ID_BYTES, decode_entry, decode_record, encode_manifest, encode_record
 from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.verify import verify
 from lancewal.publish import TRANSACTIONS_DIR
 from lancewal.reader import ShardPlace, read_state
+from lancewal.shard import ShardManifestStore
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectInfo, ObjectStore, layout, ordered_map
 
@@ -48,6 +53,9 @@ _FILES = "files"
 _ATTEMPTS = 8
 _CHUNK = 8 << 20
 _REMOTE_COPIES = 8
+#: Most bytes, and most files, of the base table that one task copies.
+_PART_BYTES = 256 << 20
+_PART_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -107,34 +115,135 @@ class BackupReport:
         return asdict(self)
 
 
-def back_up(store: ObjectStore, destination: ObjectStore) -> BackupReport:
-    """Copy the current state of the table in ``store``; ``destination`` may hold earlier backups."""
+@dataclass(frozen=True)
+class BackupPart:
+    """Some files of a state, for one task to copy: those of a shard, or some of the base table's.
+
+    ``marker`` is the newest generation of the shard that the base holds, ``files`` are paths and sizes, and
+    ``known`` those files of the shard that an earlier backup has.
+    """
+
+    backup_id: str
+    place: ShardPlace | None = None
+    marker: int = 0
+    files: tuple[tuple[str, int], ...] = ()
+    known: tuple[CopiedFile, ...] = ()
+
+    @property
+    def shard_id(self) -> UUID | None:
+        return None if self.place is None else self.place.shard_id
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; of the shard's manifest the version alone."""
+        place = self.place
+        shard = None
+        if place is not None:
+            shard = [str(place.shard_id), place.manifest.version, place.wal_end, self.marker]
+        return {
+            "backup_id": self.backup_id,
+            "shard": shard,
+            "files": self.files,
+            "known": [astuple(file) for file in self.known],
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any], store: ObjectStore) -> BackupPart:
+        """Reads the shard's manifest, and raises ``FileNotFoundError`` if that was collected."""
+        place, marker = None, 0
+        if found["shard"] is not None:
+            shard_id, version, wal_end, marker = found["shard"]
+            manifest = ShardManifestStore(store, UUID(shard_id)).read_version(version)
+            place = ShardPlace(manifest, wal_end)
+        files = tuple((path, size) for path, size in found["files"])
+        known = tuple(CopiedFile(*file) for file in found["known"])
+        return cls(found["backup_id"], place, marker, files, known)
+
+
+@dataclass(frozen=True)
+class CopiedPart:
+    """The files of a part, and how much of them had to be copied."""
+
+    files: tuple[CopiedFile, ...]
+    copied_files: int
+    copied_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "files": [astuple(file) for file in self.files]}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> CopiedPart:
+        files = tuple(CopiedFile(*file) for file in found["files"])
+        return cls(files, found["copied_files"], found["copied_bytes"])
+
+
+#: Has parts copied, here or elsewhere; raises ``FileNotFoundError`` after the last if some were collected.
+Copying = Callable[[Sequence[BackupPart]], Iterable[CopiedPart]]
+
+
+def back_up(store: ObjectStore, destination: ObjectStore, copying: Copying | None = None) -> BackupReport:
+    """Copy the current state of the table in ``store``; ``destination`` may hold earlier backups.
+
+    ``copying`` decides who copies the parts of the state: by default this process, one after the other.
+    """
     started = time.perf_counter()
     if f"{destination.uri}/".startswith(f"{store.uri}/"):
         raise InvalidInputError(f"a backup at {destination.uri} would be part of the table that it is of")
     store_column_history(store, open_base(store).version)
-    copier = _Copier(store, destination, _new_id())
+    copying = copying or partial(_copied_here, store, destination)
+    known = _known_files(destination)
+    copied_files = copied_bytes = 0
     for attempt in range(1, _ATTEMPTS + 1):
+        # A new one for each: a task of the last attempt may still be writing.
+        copier = _Copier(store, destination, _new_id())
         try:
-            record = _copy_state(store, copier)
+            plan = _plan(store, copier.id, known)
+            files = [*plan.known, *(copier.keep(path, data) for path, data in plan.small.items())]
+            for part in copying(plan.parts):
+                files += part.files
+                known |= {file.path: file for file in part.files if _is_shared(file)}
+                copied_files += part.copied_files
+                copied_bytes += part.copied_bytes
             break
         except FileNotFoundError as error:
             logger.info("backup started again, something was collected meanwhile: %s", error)
+            destination.delete_prefix(f"{_BACKUPS}/{copier.id}")
             if attempt == _ATTEMPTS:
                 raise ConflictError(
                     f"the table at {store.uri} was flushed and collected {_ATTEMPTS} times while it was "
                     "copied; collect garbage with a larger min_age"
                 ) from error
+    record = BackupRecord(copier.id, plan.created, plan.version, plan.manifest, tuple(files))
     destination.put(_record_path(record.id), record.to_json())
     return BackupReport(
         record.id,
         record.version,
         len(record.files),
         record.num_bytes,
-        copier.copied_files,
-        copier.copied_bytes,
+        copied_files + copier.copied_files,
+        copied_bytes + copier.copied_bytes,
         time.perf_counter() - started,
     )
+
+
+def copy_part(store: ObjectStore, destination: ObjectStore, part: BackupPart) -> CopiedPart:
+    """Copy one part; raises ``FileNotFoundError`` if a file of it was collected in the meantime.
+
+    Who does it again, or at the same time, writes the same bytes to the same places.
+    """
+    copier = _Copier(store, destination, part.backup_id, part.known)
+    files = copier.share(part.files)
+    if part.place is not None:
+        # Copied first, because they are collected first.
+        files += _log_files(store, copier, part.place)
+        files += _shard_files(store, copier, part.place, part.marker)
+    return CopiedPart(tuple(files), copier.copied_files, copier.copied_bytes)
+
+
+def _copied_here(
+    store: ObjectStore, destination: ObjectStore, parts: Sequence[BackupPart]
+) -> Iterator[CopiedPart]:
+    for part in parts:
+        yield copy_part(store, destination, part)
 
 
 def list_backups(source: ObjectStore) -> list[str]:
@@ -212,38 +321,33 @@ def _restore_file(source: ObjectStore, destination: ObjectStore, file: CopiedFil
 
 
 class _Copier:
-    """Copies files of a table to its backups, each once."""
+    """Copies files of a table to its backups, each once; ``known`` are those of earlier backups."""
 
-    def __init__(self, store: ObjectStore, destination: ObjectStore, backup_id: str) -> None:
+    def __init__(
+        self, store: ObjectStore, destination: ObjectStore, backup_id: str, known: Iterable[CopiedFile] = ()
+    ) -> None:
         self.id = backup_id
         self._store = store
         self._destination = destination
         self._workers = 1 if store.is_local and destination.is_local else _REMOTE_COPIES
         self.copied_files = 0
         self.copied_bytes = 0
-        known = list_backups(destination)
-        earlier = read_record(destination).files if known else ()
-        there = {info.path: info.size for info in destination.list(_FILES)} if known else {}
-        self._known = {
-            file.path: file
-            for file in earlier
-            if file.stored.startswith(f"{_FILES}/") and there.get(file.stored) == file.size
-        }
+        self._known = {file.path: file for file in known}
 
-    def share(self, files: Sequence[ObjectInfo]) -> list[CopiedFile]:
-        """Copy files that never change under their names, except those of the last backup."""
+    def share(self, files: Iterable[tuple[str, int]]) -> list[CopiedFile]:
+        """Copy files that never change under their names, except those that are known."""
         return list(ordered_map(self._shared, files, self._workers))
 
-    def _shared(self, info: ObjectInfo) -> CopiedFile:
-        known = self._known.get(info.path)
-        if known is not None and known.size == info.size:
+    def _shared(self, file: tuple[str, int]) -> CopiedFile:
+        path, size = file
+        known = self._known.get(path)
+        if known is not None and known.size == size:
             return known
         # An earlier backup has a file of this name with another size, which must stay as it is.
-        stored = f"{_FILES}/{info.path}" if known is None else f"{_BACKUPS}/{self.id}/{info.path}"
-        size, checksum = _copy(self._store, info.path, self._destination, stored)
+        stored = f"{_FILES}/{path}" if known is None else f"{_BACKUPS}/{self.id}/{path}"
+        size, checksum = _copy(self._store, path, self._destination, stored)
         self._count(size)
-        copied = self._known[info.path] = CopiedFile(info.path, stored, size, checksum)
-        return copied
+        return CopiedFile(path, stored, size, checksum)
 
     def keep(self, path: str, data: bytes) -> CopiedFile:
         """Copy a small file, or one whose content may change under its name."""
@@ -257,27 +361,79 @@ class _Copier:
         self.copied_bytes += num_bytes
 
 
-def _copy_state(store: ObjectStore, copier: _Copier) -> BackupRecord:
-    """Copy one state; raises ``FileNotFoundError`` if a file of it was collected in the meantime."""
+def _known_files(destination: ObjectStore) -> dict[str, CopiedFile]:
+    """Files of the newest backup that are still there and may be shared, by their paths."""
+    if not list_backups(destination):
+        return {}
+    there = {info.path: info.size for info in destination.list(_FILES)}
+    files = read_record(destination).files
+    return {file.path: file for file in files if _is_shared(file) and there.get(file.stored) == file.size}
+
+
+def _is_shared(file: CopiedFile) -> bool:
+    return file.stored.startswith(f"{_FILES}/")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A state that is to be copied: its parts, its small files, and those that need no copy."""
+
+    created: str
+    version: int
+    manifest: str
+    parts: tuple[BackupPart, ...]
+    small: Mapping[str, bytes]
+    known: tuple[CopiedFile, ...]
+
+
+def _plan(store: ObjectStore, backup_id: str, known: Mapping[str, CopiedFile]) -> _Plan:
+    """Read one state; raises ``FileNotFoundError`` if something of it was collected in the meantime."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     done_before = _own_records(store)
     state = read_state(store)
     records = {**_own_records(store, begun_only=True), **done_before}
     base = BaseTable.open(store.uri, store.storage_options, store=store, version=state.version)
-    files: list[CopiedFile] = []
-    # Copied first, because they are collected first.
-    for place in state.shards:
-        files += _log_files(store, copier, place)
-    for place in state.shards:
-        files += _shard_files(store, copier, place, held_generation(base, store, place.manifest))
-    files += copier.share(_base_files(store, base))
     found = manifest_info(store, state.version)
     if found is None:
         raise FileNotFoundError(f"the manifest of base version {state.version} is not in {store.uri}")
-    manifest = found.path
-    files.append(copier.keep(manifest, store.get(manifest)))
-    files += [copier.keep(path, data) for path, data in records.items()]
-    return BackupRecord(copier.id, created, state.version, manifest, tuple(files))
+    by_directory: dict[str, list[CopiedFile]] = {}
+    for file in known.values():
+        by_directory.setdefault("/".join(file.path.split("/")[:2]), []).append(file)
+    parts = [
+        BackupPart(
+            backup_id,
+            place,
+            held_generation(base, store, place.manifest),
+            known=tuple(by_directory.get(layout.shard_dir(place.shard_id), ())),
+        )
+        for place in state.shards
+    ]
+    there: list[CopiedFile] = []
+    missing: list[tuple[str, int]] = []
+    for info in _base_files(store, base):
+        if info.path in known and known[info.path].size == info.size:
+            there.append(known[info.path])
+        else:
+            missing.append((info.path, info.size))
+    parts += [
+        # What is known of these has another size.
+        BackupPart(backup_id, files=some, known=tuple(known[path] for path, _ in some if path in known))
+        for some in _in_parts(missing)
+    ]
+    small = {found.path: store.get(found.path), **records}
+    return _Plan(created, state.version, found.path, tuple(parts), small, tuple(there))
+
+
+def _in_parts(files: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Files in groups that a task copies in a moment, unless one alone is larger."""
+    some: list[tuple[str, int]] = []
+    for file in files:
+        if some and (len(some) == _PART_FILES or sum(size for _, size in some) + file[1] > _PART_BYTES):
+            yield tuple(some)
+            some = []
+        some.append(file)
+    if some:
+        yield tuple(some)
 
 
 def _log_files(store: ObjectStore, copier: _Copier, place: ShardPlace) -> Iterator[CopiedFile]:
@@ -295,11 +451,13 @@ def _shard_files(store: ObjectStore, copier: _Copier, place: ShardPlace, marker:
     files: list[CopiedFile] = []
     for entry in pending:
         directory = layout.sstable_dir(shard_id, entry.path)
-        files += copier.share(store.list(directory))
+        files += copier.share((info.path, info.size) for info in store.list(directory))
         # A collection takes the versions first: while there is one, nothing was missing from the copy.
         if not store.list(f"{directory}/_versions"):
             raise FileNotFoundError(f"SSTable {entry.path} of shard {shard_id} is gone")
-    data = bytes(encode_manifest(replace(manifest, sstables=pending), secrets.token_bytes(16)))
+    # The same from every attempt of a task: each writes to the same place, and one is recorded.
+    write_id = hashlib.sha256(f"{copier.id}/{shard_id}".encode()).digest()[:WRITE_ID_BYTES]
+    data = bytes(encode_manifest(replace(manifest, sstables=pending), write_id))
     files.append(copier.keep(layout.manifest_file(shard_id, manifest.version), data))
     files.append(copier.keep(layout.version_hint(shard_id), b'{"version":%d}' % manifest.version))
     return files

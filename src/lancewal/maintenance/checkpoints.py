@@ -344,18 +344,25 @@ def drop_checkpoint_tags(dataset: lance.LanceDataset) -> None:
 
 def list_checkpoints(store: ObjectStore) -> list[Checkpoint]:
     """All checkpoints, oldest first; those that cannot be read say why."""
+    return [checkpoint for checkpoint, _ in read_checkpoints(store)]
 
-    def shown(stored: _Stored) -> Checkpoint | None:
+
+def read_checkpoints(store: ObjectStore) -> list[tuple[Checkpoint, TableState | None]]:
+    """As :func:`list_checkpoints`, each with the state that it names; ``None`` where it cannot be read."""
+
+    def shown(stored: _Stored) -> tuple[Checkpoint, TableState | None] | None:
         assert stored.announced is not None
         try:
             record = _read(store, stored.place)
         except StorageError as error:
-            return Checkpoint(stored.place.name, stored.announced.modified, None, problem=str(error))
-        return None if record is None or record.state is None else record.shown(stored)
+            return Checkpoint(stored.place.name, stored.announced.modified, None, problem=str(error)), None
+        return None if record is None or record.state is None else (record.shown(stored), record.state)
 
     finished = [each for each in _stored(store) if not each.is_over and each.recorded is not None]
     found = ordered_map(shown, finished, 1 if store.is_local else _REMOTE_READERS)
-    return sorted((each for each in found if each is not None), key=lambda each: (each.created, each.name))
+    return sorted(
+        (each for each in found if each is not None), key=lambda each: (each[0].created, each[0].name)
+    )
 
 
 def checkpoint_state(store: ObjectStore, name: str) -> TableState:

@@ -294,6 +294,8 @@ class Kind(enum.StrEnum):
     WAL_EPOCH_AHEAD = "wal_epoch_ahead"
     WAL_EPOCH_BEHIND = "wal_epoch_behind"
     WAL_STRAY = "wal_stray"
+    CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
+    CHECKPOINT_INCOMPLETE = "checkpoint_incomplete"
 
 
 #: What :func:`~lancewal.maintenance.repair.repair` can repair.

@@ -15,13 +15,14 @@ from lancewal.base import BaseTable, is_fence, lance_errors
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
 from lancewal.format import KeySet, ShardManifest, key_values, key_words
 from lancewal.maintenance.append_only import unmarked_tags
+from lancewal.maintenance.checkpoints import list_checkpoints, read_checkpoints
 from lancewal.maintenance.checks import ShardCheck, check_shard
 from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.conserved import Compacted, missing_keys, wrong_appends
 from lancewal.maintenance.plan import shared_keys
 from lancewal.maintenance.reports import Finding, Kind, Severity, VerifyReport
-from lancewal.reader import TableReader
-from lancewal.shard import ShardManifestStore, ShardRouter, is_retired
+from lancewal.reader import ShardPlace, TableReader
+from lancewal.shard import ShardManifestStore, ShardRouter, is_retired, shard_files
 from lancewal.sstable import copy_of
 from lancewal.storage import ObjectStore, both, layout, ordered_map
 
@@ -114,8 +115,13 @@ def _verify(
         )
         return [check() for check in checks] if whole else []
 
-    _, parts = both(check_shards, check_base, at_once=not store.is_local)
-    for part in parts:
+    at_once = not store.is_local
+    (_, parts), kept = both(
+        lambda: both(check_shards, check_base, at_once=at_once),
+        lambda: _check_checkpoints(base, store) if whole else VerifyReport(store.uri),
+        at_once=at_once,
+    )
+    for part in (*parts, kept):
         _add(report, part)
     return base, compacted
 
@@ -220,6 +226,49 @@ def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: 
             text = f"{doubled} of {rows} rows of the base table have a key that another row has too"
             report.found(Kind.DUPLICATE_KEYS, Severity.ERROR, base.uri, text)
     return report
+
+
+def _check_checkpoints(base: BaseTable, store: ObjectStore) -> VerifyReport:
+    """Whether every checkpoint can be read, and what it needs is there."""
+    report = VerifyReport(store.uri)
+    for checkpoint, state in read_checkpoints(store):
+        report.checked["checkpoints"] += 1
+        name = checkpoint.name
+        if state is None:
+            text = (
+                f"the checkpoint {name!r} cannot be read, and nothing is collected until it is dropped: "
+                f"{checkpoint.problem}"
+            )
+            report.found(Kind.CHECKPOINT_UNREADABLE, Severity.ERROR, name, text)
+            continue
+        missing = [] if _has_version(base, state.version) else [f"version {state.version} of the base table"]
+        for place in state.shards:
+            missing += _missing_files(store, place)
+        # It may have been dropped meanwhile, and collected.
+        if missing and checkpoint in list_checkpoints(store):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            text = f"the checkpoint {name!r} cannot show its rows any more: {missing[0]}{more} is gone"
+            report.found(Kind.CHECKPOINT_INCOMPLETE, Severity.ERROR, name, text)
+    return report
+
+
+def _has_version(base: BaseTable, version: int) -> bool:
+    try:
+        with lance_errors(f"open version {version} of {base.uri}"):
+            base.dataset.checkout_version(version)
+    except LanceWalError as error:
+        logger.debug("a version that a checkpoint names: %s", error)
+        return False
+    return True
+
+
+def _missing_files(store: ObjectStore, place: ShardPlace) -> list[str]:
+    """The SSTables and WAL entries of a checkpoint that are not there."""
+    paths = {info.path for info in shard_files(store, place.shard_id)}
+    sstables = [layout.sstable_dir(place.shard_id, entry.path) for entry in place.manifest.sstables]
+    entries = [layout.wal_entry(place.shard_id, position) for position in place.wal_range]
+    lost = [each for each in sstables if not any(path.startswith(f"{each}/") for path in paths)]
+    return lost + [each for each in entries if each not in paths]
 
 
 def _check_shards(base: BaseTable, store: ObjectStore, manifests: Sequence[ShardManifest]) -> VerifyReport:

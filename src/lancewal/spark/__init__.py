@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lancewal.spark.debezium import from_debezium
     from lancewal.spark.diagnosis import Diagnosis, doctor
     from lancewal.spark.feed_source import changes
-    from lancewal.spark.jobs import JobFailedError, ShardOutcome, compact, flush, gc, upkeep, verify
+    from lancewal.spark.jobs import JobFailedError, ShardOutcome, backup, compact, flush, gc, upkeep, verify
     from lancewal.spark.low_latency import batch_writer, route, stream, write
     from lancewal.spark.progress import BatchReport, feed_lag
     from lancewal.spark.row_changes import delete, merge, update
@@ -32,6 +32,7 @@ _HOMES = {
     "JobFailedError": "jobs",
     "ShardOutcome": "jobs",
     "apply_changes": "sequence",
+    "backup": "jobs",
     "batch_writer": "low_latency",
     "changes": "feed_source",
     "compact": "jobs",
@@ -61,6 +62,7 @@ __all__ = [
     "JobFailedError",
     "ShardOutcome",
     "apply_changes",
+    "backup",
     "batch_writer",
     "changes",
     "compact",

@@ -25,6 +25,8 @@ _LEAST_ROOM = 1 << 30
 #: Tasks for each slot: an executor with many slots must not take them all.
 _TASKS_PER_SLOT = 4
 _PAUSE_SECONDS = 0.1
+#: How often executors are asked that have not answered.
+_ROUNDS = 3
 
 Facts = Mapping[str, Any]
 
@@ -88,6 +90,12 @@ def doctor(
         return Diagnosis(driver, (), (*_problems(driver, driver), _no_tasks(error)))
     executors = tuple(_machine("executor", facts) for facts in found)
     problems = [text for each in (driver, *executors) for text in _problems(each, driver)]
+    registered = _registered(spark)
+    if len(executors) < registered:
+        problems.append(
+            f"{registered - len(executors)} of {registered} executors did not answer, because others took "
+            "all tasks: ask again while the session does nothing else"
+        )
     return Diagnosis(driver, executors, tuple(dict.fromkeys(problems)))
 
 
@@ -101,9 +109,31 @@ def _asked(spark: SparkSession, probe: Callable[[Iterable[Any]], Iterator[Facts]
 
         answers = [json.loads(row.facts) for row in rows]
     else:
-        tasks = max(2, context.defaultParallelism * _TASKS_PER_SLOT)
-        answers = context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
+        answers = []
+        for _ in range(_ROUNDS):
+            # Executors may still be registering: a session begins with one.
+            tasks = max(2, context.defaultParallelism * _TASKS_PER_SLOT)
+            answers += context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
+            if len(_distinct(answers)) >= _registered(spark):
+                break
+    return _distinct(answers)
+
+
+def _distinct(answers: Iterable[Facts]) -> list[Facts]:
     return list({(each["host"], each["directory"], each["executable"]): each for each in answers}.values())
+
+
+def _registered(spark: SparkSession) -> int:
+    """How many executors the session has; 0 where nobody says, as over Spark Connect."""
+    try:
+        context: Any = spark.sparkContext
+        known = len(context._jsc.sc().statusTracker().getExecutorInfos())
+    except Exception:  # over Spark Connect, where there is none
+        return 0
+    # The driver is among them; without a cluster it is the executor.
+    return (
+        known if context.master.startswith(("local[", "local*")) or context.master == "local" else known - 1
+    )
 
 
 def _probe(

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import lance
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
@@ -22,7 +21,6 @@ from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, LanceWalError, TableNotFoundError
 from lancewal.service import is_owned
 from lancewal.shard import ShardRouter
-from lancewal.spark.merged import MergedReader
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.sink import open_for_writing
 from lancewal.spark.source import DefaultSource
@@ -62,18 +60,6 @@ def _describe(options: dict[str, str], arguments: _Arguments) -> _Answer:
         "key": list(key),
         "properties": {name: value for name, value in properties.items() if value},
     }
-
-
-def _read(options: dict[str, str], arguments: _Arguments) -> _Answer:
-    """The rows of a query that needs few, as an Arrow stream; without ``rows`` where tasks have to read."""
-    schema = st.StructType.fromJson(json.loads(arguments["schema"]))
-    found = MergedReader(Options.parse(options), schema).answer()
-    if found is None:
-        return {}
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, found.schema) as stream:
-        stream.write_batch(found)
-    return {"rows": base64.b64encode(sink.getvalue()).decode()}
 
 
 def _create(options: dict[str, str], arguments: _Arguments) -> _Answer:
@@ -137,10 +123,10 @@ _PROCEDURES: dict[str, Callable[[Table, _Arguments], _Answer]] = {
     "gc": _gc,
     "upkeep": lambda table, arguments: table.upkeep().to_dict(),
     "verify": lambda table, arguments: table.verify().to_dict(),
+    "backup": lambda table, arguments: table.backup(arguments["to"]).to_dict(),
 }
 _ANSWERS: dict[str, Callable[[dict[str, str], _Arguments], _Answer]] = {
     "describe": _describe,
-    "read": _read,
     "create": _create,
     "drop": _drop,
     "list": _list,

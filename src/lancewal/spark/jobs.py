@@ -1,9 +1,6 @@
-"""Flush, compaction, garbage collection, checks and upkeep as Spark jobs, with tasks for one or some shards.
+"""Flush, compaction, garbage collection, checks, backup and upkeep as Spark jobs, with tasks for some shards.
 
-A job is a data source: every partition is a task's work, every row the report of a shard. That needs
-neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
-scheduled, retried and shown like those of any query. Repeated or concurrent work on a shard
-does no harm.
+What a task does is in ``job_tasks``; here are the calls, which start jobs and say what came of them.
 
 Also a program for ``spark-submit`` and the command line::
 
@@ -13,7 +10,6 @@ Also a program for ``spark-submit`` and the command line::
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import logging
 import sys
@@ -23,31 +19,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
-
-import pyarrow as pa
-from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError, ShardOwnedError
 from lancewal.maintenance import (
-    DEFAULT_COMMIT_BYTES,
-    CompactionPlan,
-    Pack,
-    Resource,
-    ShardPlan,
+    BackupPart,
+    BackupReport,
+    CopiedPart,
     UpkeepSettings,
-    collect_garbage,
-    execute_pack,
+    back_up,
     finish_compaction,
     plan_compaction,
 )
-from lancewal.maintenance import verify as verify_table
-from lancewal.service import flush_one_through_owner
-from lancewal.shard import ShardManifestStore, discover_manifests
-from lancewal.spark.columns import arrow_schema
-from lancewal.spark.options import OpenTable, Options
+from lancewal.spark.options import BACKUP_PREFIX, OpenTable, Options
 from lancewal.spark.spark_session import session, slots_of
 from lancewal.storage import ObjectStore
 from lancewal.upkeep import Done as UpkeepDone
@@ -58,183 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPORT_SCHEMA = st.StructType(
-    [
-        st.StructField("shard_id", st.StringType()),
-        st.StructField("seconds", st.DoubleType(), False),
-        st.StructField("details", st.StringType(), False),
-        st.StructField("error", st.StringType()),
-    ]
-)
-
-
-Details: TypeAlias = Mapping[str, Any]
-Parts: TypeAlias = Sequence[Details]
-#: Shard, what was done, and why it failed.
-Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
-
 #: The property that Spark's UI shows as a job's description.
 _DESCRIPTION = "spark.job.description"
-#: A task for fewer small shards costs more than it saves; more tasks only make more commits.
-_SHARDS_PER_TASK = 16
-_MOST_TASKS = 8
-#: From here on a slot of its own, and a commit of its own, pay for a part of a compaction.
-_BYTES_PER_TASK = 32 << 20
-
-
-@dataclass
-class Unit(InputPartition):
-    """The work of one task: parts that run one after the other, each with a report of its own.
-
-    ``in_order``: no part may run after one that failed. ``as_one``: the parts share their commits.
-    """
-
-    parts: tuple[Mapping[str, Any], ...]
-    in_order: bool = False
-    as_one: bool = False
-
-
-class JobReader(DataSourceReader):
-    """Runs ``flush``, ``compact`` or ``gc`` when its partitions are read."""
-
-    def __init__(self, options: Options, job: str) -> None:
-        if job not in _JOBS:
-            raise InvalidInputError(f"there is no job {job!r}; there are {', '.join(_JOBS)}")
-        self._options = options
-        self._job = job
-        self._arguments: dict[str, Any] = json.loads(options.text("jobArguments") or "{}")
-
-    def partitions(self) -> list[InputPartition]:
-        plan, _ = _JOBS[self._job]
-        units = plan(OpenTable.open(self._options), self._arguments)
-        return list(units) or [Unit(())]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Unit)
-        _, work = _JOBS[self._job]
-        parts = partition.parts
-        for some in [parts] if partition.as_one and parts else [(part,) for part in parts]:
-            started = time.perf_counter()
-            try:
-                done = work(OpenTable.open(self._options), self._arguments, some)
-            except Exception as failure:
-                # A shard that fails must not stop the others; the job fails at its end.
-                done = [(part["shard_id"], {}, failure) for part in some]
-            seconds = time.perf_counter() - started
-            rows = [_row(self._job, seconds, *each) for each in done]
-            yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(REPORT_SCHEMA))
-            if partition.in_order and any(row["error"] is not None for row in rows):
-                return
-
-
-def _row(
-    job: str, seconds: float, shard_id: str | None, details: Details, failure: Exception | None
-) -> Details:
-    if failure is not None:
-        logger.warning("%s failed: %s", job, failure, extra={"shard": shard_id})
-    return {
-        "shard_id": shard_id,
-        "seconds": seconds,
-        "details": json.dumps(details, default=str),
-        "error": None if failure is None else f"{type(failure).__name__}: {failure}",
-    }
-
-
-def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
-    shards = arguments.get("shards")
-    if shards is None:
-        shards = [str(manifest.shard_id) for manifest in discover_manifests(table.store)]
-    return [Unit(({"shard_id": shard},)) for shard in shards]
-
-
-def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
-    (part,) = parts
-    manifest = ShardManifestStore(table.store, UUID(part["shard_id"])).require_latest()
-    return [(part["shard_id"], {"rows": flush_one_through_owner(table.base, manifest, table.store)}, None)]
-
-
-def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
-    if "plan" in arguments:
-        plan = CompactionPlan.from_dict(arguments["plan"])
-    else:
-        limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
-        plan = plan_compaction(table.store, max_commit_bytes=limit)
-    units = []
-    for pack in plan.packs:
-        shares = [pack.parts] if pack.in_order else _shared_out(pack.parts, int(arguments.get("slots") or 1))
-        for share in shares:
-            parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in share)
-            units.append(Unit(parts, pack.in_order, as_one=not pack.in_order))
-    if plan.has_key or not units:
-        return units
-    # Without a key commits exclude each other: one task for all.
-    return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
-
-
-def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]:
-    """Parts for some tasks, of about the same size each.
-
-    Several tasks for many small shards, because reading them takes longer than the commits; and for much
-    data as many as there are slots.
-    """
-    by_number = min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
-    by_bytes = min(slots, sum(part.num_bytes for part in parts) // _BYTES_PER_TASK)
-    shares: list[list[ShardPlan]] = [[] for _ in range(min(len(parts), max(by_number, by_bytes)))]
-    taken = [(0, number) for number in range(len(shares))]
-    for part in sorted(parts, key=lambda part: part.num_bytes, reverse=True):
-        num_bytes, number = heapq.heappop(taken)
-        shares[number].append(part)
-        # A shard without rows counts too, so that shares differ little in number.
-        heapq.heappush(taken, (num_bytes + part.num_bytes + 1, number))
-    return shares
-
-
-def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
-    pack = Pack(tuple(ShardPlan.from_dict(part["plan"]) for part in parts))
-    done = execute_pack(pack, store=table.store, base=table.base)
-    return [
-        (str(shard_id), {} if shard_id in done.failed else report.to_dict(), done.failed.get(shard_id))
-        for shard_id, report in done.shards.items()
-    ]
-
-
-def _plan_gc(table: OpenTable, arguments: Details) -> list[Unit]:
-    # One more task for what belongs to no shard.
-    return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
-
-
-def _gc(table: OpenTable, arguments: Details, parts: Parts) -> Done:
-    shard_id = parts[0]["shard_id"]
-    seconds = arguments.get("min_age_seconds")
-    report = collect_garbage(
-        table.store,
-        min_age=None if seconds is None else timedelta(seconds=seconds),
-        resources=[Resource.STAGING_FILES] if shard_id is None else set(Resource) - {Resource.STAGING_FILES},
-        shards=[] if shard_id is None else [shard_id],
-        dry_run=bool(arguments.get("dry_run")),
-    )
-    details = {"collected": report.counts(), "bytes": sum(each.num_bytes for each in report.collected)}
-    return [(shard_id, details, None)]
-
-
-def _verify(table: OpenTable, arguments: Details, parts: Parts) -> Done:
-    shard_id, deep = parts[0]["shard_id"], bool(arguments.get("deep", True))
-    if shard_id is None:
-        report = verify_table(table.store, deep=deep, between_shards=True)
-    else:
-        report = verify_table(table.store, [shard_id], deep=deep)
-    findings = [finding.to_dict() for finding in report.findings]
-    return [(shard_id, {"ok": report.ok, "findings": findings, "checked": dict(report.checked)}, None)]
-
-
-_Plan = Callable[[OpenTable, Details], list[Unit]]
-_Work = Callable[[OpenTable, Details, Parts], Done]
-_JOBS: dict[str, tuple[_Plan, _Work]] = {
-    "flush": (_per_shard, _flush),
-    "compact": (_plan_compact, _compact),
-    "gc": (_plan_gc, _gc),
-    "verify": (_plan_gc, _verify),
-}
 
 
 @dataclass(frozen=True)
@@ -330,6 +140,51 @@ def verify(
     return _finished("verify", _run(spark, "verify", uri, storage_options, deep=deep))
 
 
+def backup(
+    spark: SparkSession,
+    uri: str,
+    to: str,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    backup_options: Mapping[str, str] | None = None,
+) -> BackupReport:
+    """Copy the table as it is now to ``to``, as ``Table.backup`` does, with a task for each shard.
+
+    The driver reads one consistent state, tasks copy its files (each those of a shard, or some of the base
+    table's), and the driver writes the record that makes a backup of them, last. Without that record, after
+    whatever died, there is no backup, and :func:`lancewal.restore` takes the one before. ``backup_options``
+    are the storage options of ``to``.
+
+    .. code-block:: python
+
+        report = backup(spark, "s3://bucket/documents", "s3://elsewhere/backups/documents")
+        lancewal.restore("s3://elsewhere/backups/documents", "s3://bucket/yesterday", backup=report.id)
+    """
+
+    def copying(parts: Sequence[BackupPart]) -> Iterator[CopiedPart]:
+        told = [part.to_dict() for part in parts]
+        outcomes = _run(
+            spark,
+            "backup",
+            uri,
+            storage_options,
+            backup_options=backup_options,
+            # As the driver understands it: tasks may have another working directory.
+            to=destination.uri,
+            parts=told,
+        )
+        for outcome in _finished("backup", outcomes):
+            if "copied" in outcome.details:
+                yield CopiedPart.from_dict(outcome.details["copied"])
+        for outcome in outcomes:
+            if "gone" in outcome.details:
+                raise FileNotFoundError(outcome.details["gone"])
+
+    store = OpenTable.open(Options.of(uri, storage_options)).store
+    destination = ObjectStore.from_uri(to, backup_options)
+    return back_up(store, destination, copying)
+
+
 def upkeep(
     spark: SparkSession,
     uri: str,
@@ -402,9 +257,13 @@ def _run(
     job: str,
     uri: str,
     storage_options: Mapping[str, str] | None,
+    *,
+    backup_options: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> list[ShardOutcome]:
-    options = Options.of(uri, storage_options, {"job": job, "jobArguments": json.dumps(arguments)})
+    elsewhere = {f"{BACKUP_PREFIX}{name}": value for name, value in (backup_options or {}).items()}
+    others = {"job": job, "jobArguments": json.dumps(arguments), **elsewhere}
+    options = Options.of(uri, storage_options, others)
     started = time.perf_counter()
     with _described(spark, f"lancewal {job} {options.uri}"):
         rows = spark.read.format("lancewal").options(**options.values).load().collect()
@@ -462,13 +321,20 @@ def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job and print a line of JSON for each shard; 1 when some failed, or have findings.
 
-    For upkeep, which is several jobs, a line for each task.
+    For upkeep, which is several jobs, a line for each task; for a backup one line.
     """
     given = _parser().parse_args(arguments)
     storage = dict(pair.split("=", 1) for pair in given.storage)
     failure = None
     started = time.perf_counter()
     spark = session(given.master, app_name=f"lancewal {given.job}")
+    if given.job == "backup":
+        if given.to is None:
+            raise InvalidInputError("backup needs --to, the place of the table's backups")
+        elsewhere = dict(pair.split("=", 1) for pair in given.backup_storage)
+        done = backup(spark, given.uri, given.to, storage_options=storage, backup_options=elsewhere)
+        sys.stdout.write(f"{json.dumps(done.to_dict())}\n")
+        return 0
     if given.job == "upkeep":
         report = upkeep(spark, given.uri, storage_options=storage)
         sys.stdout.writelines(f"{json.dumps(each.to_dict())}\n" for each in report.outcomes)
@@ -504,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lancewal.spark.jobs", description=__doc__.split("\n")[0])
-    parser.add_argument("job", choices=["flush", "compact", "gc", "verify", "upkeep"])
+    parser.add_argument("job", choices=["flush", "compact", "gc", "verify", "upkeep", "backup"])
     parser.add_argument("uri", help="the table")
     parser.add_argument(
         "--storage", action="append", default=[], metavar="KEY=VALUE", help="a storage option"
@@ -520,6 +386,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--min-age-hours", type=float, help="gc: the least age of what is removed")
     parser.add_argument("--dry-run", action="store_true", help="gc: only say what would be removed")
+    parser.add_argument("--to", metavar="BACKUPS", help="backup: where the backups of this table are")
+    parser.add_argument(
+        "--backup-storage",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="backup: a storage option of that place",
+    )
     return parser
 
 

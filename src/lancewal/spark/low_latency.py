@@ -242,7 +242,14 @@ def write_transaction(
         appending = APPENDING.of(table, router, options, transaction, run, tasks)
         found = rows.mapInArrow(appending, WRITTEN).collect()
         written = [
-            ShardWrite(UUID(str(each.shard_id)), each.rows, each.skipped, each.position, each.wal_bytes)
+            ShardWrite(
+                UUID(str(each.shard_id)),
+                each.rows,
+                each.skipped,
+                each.position,
+                each.wal_bytes,
+                each.conflicts,
+            )
             for each in found
         ]
         appending.commit(table.store, written)
@@ -262,7 +269,7 @@ def _write_by_format(rows: DataFrame, options: Options, transaction: Transaction
 
 
 #: What a task reports of each shard.
-WRITTEN = "shard_id string, rows long, skipped boolean, position long, wal_bytes long"
+WRITTEN = "shard_id string, rows long, skipped boolean, position long, wal_bytes long, conflicts long"
 _WRITTEN_FIELDS = pa.schema(
     [
         ("shard_id", pa.string()),
@@ -270,6 +277,7 @@ _WRITTEN_FIELDS = pa.schema(
         ("skipped", pa.bool_()),
         ("position", pa.int64()),
         ("wal_bytes", pa.int64()),
+        ("conflicts", pa.int64()),
     ]
 )
 
@@ -334,6 +342,7 @@ class Appending:
                 "skipped": each.skipped,
                 "position": each.position,
                 "wal_bytes": each.wal_bytes,
+                "conflicts": each.conflicts,
             }
             for each in written
         ]

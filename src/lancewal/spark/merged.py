@@ -36,6 +36,10 @@ _PARTITION_BYTES = 32 << 20
 #: What is read for this many rows, and this much, is read while a query is planned: a task costs more.
 _FEW_ROWS = 1_000
 _FEW_BYTES = 32 << 20
+#: A view of no more, in the columns that a query needs, comes with its plan: a worker costs more.
+_SMALL_VIEW_BYTES = 1_000_000
+#: What may be looked at for a small view: columns that only hide or filter rows are read too.
+_LOOKED_AT_BYTES = 4 << 20
 #: Above this many entries one listing is cheaper than a request for each size.
 _FEW_ENTRIES = 8
 _REMOTE_READERS = 16
@@ -58,6 +62,31 @@ class ShardPartition(InputPartition):
     """Groups of shards; a key is in one group only."""
 
     groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class AnsweredPartition(InputPartition):
+    """All rows of a small read, as an Arrow stream.
+
+    The planner's front shows them itself, without a Python worker. It finds the stream in the pickle of this
+    object, as the one argument of its constructor.
+    """
+
+    stream: bytes
+
+    def __reduce__(self) -> tuple[type[AnsweredPartition], tuple[bytes]]:
+        return AnsweredPartition, (self.stream,)
+
+    @classmethod
+    def of(cls, rows: pa.RecordBatch) -> AnsweredPartition:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_batch(rows)
+        return cls(sink.getvalue().to_pybytes())
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        with pa.ipc.open_stream(self.stream) as stream:
+            yield from stream
 
 
 #: The keys that hide rows of the base, by their shards; kept for the next task of a query.
@@ -87,6 +116,7 @@ class MergedState:
     def __init__(self, options: Options, state: TableState) -> None:
         self._options = options
         self.state = state
+        self._sizes: dict[int, int] = {}
 
     @property
     def columns(self) -> list[str]:
@@ -102,16 +132,12 @@ class MergedState:
             numbers = {self.state.shards[number].identity: number for number in chosen}
             sharing = base.pruner.key_groups(list(numbers))
             groups = [tuple(numbers[shard] for shard in group) for group in sharing]
-        store = self._store()
         width = self._row_bytes(base, wanted, predicate)
-        share = width / max(_width(base.base.schema.plain, base.base.schema.names), 1)
-        sizes = ordered_map(
-            lambda group: sum(_num_bytes(store, base.base, self.state.shards[number]) for number in group),
-            groups,
-            1 if store.is_local else _REMOTE_READERS,
-        )
+        share = width / _whole_width(base.base)
+        sizes = self._num_bytes(base, chosen)
+        held = (sum(sizes[number] for number in group) for group in groups)
         found: list[InputPartition] = [
-            ShardPartition(several) for several in _joined(groups, (int(size * share) for size in sizes))
+            ShardPartition(several) for several in _joined(groups, (int(size * share) for size in held))
         ]
         found += [BasePartition(ids) for ids in _fragment_groups(base.base, width)]
         return found or [BasePartition(())]
@@ -152,9 +178,9 @@ class MergedState:
         base = self._base()
         schema = base.base.schema
         predicate = self._predicate(base, wanted.sql)
-        places = [self.state.shards[number] for number in self._chosen(base, predicate)]
-        store = self._store()
-        levels = sum(_num_bytes(store, base.base, place) for place in places)
+        chosen = self._chosen(base, predicate)
+        places = [self.state.shards[number] for number in chosen]
+        levels = sum(self._num_bytes(base, chosen).values())
         if levels > _FEW_BYTES or schema.blob_columns:
             return None
         columns = None if wanted.counts else list(wanted.columns)
@@ -164,13 +190,33 @@ class MergedState:
         width = _width(schema.plain, schema.primary_key or schema.names[:1])
         if wanted.counts:
             looked_at = looked_at if hidden or predicate is not None else 0
-        elif predicate is None and wanted.limit is not None:
+            return scan.count_rows() if looked_at * width <= _FEW_BYTES else None
+        if scan.pinned_keys() is None:
+            if predicate is not None or wanted.limit is None or wanted.limit > _FEW_ROWS:
+                return self._small_view(base, scan, wanted, levels)
             looked_at, width = wanted.limit, _width(schema.plain, wanted.columns)
-        elif scan.pinned_keys() is None:
+        return scan.to_table() if looked_at * width <= _FEW_BYTES else None
+
+    def _small_view(self, base: BaseSource, scan: Scan, wanted: Wanted, levels: int) -> pa.Table | None:
+        """All rows of ``scan``, if they are few bytes; ``levels`` are those of the levels above the base.
+
+        How long texts and lists are turns out as they are read: no more is read than may be looked at.
+        """
+        schema = base.base.schema
+        read = {*wanted.columns, *(schema.primary_key if levels else ())}
+        if scan.predicate is not None:
+            read |= scan.predicate.columns
+        width = _width(schema.plain, read)
+        looked_at = row_count(base.base.dataset) * width + int(levels * width / _whole_width(base.base))
+        if looked_at > _LOOKED_AT_BYTES:
             return None
-        if looked_at * width > _FEW_BYTES or (wanted.limit or 0) > _FEW_ROWS:
-            return None
-        return scan.count_rows() if wanted.counts else scan.to_table()
+        batches, held = [], 0
+        for batch in scan.to_batches():
+            held += batch.nbytes
+            if held > _SMALL_VIEW_BYTES:
+                return None
+            batches.append(batch)
+        return pa.Table.from_batches(batches, scan.schema)
 
     def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
         """Parts for a search: those of a read, but of an indexed base one."""
@@ -228,6 +274,18 @@ class MergedState:
             if _has_rows(store, base.base, place) and base.pruner.may_match(place.identity, predicate)
         ]
 
+    def _num_bytes(self, base: BaseSource, chosen: Sequence[int]) -> dict[int, int]:
+        """About how much the levels of each shard hold."""
+        store = self._store()
+        unknown = [number for number in chosen if number not in self._sizes]
+        found = ordered_map(
+            lambda number: _num_bytes(store, base.base, self.state.shards[number]),
+            unknown,
+            1 if store.is_local else _REMOTE_READERS,
+        )
+        self._sizes |= dict(zip(unknown, found, strict=True))
+        return {number: self._sizes[number] for number in chosen}
+
     def _row_bytes(self, base: BaseSource, wanted: Wanted, predicate: Predicate | None) -> int:
         """About how much is read of a row."""
         schema = base.base.schema
@@ -263,6 +321,8 @@ class MergedReader(DataSourceReader):
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
         self._merged = MergedState(options, state_to_read(options))
         request, self._schema = _taken_request(schema)
+        #: Whether the planner's front shows the rows of an answer by itself.
+        self._may_answer = bool(request.get("answer"))
         self._table_columns = self._merged.state.base(options.storage).base.schema.plain
         self._conditions: list[str] = []
         condition = options.text("filter")
@@ -280,9 +340,13 @@ class MergedReader(DataSourceReader):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        return self._merged.partitions(self._wanted)
+        rows = self.answer() if self._may_answer else None
+        return self._merged.partitions(self._wanted) if rows is None else [AnsweredPartition.of(rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, AnsweredPartition):
+            yield from partition.rows()
+            return
         schema = arrow_schema(self._schema)
         if self._wanted.counts:
             found = pa.array([self._merged.count(partition, self._wanted)], pa.int64())
@@ -361,6 +425,10 @@ def _rows_of_fragments(base: BaseTable, partition: InputPartition) -> int:
 
 def _width(schema: pa.Schema, columns: Iterable[str]) -> int:
     return sum(byte_width(schema.field(name).type) for name in columns)
+
+
+def _whole_width(base: BaseTable) -> int:
+    return max(_width(base.schema.plain, base.schema.names), 1)
 
 
 def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from uuid import UUID
 
 from lancewal.base import BaseTable
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.maintenance import checkpoint_state
 from lancewal.reader import StateReader, TableState
 from lancewal.storage import ObjectStore, Shelf, layout
@@ -53,6 +53,8 @@ _KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS,
 _SPARKS_OWN = frozenset(["checkpointlocation", "querynamefortest", "queryname"])
 
 STORAGE_PREFIX = "storage."
+#: Storage options of where a backup job copies to; its own calls set them.
+BACKUP_PREFIX = "backup."
 #: Storage options that are recognised without the prefix.
 _STORAGE_NAMES = ("aws_", "azure_", "google_", "gcs_", "allow_http", "client_", "headers.")
 
@@ -79,7 +81,8 @@ class Options:
             lowered = name.lower()
             if lowered in _REFUSED:
                 raise InvalidInputError(f"option {name} is refused: {_REFUSED[lowered]}")
-            if lowered in known or lowered.startswith(STORAGE_PREFIX):
+            is_for_backup = "job" in given and lowered.startswith(BACKUP_PREFIX)
+            if lowered in known or lowered.startswith(STORAGE_PREFIX) or is_for_backup:
                 values[lowered] = value
             elif lowered.startswith(_STORAGE_NAMES):
                 values[STORAGE_PREFIX + lowered] = value
@@ -117,11 +120,18 @@ class Options:
 
     @property
     def storage(self) -> dict[str, str]:
-        return {
-            name.removeprefix(STORAGE_PREFIX): value
-            for name, value in self.values.items()
-            if name.startswith(STORAGE_PREFIX)
-        }
+        return self._prefixed(STORAGE_PREFIX)
+
+    @property
+    def backup_storage(self) -> dict[str, str]:
+        return self._prefixed(BACKUP_PREFIX)
+
+    def _prefixed(self, prefix: str) -> dict[str, str]:
+        found = {name: value for name, value in self.values.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): value for name, value in found.items()}
+
+    def without(self, name: str) -> Options:
+        return Options({other: value for other, value in self.values.items() if other != name.lower()})
 
     def text(self, name: str) -> str | None:
         return self.values.get(name.lower())
@@ -240,10 +250,17 @@ def state_to_read(options: Options) -> TableState:
     if name is not None:
         return checkpoint_state(store, name)
     key = (store.uri, frozenset(options.storage.items()))
-    reader = _readers.get_or_make(
-        key, lambda: StateReader(store, live_writers=False), lambda _: _READER_BYTES
-    )
-    return reader.state()
+    new = StateReader(store, live_writers=False)
+    reader = _readers.get_or_make(key, lambda: new, lambda _: _READER_BYTES)
+    try:
+        return reader.state()
+    except StorageError:
+        if reader is new:
+            raise
+        # The table may have been made anew at its place, in another directory than the reader knows.
+        state = new.state()
+        _readers.put(key, new, _READER_BYTES)
+        return state
 
 
 #: A worker of the driver plans many queries; a reader knows what has not changed since the last one.

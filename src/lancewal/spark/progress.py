@@ -7,8 +7,8 @@ it. Its progress has the rows of a micro-batch, and of the feed the place that w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -24,8 +24,10 @@ class BatchReport:
     """What :func:`~lancewal.spark.stream` did with one micro-batch.
 
     ``rows``, ``entries`` and ``wal_bytes`` are those that were appended. ``skipped`` counts the shards that
-    had their part already, from an attempt that was interrupted. ``through_owners`` says that somebody else
-    writes to the table: then its owners took the rows, and the figures are 0.
+    had their part already, from an attempt that was interrupted. ``conflicts`` counts how often somebody
+    else claimed a shard while a task wrote to it, which was then tried again. ``positions`` are those of the
+    entries, by shard. ``through_owners`` says that somebody else writes to the table: then its owners took
+    the rows, and the figures are 0.
     """
 
     batch_id: int
@@ -34,6 +36,8 @@ class BatchReport:
     wal_bytes: int
     skipped: int
     through_owners: bool
+    conflicts: int = 0
+    positions: Mapping[UUID, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, batch_id: int, written: Sequence[ShardWrite] | None) -> BatchReport:
@@ -46,6 +50,8 @@ class BatchReport:
             sum(each.wal_bytes for each in parts),
             len(written or ()) - len(parts),
             written is None,
+            sum(each.conflicts for each in written or ()),
+            {each.shard_id: each.position for each in parts if each.position is not None},
         )
 
 

@@ -79,6 +79,8 @@ def merge(
     A row whose key the table has is updated by the expressions of ``update``, where ``source.…`` and
     ``target.…`` name the two rows (by default every column that ``source`` has is set), or deleted where the
     expression ``delete`` is true. A row whose key it does not have is inserted, unless ``insert`` is false.
+    Two rows of ``source`` with one key are refused, before anything is written: nobody could say which of
+    them is meant. ``source`` is evaluated twice for that.
 
     .. code-block:: python
 
@@ -95,6 +97,7 @@ def merge(
         raise InvalidInputError(f"the source lacks {', '.join(missing)}, of the table's primary key")
     chosen = {name: f"{_NEW}.`{name}`" for name in given if name not in key} if update is None else update
     _check_set(chosen, rows.columns, key)
+    _refuse_repeated(source, key)
     new, old = source.alias(_NEW), rows.withColumn(_CHANGE, F.lit(True)).alias(_OLD)
     same = [new[name].eqNullSafe(old[name]) for name in key]
     joined = new.join(old, same, "left")
@@ -130,6 +133,21 @@ def _check_set(chosen: Mapping[str, str], columns: list[str], key: tuple[str, ..
         )
     if set(chosen) & set(key):
         raise InvalidInputError("a primary key cannot be changed; delete the row and insert another")
+
+
+def _refuse_repeated(source: DataFrame, key: tuple[str, ...]) -> None:
+    """Refuse a source in which a key comes twice: Spark would write its rows in any order."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    number = "__lancewal_rows"
+    counted = source.groupBy(*map(quoted, key)).agg(F.count(F.lit(1)).alias(number))
+    found = counted.filter(quoted(number) > 1).select(*map(quoted, key)).first()
+    if found is not None:
+        shown = ", ".join(f"{name} = {value!r}" for name, value in zip(key, found, strict=True))
+        raise InvalidInputError(
+            f"the source has several rows with {shown}; leave one for each key, the newest for example, "
+            "and merge again"
+        )
 
 
 def _write(rows: DataFrame, options: Options, kind: str | None) -> None:

@@ -37,7 +37,7 @@ class DefaultSource(DataSource):
 
         options = self._parsed()
         if options.text("job") is not None:
-            from lancewal.spark.jobs import REPORT_SCHEMA
+            from lancewal.spark.job_tasks import REPORT_SCHEMA
 
             return REPORT_SCHEMA
         # Checked here, because Spark replaces the errors of a stream's reader by its own.
@@ -77,7 +77,7 @@ class DefaultSource(DataSource):
         options = self._parsed()
         job = options.text("job")
         if job is not None:
-            from lancewal.spark.jobs import JobReader
+            from lancewal.spark.job_tasks import JobReader
 
             return JobReader(options, job)
         if options.flag("readChangeFeed"):

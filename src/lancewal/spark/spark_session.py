@@ -12,6 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -104,7 +105,7 @@ SESSION_CONF = {
     "spark.python.worker.reuse": "true",
 }
 FRONT_JAR = Path(__file__).with_name("front.jar")
-FRONT_VERSIONS = ("4.3.",)
+FRONT_VERSIONS = ("4.1.", "4.2.", "4.3.")
 #: The name under which SQL finds tables by their paths.
 CATALOG = "lance"
 _LOCAL_CONF = {
@@ -112,6 +113,10 @@ _LOCAL_CONF = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+class FrontUnavailableWarning(UserWarning):
+    """A session was asked for with the front of Spark's planner, which this version of Spark cannot have."""
 
 
 def session(
@@ -129,7 +134,8 @@ def session(
     settings that only matter at start are the server's business. ``conf`` wins over ours.
 
     ``front`` puts the small JAR of lancewal into the session: queries read only the columns and rows that
-    they need, and SQL has the catalog ``lance``. It is for Spark 4.3; other versions go without.
+    they need, and SQL has the catalog ``lance``. It is for Spark 4.1 to 4.3; others go without, and are
+    told so by a :class:`FrontUnavailableWarning`.
 
     Java is looked for in JAVA_HOME, then on the PATH, then in the ``jre`` extra.
 
@@ -170,7 +176,14 @@ def front_settings(given: Mapping[str, str]) -> dict[str, str]:
 
     None for another Spark than it was compiled for: it uses classes that Spark does not promise to keep.
     """
-    if not version("pyspark").startswith(FRONT_VERSIONS):
+    found = version("pyspark")
+    if not found.startswith(FRONT_VERSIONS):
+        warnings.warn(
+            f'lancewal has no front for Spark {found}, and the session goes without: format("lancewal") '
+            "works as ever and reads all columns, and SQL has no catalog of lancewal's",
+            FrontUnavailableWarning,
+            stacklevel=3,
+        )
         return {}
     lists = {"spark.jars": str(FRONT_JAR), "spark.sql.extensions": "lancewal.LanceExtensions"}
     joined = {name: ",".join(filter(None, [given.get(name), ours])) for name, ours in lists.items()}

@@ -1,0 +1,245 @@
+"""What the tasks of a maintenance job do; :mod:`lancewal.spark.jobs` starts the jobs.
+
+A job is a data source: every partition is a task's work, every row the report of a shard. That needs
+neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
+scheduled, retried and shown like those of any query. Repeated or concurrent work on a shard
+does no harm. A task reads its own shards and the base table, and no others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from lancewal.errors import InvalidInputError
+from lancewal.maintenance import (
+    DEFAULT_COMMIT_BYTES,
+    BackupPart,
+    CompactionPlan,
+    Pack,
+    Resource,
+    ShardPlan,
+    collect_garbage,
+    copy_part,
+    execute_pack,
+    plan_compaction,
+)
+from lancewal.maintenance import verify as verify_table
+from lancewal.service import flush_one_through_owner
+from lancewal.shard import ShardManifestStore, discover_manifests
+from lancewal.spark.columns import arrow_schema
+from lancewal.spark.options import OpenTable, Options
+from lancewal.storage import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+REPORT_SCHEMA = st.StructType(
+    [
+        st.StructField("shard_id", st.StringType()),
+        st.StructField("seconds", st.DoubleType(), False),
+        st.StructField("details", st.StringType(), False),
+        st.StructField("error", st.StringType()),
+    ]
+)
+
+
+Details: TypeAlias = Mapping[str, Any]
+Parts: TypeAlias = Sequence[Details]
+#: Shard, what was done, and why it failed.
+Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
+
+#: Arguments that only the plan of a job needs.
+_PLANS = ("plan", "parts", "shards")
+#: A task for fewer small shards costs more than it saves; more tasks only make more commits.
+_SHARDS_PER_TASK = 16
+_MOST_TASKS = 8
+#: From here on a slot of its own, and a commit of its own, pay for a part of a compaction.
+_BYTES_PER_TASK = 32 << 20
+
+
+@dataclass
+class Unit(InputPartition):
+    """The work of one task: parts that run one after the other, each with a report of its own.
+
+    ``in_order``: no part may run after one that failed. ``as_one``: the parts share their commits.
+    """
+
+    parts: tuple[Mapping[str, Any], ...]
+    in_order: bool = False
+    as_one: bool = False
+
+
+class JobReader(DataSourceReader):
+    """Runs a job when its partitions are read."""
+
+    def __init__(self, options: Options, job: str) -> None:
+        if job not in _JOBS:
+            raise InvalidInputError(f"there is no job {job!r}; there are {', '.join(_JOBS)}")
+        self._options = options
+        self._job = job
+        self._arguments: dict[str, Any] = json.loads(options.text("jobArguments") or "{}")
+
+    def partitions(self) -> list[InputPartition]:
+        plan, _ = _JOBS[self._job]
+        units = plan(OpenTable.open(self._options), self._arguments)
+        # A plan has a part for every shard; each task is sent its own, and not this object's with all.
+        self._arguments = {name: value for name, value in self._arguments.items() if name not in _PLANS}
+        self._options = self._options.without("jobArguments")
+        return list(units) or [Unit(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Unit)
+        _, work = _JOBS[self._job]
+        # Its credentials are options, whose names Spark knows not to show.
+        arguments = {**self._arguments, "backup_options": self._options.backup_storage}
+        parts = partition.parts
+        for some in [parts] if partition.as_one and parts else [(part,) for part in parts]:
+            started = time.perf_counter()
+            try:
+                done = work(OpenTable.open(self._options), arguments, some)
+            except Exception as failure:
+                # A shard that fails must not stop the others; the job fails at its end.
+                done = [(part["shard_id"], {}, failure) for part in some]
+            seconds = time.perf_counter() - started
+            rows = [_row(self._job, seconds, *each) for each in done]
+            yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(REPORT_SCHEMA))
+            if partition.in_order and any(row["error"] is not None for row in rows):
+                return
+
+
+def _row(
+    job: str, seconds: float, shard_id: str | None, details: Details, failure: Exception | None
+) -> Details:
+    if failure is not None:
+        logger.warning("%s failed: %s", job, failure, extra={"shard": shard_id})
+    return {
+        "shard_id": shard_id,
+        "seconds": seconds,
+        "details": json.dumps(details, default=str),
+        "error": None if failure is None else f"{type(failure).__name__}: {failure}",
+    }
+
+
+def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
+    shards = arguments.get("shards")
+    if shards is None:
+        shards = [str(manifest.shard_id) for manifest in discover_manifests(table.store)]
+    return [Unit(({"shard_id": shard},)) for shard in shards]
+
+
+def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    (part,) = parts
+    manifest = ShardManifestStore(table.store, UUID(part["shard_id"])).require_latest()
+    return [(part["shard_id"], {"rows": flush_one_through_owner(table.base, manifest, table.store)}, None)]
+
+
+def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
+    if "plan" in arguments:
+        plan = CompactionPlan.from_dict(arguments["plan"])
+    else:
+        limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
+        plan = plan_compaction(table.store, max_commit_bytes=limit)
+    units = []
+    for pack in plan.packs:
+        shares = [pack.parts] if pack.in_order else _shared_out(pack.parts, int(arguments.get("slots") or 1))
+        for share in shares:
+            parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in share)
+            units.append(Unit(parts, pack.in_order, as_one=not pack.in_order))
+    if plan.has_key or not units:
+        return units
+    # Without a key commits exclude each other: one task for all.
+    return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
+
+
+def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]:
+    """Parts for some tasks, of about the same size each.
+
+    Several tasks for many small shards, because reading them takes longer than the commits; and for much
+    data as many as there are slots.
+    """
+    by_number = min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
+    by_bytes = min(slots, sum(part.num_bytes for part in parts) // _BYTES_PER_TASK)
+    shares: list[list[ShardPlan]] = [[] for _ in range(min(len(parts), max(by_number, by_bytes)))]
+    taken = [(0, number) for number in range(len(shares))]
+    for part in sorted(parts, key=lambda part: part.num_bytes, reverse=True):
+        num_bytes, number = heapq.heappop(taken)
+        shares[number].append(part)
+        # A shard without rows counts too, so that shares differ little in number.
+        heapq.heappush(taken, (num_bytes + part.num_bytes + 1, number))
+    return shares
+
+
+def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    pack = Pack(tuple(ShardPlan.from_dict(part["plan"]) for part in parts))
+    done = execute_pack(pack, store=table.store, base=table.base)
+    return [
+        (str(shard_id), {} if shard_id in done.failed else report.to_dict(), done.failed.get(shard_id))
+        for shard_id, report in done.shards.items()
+    ]
+
+
+def _plan_gc(table: OpenTable, arguments: Details) -> list[Unit]:
+    # One more task for what belongs to no shard.
+    return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
+
+
+def _gc(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    shard_id = parts[0]["shard_id"]
+    seconds = arguments.get("min_age_seconds")
+    report = collect_garbage(
+        table.store,
+        min_age=None if seconds is None else timedelta(seconds=seconds),
+        resources=[Resource.STAGING_FILES] if shard_id is None else set(Resource) - {Resource.STAGING_FILES},
+        shards=[] if shard_id is None else [shard_id],
+        dry_run=bool(arguments.get("dry_run")),
+    )
+    details = {"collected": report.counts(), "bytes": sum(each.num_bytes for each in report.collected)}
+    return [(shard_id, details, None)]
+
+
+def _verify(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    shard_id, deep = parts[0]["shard_id"], bool(arguments.get("deep", True))
+    if shard_id is None:
+        report = verify_table(table.store, deep=deep, between_shards=True)
+    else:
+        report = verify_table(table.store, [shard_id], deep=deep)
+    findings = [finding.to_dict() for finding in report.findings]
+    return [(shard_id, {"ok": report.ok, "findings": findings, "checked": dict(report.checked)}, None)]
+
+
+def _plan_backup(table: OpenTable, arguments: Details) -> list[Unit]:
+    parts = arguments["parts"]
+    return [Unit(({"shard_id": part["shard"] and part["shard"][0], "part": part},)) for part in parts]
+
+
+def _backup(table: OpenTable, arguments: Details, parts: Parts) -> Done:
+    (each,) = parts
+    destination = ObjectStore.from_uri(arguments["to"], arguments["backup_options"])
+    try:
+        copied = copy_part(table.store, destination, BackupPart.from_dict(each["part"], table.store))
+    except FileNotFoundError as error:
+        # No failure: the driver plans again.
+        return [(each["shard_id"], {"gone": str(error)}, None)]
+    return [(each["shard_id"], {"bytes": copied.copied_bytes, "copied": copied.to_dict()}, None)]
+
+
+_Plan = Callable[[OpenTable, Details], list[Unit]]
+_Work = Callable[[OpenTable, Details, Parts], Done]
+_JOBS: dict[str, tuple[_Plan, _Work]] = {
+    "flush": (_per_shard, _flush),
+    "compact": (_plan_compact, _compact),
+    "gc": (_plan_gc, _gc),
+    "verify": (_plan_gc, _verify),
+    "backup": (_plan_backup, _backup),
+}
