@@ -21,6 +21,7 @@ from lancewal.storage import ObjectStore, observe_all, read_times
 from lancewal.table import Table
 from lancewal.writer import open as writer_registry
 from tests.faults import FaultyBackend
+from tests.patience import PATIENCE
 from tests.tables import rows, wal_table
 
 DOCUMENTATION = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -236,7 +237,11 @@ def test_tables_are_watched_but_not_at_every_look(
 def test_metrics_are_served(tmp_path: Path) -> None:
     table = wal_table(tmp_path / "t", bucket=("id", 2))
     with metrics.serve(0, tables=[table]) as endpoint:
-        page = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30).read().decode()
+        page = (
+            urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=PATIENCE)
+            .read()
+            .decode()
+        )
     assert "# TYPE lancewal_puts_total counter" in page
     assert f'lancewal_base_rows{{table="{table.uri}"}} 0.0' in page
 

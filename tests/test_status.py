@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,7 +211,7 @@ def test_what_has_not_changed_is_not_read_again(table: lancewal.Table) -> None:
         with measured_depth() as depth:
             again = status()
             assert depth() <= 3  # with the look at the owners
-        assert backend.requests == {"list_directories": 1, "list": 3}
+        assert backend.requests == {"list_directories": 1, "list": 4}
         assert replace(again, taken_at=found.taken_at) == found
 
 
@@ -264,3 +265,34 @@ def test_a_shard_without_a_manifest_is_left_out(table: lancewal.Table) -> None:
     store = ObjectStore.from_uri(table.uri)
     store.put(layout.wal_entry(uuid4(), 1), b"a writer is just making it")
     assert [shard.shard_id for shard in table.status().shards] == [table.shard_for()]
+
+
+def test_checkpoints_were_not_shown_nor_what_they_hold_back(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(rows(0, 20))
+    table.checkpoint("monday", keep=timedelta(days=3))
+    (kept,) = table.status().checkpoints
+    assert (kept.checkpoint.name, kept.held.count) == ("monday", 0)  # the table needs the same files
+    table.compact()
+    status = table.status()
+    (kept,) = status.checkpoints
+    assert kept.checkpoint == table.checkpoints()[0]
+    assert 0 < kept.held.count < status.garbage.count
+    assert 0 < kept.held.num_bytes < status.garbage.num_bytes
+    (shown,) = json.loads(json.dumps(status.to_dict()))["checkpoints"]
+    assert (shown["name"], shown["held"]["count"]) == ("monday", kept.held.count)
+    assert 0 <= shown["age_seconds"] < 3600
+    table.drop_checkpoint("monday")
+    assert table.status().checkpoints == ()
+
+
+def test_a_checkpoint_keeps_entries_of_the_log_too(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(rows(0, 20))
+        table.checkpoint("in-the-log")
+        writer.put(rows(20, 20))
+    table.compact()
+    (kept,) = table.status().checkpoints
+    assert kept.held.count == 1  # the first put; the second one is newer

@@ -12,7 +12,14 @@ from uuid import UUID
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
 from lancewal.errors import DifferentHistoryError, WalCorruptError
 from lancewal.format import MEM_WAL_INDEX_NAME, ShardManifest, ShardStatus
-from lancewal.maintenance import SMALL_FILE_ROWS, UpkeepSettings, read_upkeep_settings
+from lancewal.maintenance import (
+    SMALL_FILE_ROWS,
+    Checkpoint,
+    UpkeepSettings,
+    read_checkpoints,
+    read_upkeep_settings,
+)
+from lancewal.reader import TableState
 from lancewal.service import Duty, Owner, duties_in, look_at_clock, owners_in
 from lancewal.shard import (
     ShardManifestStore,
@@ -136,12 +143,32 @@ class IndexState:
 
 
 @dataclass(frozen=True)
+class CheckpointState:
+    """A checkpoint, and what stays for it: ``held`` are files of shards that the newest state needs no more.
+
+    Beside them it keeps the base version that it names, with the files of that.
+    """
+
+    checkpoint: Checkpoint
+    held: Lag
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        age = max(0.0, (now - self.checkpoint.created).total_seconds())
+        return {
+            **self.checkpoint.to_dict(),
+            "age_seconds": round(age, 3),
+            "held": self.held.to_dict(now),
+        }
+
+
+@dataclass(frozen=True)
 class TableStatus:
     """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot.
 
     ``owners`` are the processes that write to it, those included that are gone and were not replaced.
     ``upkeep`` is what the table is kept within, and ``duties`` tell who does it, or did it last. ``versions``
     are those of the base table, with the time of the oldest; ``small_files`` are its files with few rows.
+    ``checkpoints`` come oldest first.
     """
 
     uri: str
@@ -160,6 +187,7 @@ class TableStatus:
     duties: tuple[Duty, ...] = ()
     versions: Lag = Lag()
     small_files: int = 0
+    checkpoints: tuple[CheckpointState, ...] = ()
 
     @property
     def unflushed(self) -> Lag:
@@ -198,6 +226,7 @@ class TableStatus:
                 "settings": self.upkeep.to_dict(),
                 "duties": [duty.to_dict() for duty in self.duties],
             },
+            "checkpoints": [each.to_dict(now) for each in self.checkpoints],
             "shards": [shard.to_dict(now) for shard in self.shards],
             "owners": [owner.to_dict() for owner in self.owners],
         }
@@ -262,19 +291,24 @@ def table_status(
     tails = list(_for_each(store, partial(_tail, store), present))
     base = read_base() if reading is None else reading.result()
     infos = _infos(store, base, [manifest for manifest, _ in present], [tail.tip for tail in tails])
+    garbage = [
+        _garbage(manifest, files, info.compacted_generation, tail)
+        for (manifest, files), info, tail in zip(present, infos, tails, strict=True)
+    ]
     shards = [
         ShardState(
             **vars(info),
             last_write=tail.last_write,
             unflushed=tail.lag,
             uncompacted=_uncompacted(manifest, files, info.compacted_generation),
-            garbage=_garbage(manifest, files, info.compacted_generation, tail),
+            garbage=_lag_of(unneeded),
         )
-        for (manifest, files), info, tail in zip(present, infos, tails, strict=True)
+        for (manifest, files), info, tail, unneeded in zip(present, infos, tails, garbage, strict=True)
     ]
     details = base.details
     fragments = fragments_of(base.dataset)
-    with_clock, versions, settings = _look_beside(store) if beside is None else beside.result()
+    with_clock, versions, settings, kept = _look_beside(store) if beside is None else beside.result()
+    by_shard = {info.shard_id: unneeded for info, unneeded in zip(infos, garbage, strict=True)}
     return TableStatus(
         uri=base.uri,
         taken_at=now or datetime.now(UTC),
@@ -290,23 +324,25 @@ def table_status(
         owners=tuple(owners_in(store, with_clock)),
         upkeep=settings,
         duties=tuple(duties_in(store, with_clock)),
-        versions=Lag(len(versions), None, sum(info.size for info in versions), _oldest(versions)),
+        versions=_lag_of(versions),
         small_files=sum(each.physical_rows < SMALL_FILE_ROWS for each in fragments),
+        checkpoints=tuple(CheckpointState(each, _lag_of(_held_for(state, by_shard))) for each, state in kept),
     )
 
 
-def _look_beside(store: ObjectStore) -> tuple[list[ObjectInfo], list[ObjectInfo], UpkeepSettings]:
-    """What lies with the storage's clock, the base table's versions, and what the table is kept within."""
-    with_clock, (versions, settings) = both(
-        lambda: look_at_clock(store),
-        lambda: both(
-            lambda: store.list(layout.VERSIONS_DIR),
-            lambda: read_upkeep_settings(store),
-            at_once=not store.is_local,
-        ),
-        at_once=not store.is_local,
+_Kept = list[tuple[Checkpoint, TableState | None]]
+
+
+def _look_beside(store: ObjectStore) -> tuple[list[ObjectInfo], list[ObjectInfo], UpkeepSettings, _Kept]:
+    """What lies with the storage's clock, the base table's versions, what the table is kept within, and its
+    checkpoints."""
+    at_once = not store.is_local
+    (with_clock, versions), (settings, kept) = both(
+        lambda: both(lambda: look_at_clock(store), lambda: store.list(layout.VERSIONS_DIR), at_once=at_once),
+        lambda: both(lambda: read_upkeep_settings(store), lambda: read_checkpoints(store), at_once=at_once),
+        at_once=at_once,
     )
-    return with_clock, versions, settings
+    return with_clock, versions, settings, kept
 
 
 def sharding_text(base: BaseTable) -> str:
@@ -382,7 +418,7 @@ def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) ->
     )
 
 
-def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: _Tail) -> Lag:
+def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: _Tail) -> list[ObjectInfo]:
     """What lies in the shard beside its newest manifest, SSTables that wait, and the end of its log."""
     shard_id = manifest.shard_id
     waiting = [entry for entry in manifest.sstables if entry.generation > held]
@@ -391,8 +427,28 @@ def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: 
         layout.version_hint(shard_id),
         *(f"{layout.sstable_dir(shard_id, entry.path)}/" for entry in waiting),
     )
-    garbage = [info for info in files if info.path not in tail.needed and not info.path.startswith(needed)]
-    return Lag(len(garbage), None, sum(info.size for info in garbage), _oldest(garbage))
+    return [info for info in files if info.path not in tail.needed and not info.path.startswith(needed)]
+
+
+def _held_for(state: TableState | None, garbage: Mapping[UUID, list[ObjectInfo]]) -> list[ObjectInfo]:
+    """What of the garbage of each shard a checkpoint needs: its SSTables, and its part of the log."""
+    found: list[ObjectInfo] = []
+    for place in () if state is None else state.shards:
+        log = f"{layout.wal_dir(place.shard_id)}/"
+        sstables = tuple(
+            f"{layout.sstable_dir(place.shard_id, entry.path)}/" for entry in place.manifest.sstables
+        )
+        for info in garbage.get(place.shard_id, ()):
+            position = (
+                layout.parse_wal_name(info.path.removeprefix(log)) if info.path.startswith(log) else None
+            )
+            if info.path.startswith(sstables) or (position is not None and position in place.wal_range):
+                found.append(info)
+    return found
+
+
+def _lag_of(infos: list[ObjectInfo]) -> Lag:
+    return Lag(len(infos), None, sum(info.size for info in infos), _oldest(infos))
 
 
 def _indexes(base: BaseTable) -> list[IndexState]:

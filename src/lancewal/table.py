@@ -88,13 +88,11 @@ class Table(TableView):
     that are durable in any other. What is kept between calls only saves work, unless the table was
     opened with ``max_staleness``. Thread-safe.
 
-    >>> import tempfile, lance, lancewal, pyarrow as pa
-    >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
+    >>> import tempfile, lancewal
     >>> uri = tempfile.mkdtemp() + "/table"
-    >>> _ = lance.write_dataset(pa.schema([key, pa.field("text", pa.string())]).empty_table(), uri)
-    >>> table = lancewal.initialize(uri, unsharded=True)
+    >>> table = lancewal.create(uri, [{"id": 1, "text": "a"}], key="id", unsharded=True)
     >>> with table.writer() as writer:
-    ...     _ = writer.put(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}))
+    ...     _ = writer.put([{"id": 2, "text": "b"}, {"id": 3, "text": "c"}])
     ...     table.count_rows(), table.lookup(2)
     (3, {'id': 2, 'text': 'b'})
     >>> table.scan(columns=["text"], filter="id > 1").to_table().to_pylist()
@@ -405,22 +403,24 @@ class Table(TableView):
             self._store, self._reader.base, writer_store=self._writer_store, most_commits=most_commits
         )
 
-    def flush(self, config: ShardWriterConfig | None = None, **overrides: Any) -> None:
+    def flush(
+        self, config: ShardWriterConfig | None = None, *, take_over: TakeOver = "when_gone", **overrides: Any
+    ) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
         A shard with a writer in this process flushes through it. The owner of one in another process is
         asked to flush, and waited for; one that cannot, in WAL-only mode, is left alone
         (:class:`ShardOwnedError`). Any other shard that has rows in its WAL is claimed, replayed,
         flushed and let go: a writer on it that nobody knows of (Lance's own) is fenced, and so is one of
-        this process in WAL-only mode. Shards without such rows are left alone. Settings as in
-        :meth:`writer`, for the shards that are claimed.
+        this process in WAL-only mode. Shards without such rows are left alone. ``take_over="now"`` claims
+        shards of other processes too, "never" refuses those. Settings as in :meth:`writer`.
         """
         # Damage to any manifest is told before anything is flushed.
         base, manifests = both(
             self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
         )
         config = ShardWriterConfig.resolved(config, base.details.writer_config_defaults, overrides)
-        flush_through_owners(base, manifests, self._writer_store(base, config), config)
+        flush_through_owners(base, manifests, self._writer_store(base, config), config, take_over)
 
     def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
         """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""

@@ -124,7 +124,7 @@ def test_errors_of_the_library_have_codes(table: lancewal.Table, monkeypatch: py
         (OSError(errno.EIO, "I/O error", "/x"), exits.FAILED),
     ]:
 
-        def fail(self: object, error: Exception = error) -> None:
+        def fail(self: object, error: Exception = error, **_: object) -> None:
             raise error
 
         monkeypatch.setattr(Table, "flush", fail)
@@ -144,7 +144,7 @@ def test_a_failure_in_many_shards_gives_each_reason_once(table: lancewal.Table) 
 def test_a_bug_is_a_sentence_and_debug_shows_where(
     table: lancewal.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: object) -> None:
+    def fail(self: object, **_: object) -> None:
         raise RuntimeError("what nobody thought of")
 
     monkeypatch.setattr(Table, "flush", fail)

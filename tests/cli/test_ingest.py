@@ -271,7 +271,7 @@ def test_metrics_are_served_meanwhile(tmp_path: Path, folder: Path) -> None:
         assert process.stdout is not None
         for _ in range(3):
             process.stdout.readline()
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE).read().decode()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert "lancewal_object_store_seconds_count" in page

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import errno
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +180,23 @@ def test_help_fills_its_lines_and_gives_switches_no_type() -> None:
     assert "of the first key column, or to a single shard" in " ".join(text.split())
     assert not any(line.rstrip().endswith("first key column, or") for line in text.splitlines())
     assert "<bool>" not in text
+
+
+_STOPPED_ELSEWHERE = """
+import signal, threading, time
+from lancewal.cli.exits import guarded, wait_until_stopped
+
+def stop():
+    time.sleep(0.5)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Event().wait()
+
+threading.Thread(target=stop, daemon=True).start()
+guarded(wait_until_stopped)()
+"""
+
+
+def test_a_service_did_not_stop_when_another_thread_got_the_signal() -> None:
+    """Python handles signals in the main thread, which waited without end; the second SIGTERM ended it."""
+    done = subprocess.run([sys.executable, "-c", _STOPPED_ELSEWHERE], timeout=120, check=False)
+    assert done.returncode == 0

@@ -18,6 +18,7 @@ import pytest
 
 import lancewal
 from tests.cli.support import SOURCE, ok, run
+from tests.patience import PATIENCE
 from tests.tables import rows, wal_table
 
 TOKEN = "token-of-the-serve-tests"
@@ -50,7 +51,7 @@ def probe(address: str, path: str, token: str | None = None) -> tuple[int, str]:
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -71,7 +72,7 @@ def test_a_served_table_is_written_read_and_handed_over(tmp_path: Path) -> None:
     with serving(table.uri, *options) as (said, child):
         assert said["tables"] == ["events"]
         with (
-            lancewal.connect(said["address"], token=TOKEN, timeout=30) as remote,
+            lancewal.connect(said["address"], token=TOKEN, timeout=PATIENCE) as remote,
             remote.writer() as writer,
         ):
             writer.put(rows(0, 10))
@@ -99,11 +100,11 @@ def test_a_stand_by_takes_over_from_a_killed_gateway(tmp_path: Path) -> None:
     with (
         serving(table.uri) as (first, child),
         serving(table.uri) as (second, _),
-        lancewal.connect([first["address"], second["address"]], timeout=60) as remote,
+        lancewal.connect([first["address"], second["address"]], timeout=PATIENCE) as remote,
         remote.writer() as writer,
     ):
         writer.put(rows(0, 5))
-        with lancewal.connect(second["address"], timeout=60) as other, other.writer() as through:
+        with lancewal.connect(second["address"], timeout=PATIENCE) as other, other.writer() as through:
             through.put(rows(5, 5))  # the stand-by names the owner, and the client goes there
         child.kill()
         child.wait()
@@ -133,5 +134,5 @@ def test_two_tables_need_two_names(tmp_path: Path) -> None:
     assert run("serve", one.uri, two.uri).code == 2
     with serving(one.uri, f"other={two.uri}") as (said, _):
         assert said["tables"] == ["t", "other"]
-        with lancewal.connect(said["address"], table="other", timeout=30) as remote:
+        with lancewal.connect(said["address"], table="other", timeout=PATIENCE) as remote:
             assert remote.count_rows() == 0

@@ -14,7 +14,7 @@ import lancewal
 from lancewal.cli import exits
 from lancewal.storage import layout
 from tests.cli.support import ok, run, start
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.tables import rows, wal_table
 
 
@@ -71,7 +71,7 @@ def test_it_watches_until_it_is_stopped(behind: lancewal.Table, end: signal.Sign
                 writer.put(rows(10 * number, 10, prefix="newer"))
         wait_until(lambda: behind.status().uncompacted.count == 0, "the next compaction")
         process.send_signal(end)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -30,7 +30,7 @@ import lancewal
 from lancewal.base import BaseTable
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format import ShardManifest
-from lancewal.maintenance import Resource, at_crash_points, checkpoints, collect_garbage, gc
+from lancewal.maintenance import Kind, Resource, at_crash_points, checkpoints, collect_garbage, gc
 from lancewal.maintenance.checkpoints import _ATTEMPTS, _Record, create_checkpoint, drop_checkpoint
 from lancewal.reader import ShardPlace, TableState
 from lancewal.shard.manifest import ShardManifestStore
@@ -342,6 +342,45 @@ class TestMaking:
         restored = lancewal.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
         assert restored.checkpoints() == []
         assert pairs(restored.scan().to_table()) == MIXED
+
+
+class TestVerify:
+    def test_checkpoints_are_counted_and_have_what_they_need(self, mixed: Site) -> None:
+        table = opened(mixed)
+        table.checkpoint("one")
+        mixed.compact()
+        report = table.verify()
+        assert (report.ok, report.checked["checkpoints"]) == (True, 1)
+
+    @pytest.mark.parametrize("what", ["SSTables", "log", "base version"])
+    def test_files_that_a_checkpoint_lacks_are_told(self, mixed: Site, what: str) -> None:
+        table = opened(mixed)
+        table.checkpoint("one")
+        kept = checkpoints.checkpoint_state(mixed.store, "one")
+        mixed.compact()
+        for place in kept.shards:
+            shard = Path(table.uri) / layout.shard_dir(place.shard_id)
+            for entry in place.manifest.sstables if what == "SSTables" else ():
+                shutil.rmtree(shard / entry.path)
+            for position in place.wal_range if what == "log" else ():
+                (Path(table.uri) / layout.wal_entry(place.shard_id, position)).unlink()
+        if what == "base version":
+            for tag in tags(mixed.store):
+                lance.dataset(table.uri).tags.delete(tag)
+            clean_up(table.uri)
+        found = [each for each in table.verify(deep=False).findings if "checkpoint" in each.kind]
+        assert [(each.kind, each.subject) for each in found] == [(Kind.CHECKPOINT_INCOMPLETE, "one")]
+        table.drop_checkpoint("one")
+        assert not [each for each in table.verify(deep=False).findings if "checkpoint" in each.kind]
+
+    def test_a_damaged_record_is_told(self, mixed: Site) -> None:
+        table = opened(mixed)
+        table.checkpoint("one")
+        [record] = [path for path in left_of_checkpoints(mixed.store) if path.endswith(".json")]
+        mixed.store.put(record, b"{}")
+        [found] = [each for each in table.verify(deep=False).findings if "checkpoint" in each.kind]
+        assert (found.kind, found.subject) == (Kind.CHECKPOINT_UNREADABLE, "one")
+        assert table.status().checkpoints[0].checkpoint.problem is not None
 
 
 class TestRaces:

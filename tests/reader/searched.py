@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import lancewal
-from lancewal.reader import TableReader
+from lancewal.reader import TableReader, TableView
 from lancewal.service import TakeOver
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
@@ -110,15 +110,17 @@ class Searched:
     def near(self, query: Sequence[float], k: int = 10, column: str = "v", **options: Any) -> list[Row]:
         """Hits of a vector search, the same whoever reads."""
         return self._agreed(
-            lambda reader: reader.vector_search(column, np.array(query, np.float32), k, **options)
+            lambda view: view.vector_search(column, np.array(query, np.float32), k, **options)
         )
 
     def words(self, query: str, k: int = 1000, column: str = "text", **options: Any) -> list[Row]:
         """Hits of a full-text search, the same whoever reads."""
-        return self._agreed(lambda reader: reader.full_text_search(column, query, k, **options))
+        return self._agreed(lambda view: view.full_text_search(column, query, k, **options))
 
-    def _agreed(self, search: Callable[[TableReader], pa.Table]) -> list[Row]:
-        live, other = (search(reader).to_pylist() for reader in (self.live, self.other))
+    def _agreed(self, search: Callable[[TableView], pa.Table]) -> list[Row]:
+        live, other = (
+            search(TableView(self.store, reader)).to_pylist() for reader in (self.live, self.other)
+        )
         assert live == other
         keys = [found["id"] for found in live if "id" in found]
         if self.table.primary_key:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.reader import TableReader, runs, tail
+from lancewal.reader import TableReader, TableView, runs, tail
 from lancewal.reader.memory_source import StreamedSource
 from lancewal.reader.runs import Run, in_fewer
 from lancewal.reader.search import checked_nearest, nearest
@@ -454,7 +454,7 @@ def test_searches_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             reader = other(table)
             scan = reader.scan()
             query = checked_nearest(scan.snapshot, "vector", [3.0, 1.0], 5)
-            words = reader.full_text_search("text", "fox", 8, filter="id > 2")
+            words = TableView(table.store, reader).full_text_search("text", "fox", 8, filter="id > 2")
             found.append((nearest(scan.snapshot, query).to_pylist(), words.to_pylist()))
         assert found[0] == found[1]
         assert len(found[0][0]) == 5

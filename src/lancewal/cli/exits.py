@@ -8,9 +8,10 @@ import re
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -31,6 +32,9 @@ from lancewal.errors import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: Seconds between two looks whether a signal came.
+_LOOK_SECONDS = 0.2
 
 FAILED = 1
 #: Wrong usage, or input that was refused before anything was written.
@@ -171,6 +175,15 @@ def _end(error: BaseException, text: str, code: int, label: str = "error") -> No
     if console.settings.debug:
         console.traceback(error)
     raise typer.Exit(code) from error
+
+
+def wait_until_stopped() -> None:
+    """Until SIGTERM or Ctrl-C, the orderly end of a command that runs for as long as it is needed."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            # Not without end: the system may give the signal to any thread, and Python handles it in the main
+            # thread alone, which nothing wakes then.
+            time.sleep(_LOOK_SECONDS)
 
 
 @contextmanager

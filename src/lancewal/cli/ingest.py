@@ -89,6 +89,7 @@ def ingest(
         str | None,
         typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics while it runs."),
     ] = None,
+    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
@@ -96,7 +97,8 @@ def ingest(
 
     The table remembers which files it has: a run that was interrupted continues where it stopped, and
     files that were taken before are skipped. Where another process writes to the table, it adopts the
-    rows in its own order; shards that nobody has are taken over for a moment.
+    rows in its own order; shards that nobody has are taken over for a moment. --take-over now takes the
+    shards from it instead, never refuses the files.
     """
     from lancewal.ingest import Ingestion, find_files
 
@@ -122,9 +124,18 @@ def ingest(
     if engine is options.Engine.SPARK:
         from lancewal.cli.spark import SparkParts
 
+        if take_over is not options.TakeOver.WHEN_GONE:
+            raise typer.BadParameter("--take-over is for --engine local; Spark's tasks go through the owners")
         parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
     new_job = partial(
-        Ingestion, table, storage, source=source, drop_unknown=drop_unknown, again=again, parts=parts
+        Ingestion,
+        table,
+        storage,
+        source=source,
+        drop_unknown=drop_unknown,
+        again=again,
+        parts=parts,
+        take_over=take_over.value,
     )
     if give_up:
         _give_up(new_job(), files, sources)

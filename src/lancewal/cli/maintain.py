@@ -24,23 +24,27 @@ _SHOWN_FINDINGS = 50
 def flush(
     table: options.TableArgument,
     engine: options.JobEngine = options.Engine.LOCAL,
+    take_over: options.TakeOverOption = options.TakeOver.WHEN_GONE,
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
     """Move rows from the WALs to SSTables.
 
     Shards that another process writes to are flushed by that process, which is asked and waited for; those
-    that nobody has are taken over for a moment.
+    that nobody has are taken over for a moment. --take-over now takes its shards from it instead, never
+    refuses them.
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
+        if take_over is not options.TakeOver.WHEN_GONE:
+            raise typer.BadParameter("--take-over is for --engine local; Spark's tasks go through the owners")
         _on_spark(opened, "flush", option=option, json=json)
         return
     before = opened.status().unflushed
     with console.progress(json=json, counted=False) as shown:
         shown.add_task("flushing", total=None, note=console.plural(before.count, "entry", "entries"))
         with resumable("every shard is flushed or as it was"):
-            opened.flush()
+            opened.flush(take_over=take_over.value)
     after = opened.status()
     text = (
         f"{console.plural(before.count, 'WAL entry', 'WAL entries')} "
@@ -248,6 +252,7 @@ def backup(
     check: Annotated[
         bool, typer.Option("--check", help="Read all files of the backup again and compare their checksums.")
     ] = False,
+    engine: options.JobEngine = options.Engine.LOCAL,
     option: options.StorageOptions = None,
     backup_option: _OtherOptions = None,
     json: options.Json = False,
@@ -262,7 +267,12 @@ def backup(
     opened = options.open_table(table, option)
     elsewhere = options.storage_options(backup_option)
     with resumable("a backup that was not finished does not count"):
-        report = opened.backup(backups, elsewhere)
+        if engine is options.Engine.SPARK:
+            from lancewal.cli.spark import run_backup
+
+            report = run_backup(table, backups, options.storage_options(option), elsewhere, json=json)
+        else:
+            report = opened.backup(backups, elsewhere)
     damaged = check_backup(ObjectStore.from_uri(backups, elsewhere), report.id) if check else []
     text = (
         f"backup {report.id}: {console.plural(report.files, 'file')} "

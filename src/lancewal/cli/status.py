@@ -30,6 +30,7 @@ _WIDE = 120
 _HISTORY = 60
 _SHOWN_INDEXES = 2
 _SHOWN_OWNERS = 4
+_SHOWN_CHECKPOINTS = 4
 #: Lines of a full screen that are not shards.
 _OTHER_LINES = 21
 
@@ -67,6 +68,7 @@ def status_view(
         parts += [_writes(history, width)]
     parts += _owners(status)
     parts += _upkeep(status)
+    parts += _checkpoints(status)
     room = None if height is None else max(3, height - _OTHER_LINES)
     parts += [Text(), _shards(status, width, room, history)]
     if every is not None:
@@ -156,6 +158,24 @@ def _upkeep(status: TableStatus) -> list[RenderableType]:
         failed = (f", failed {console.plural(duty.failures, 'time')}", "yellow") if duty.failures else ""
         lines.append(Text.assemble(("                 ", "dim"), visible(text), failed))
     return lines
+
+
+def _checkpoints(status: TableStatus) -> list[RenderableType]:
+    """A line for each checkpoint, the oldest first: they hold back most."""
+    lines: list[RenderableType] = []
+    for each in status.checkpoints[:_SHOWN_CHECKPOINTS]:
+        kept = each.checkpoint
+        ago = console.duration(max(0.0, (status.taken_at - kept.created).total_seconds()))
+        holds = f"holds back {console.plural(each.held.count, 'file')} ({console.size(each.held.num_bytes)})"
+        until = "" if kept.expires is None else f", until {kept.expires:%Y-%m-%d %H:%M} UTC"
+        text = f"{kept.name}, {ago} old, base version {kept.version}, {holds}{until}"
+        if kept.problem is not None:
+            text = f"{kept.name}, {ago} old: {kept.problem}"
+        style = "" if kept.problem is None else "red"
+        lines.append(Text.assemble(("checkpoint       ", "dim"), (visible(text), style)))
+    hidden = len(status.checkpoints) - len(lines)
+    more = [Text(f"… and {console.plural(hidden, 'checkpoint')} more", style="dim")] if hidden else []
+    return [*lines, *more]
 
 
 def _writes(history: History, width: int) -> Text:

@@ -33,7 +33,7 @@ from lancewal.publish import (
     begin_append,
     finish_append,
 )
-from lancewal.service import is_owned, publish_through_owners
+from lancewal.service import TakeOver, checked_take_over, is_owned, publish_through_owners
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import ObjectStore, ordered_map
 from lancewal.table import Table
@@ -98,6 +98,7 @@ class LocalParts:
         *,
         drop_unknown: bool = False,
         progress: ProgressCallback | None = None,
+        take_over: TakeOver = "when_gone",
         max_part_bytes: int = MAX_PART_BYTES,
         wal_part_bytes: int = WAL_PART_BYTES,
     ) -> None:
@@ -107,6 +108,7 @@ class LocalParts:
         self._progress = progress or (lambda step: None)
         self._max_part_bytes = max_part_bytes
         self.wal_part_bytes = wal_part_bytes
+        self.take_over = take_over
 
     def prepare(self, file: SourceFile, start: int) -> PreparedPart:
         return self._prepare(file, start, None, self._max_part_bytes)
@@ -172,14 +174,15 @@ class _LocalPart:
             self._staged = self._stager.finish()
 
     def write(self, transaction: Transaction) -> int:
-        if self._stager is None and is_owned(self._store):
+        take_over = self._parts.take_over
+        if self._stager is None and take_over != "now" and (take_over == "never" or is_owned(self._store)):
             # Whoever writes there would be fenced by a claim; it can adopt SSTables.
             self._stager = Stager(self._base, self._store, self._router)
             for batch in self._held:
                 self._stager.add(batch)
             self._held, self._staged = [], self._stager.finish()
         if self._stager is not None:
-            publish_through_owners(self._base, self._store, self._staged, transaction)
+            publish_through_owners(self._base, self._store, self._staged, transaction, take_over)
         else:
             self._append(transaction)
             self._parts.wal_bytes += self.num_bytes
@@ -294,16 +297,21 @@ class Ingestion:
         progress: ProgressCallback | None = None,
         taken: Callable[[SourceFile, int], object] | None = None,
         parts: Parts | None = None,
+        take_over: TakeOver = "when_gone",
         store: ObjectStore | None = None,
     ) -> None:
         """``source`` names where the files come from, by default their directory. ``again`` ingests
         files that were ingested before; ``drop_unknown`` leaves out columns that the table lacks.
         ``taken`` is called with each finished file and the number of its rows in this run. ``parts``
-        is another way to write files; tests pass a faulty ``store``."""
+        is another way to write files. ``take_over`` is about shards that another process has: "now" takes
+        them from it, "never" refuses the files. Tests pass a faulty ``store``."""
+        self._take_over = checked_take_over(take_over)
         self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
         self._source = source
         self._again = again
-        self._parts = parts or LocalParts(self._store, drop_unknown=drop_unknown, progress=progress)
+        self._parts = parts or LocalParts(
+            self._store, drop_unknown=drop_unknown, progress=progress, take_over=take_over
+        )
         self._taken = taken or (lambda file, rows: None)
         self.report = IngestReport()
 
@@ -330,7 +338,7 @@ class Ingestion:
     def flush(self, *, at_least: int = 1) -> None:
         """Flush what this job wrote to WALs, if it is at least ``at_least`` bytes."""
         if self._parts.wal_bytes >= at_least:
-            Table.open(self._store.uri, store=self._store).flush()
+            Table.open(self._store.uri, store=self._store).flush(take_over=self._take_over)
             self._parts.wal_bytes = 0
 
     def pending(self, files: Iterable[SourceFile]) -> list[SourceFile]:

@@ -87,12 +87,12 @@ def uninitialize(
         store.put(_DONE_WITH, encode_record({"base_version": base.version}))
         _drop_index(base)
     except BaseException:
-        _unseal(table, sealed)
+        _take_back(table, store, sealed)
         raise
     late = _unsealed(store)
     if late:
         commit_index(base.dataset, base.details)
-        _unseal(table, sealed)
+        _take_back(table, store, sealed)
         raise ConflictError(
             f"a writer made shard {late[0]} meanwhile, so the table is as it was; close it first"
         )
@@ -122,6 +122,18 @@ def _seal(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
 def _unsealed(store: ObjectStore) -> list[UUID]:
     manifests = discover_manifests(store)
     return [each.shard_id for each in manifests if each.status is not ShardStatus.SEALED]
+
+
+def _take_back(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
+    """Leave the table as it was: without the record, which would outlive rows that come later."""
+    try:
+        Table.open(store.uri, store.storage_options)
+        store.delete(_DONE_WITH)
+    except NotInitializedError:
+        return  # the index is gone all the same: calling again goes on from here
+    except LanceWalError as error:
+        logger.warning("the record %s stays: %s", _DONE_WITH, error)
+    _unseal(table, sealed)
 
 
 def _unseal(table: Table, sealed: list[UUID]) -> None:

@@ -1,6 +1,7 @@
 """One front for all searches: by vector, by words or by both, for one query or a batch of them.
 
-The columns are chosen here where only one can be meant. All queries of a batch see the same state.
+The columns are chosen here where only one can be meant. All queries of a batch see the same state. A hybrid
+search joins the ranks of its two searches by reciprocal rank fusion.
 """
 
 from __future__ import annotations
@@ -14,15 +15,25 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import refuse_added
+from lancewal.format import TableSchema, key_values, refuse_added
 from lancewal.index import is_text, is_vector
-from lancewal.reader.hybrid import hybrid
 from lancewal.reader.merge import Snapshot
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
 
 #: The column with a query's number in its batch.
 QUERY = "_query"
+#: The column with a row's rank in both searches of a hybrid one.
+RELEVANCE = "_relevance"
+#: Damps the first ranks; 60 is what reciprocal rank fusion was published with.
+_DAMPING = 60.0
+#: So many times ``k`` rows of each search are ranked: a row may be good in both and best in neither.
+_DEPTH = 4
+_LEAST_DEPTH = 50
+_ADDED = ("_distance", "_score")
+
+#: A search for its best rows: how many, and with which columns.
+Search = Callable[[int, Sequence[str] | None], pa.Table]
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ def search(
     vector_column: str | None,
     text_column: str | None,
     columns: Sequence[str] | None,
-    metric: str | None,
+    metric: str | None = None,
 ) -> pa.Table:
     """The best ``k`` rows of every query, of the rows that ``scan`` is about."""
     snapshot, predicate = scan.snapshot, scan.predicate
@@ -101,7 +112,7 @@ def search(
             return by_vector(vector, k, columns)
         if vector is None:
             return by_text(text, k, columns)
-        return hybrid(partial(by_vector, vector), partial(by_text, text), snapshot.schema, k, columns)
+        return _hybrid(partial(by_vector, vector), partial(by_text, text), snapshot.schema, k, columns)
 
     if not queries.is_batch:
         return one(queries.vector, queries.text)
@@ -109,6 +120,35 @@ def search(
     return pa.concat_tables(
         [_numbered(number, partial(one, *query)) for number, query in enumerate(queries.of_batch())]
     )
+
+
+def _hybrid(
+    vector: Search, text: Search, schema: TableSchema, k: int, columns: Sequence[str] | None
+) -> pa.Table:
+    """The ``k`` rows with the most relevance in both searches together; ties go by the vector search."""
+    if not schema.primary_key:
+        raise InvalidInputError(
+            "hybrid search needs a primary key, by which the rows of both searches are recognised; run "
+            "vector_search and full_text_search and join their rows"
+        )
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidInputError(f"k must be a whole number from 1 on, got {k!r}")
+    names = None if columns is None else list(dict.fromkeys([*columns, *schema.primary_key]))
+    most = max(k * _DEPTH, _LEAST_DEPTH)
+    found = [_without_ranks(search(most, names)) for search in (vector, text)]
+    rows = pa.concat_tables(found).combine_chunks()
+    relevance = np.concatenate([1.0 / (_DAMPING + 1 + np.arange(each.num_rows)) for each in found])
+    encoded = key_values([rows.column(name) for name in schema.primary_key]).dictionary_encode()
+    numbers = encoded.indices.to_numpy()
+    total = np.bincount(numbers, relevance, len(encoded.dictionary))
+    _, first = np.unique(numbers, return_index=True)
+    best = first[np.argsort(-total[numbers[first]], kind="stable")[:k]]
+    shown = rows.take(pa.array(best)).append_column(RELEVANCE, pa.array(total[numbers[best]]))
+    return shown if columns is None else shown.select([*columns, RELEVANCE])
+
+
+def _without_ranks(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns([name for name in _ADDED if name in rows.column_names])
 
 
 def _numbered(number: int, search: Callable[[], pa.Table]) -> pa.Table:

@@ -16,11 +16,9 @@ from lancewal.format import TableSchema, from_python
 from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
-from lancewal.reader.front import Queries, search
 from lancewal.reader.lookup import LookupResult, lookup
 from lancewal.reader.merge import Snapshot
 from lancewal.reader.scan import Scan
-from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
 from lancewal.reader.source import Found
 from lancewal.reader.state import StateReader
 from lancewal.reader.tail import SnapshotMovedError
@@ -121,63 +119,6 @@ class TableReader(StateReader):
 
         snapshot, found = both(take, ask, at_once=True)
         return snapshot, found if snapshot.base_source is source else None
-
-    def vector_search(
-        self,
-        column: str,
-        query: Any,
-        k: int,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        metric: str | None = None,
-        nprobes: int | None = None,
-        refine_factor: int | None = None,
-    ) -> pa.Table:
-        """The ``k`` nearest rows of the newest state; see :meth:`lancewal.Table.vector_search`."""
-        scan = self.scan(filter=filter)
-        asked = checked_nearest(
-            scan.snapshot, column, query, k, metric, scan.predicate, nprobes, refine_factor
-        )
-        return nearest(scan.snapshot, asked, columns)
-
-    def full_text_search(
-        self,
-        column: str,
-        query: str,
-        k: int,
-        *,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        operator: str = "or",
-        phrase: bool = False,
-    ) -> pa.Table:
-        """The ``k`` best rows of the newest state; see :meth:`lancewal.Table.full_text_search`."""
-        scan = self.scan(filter=filter)
-        asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
-        return find_words(scan.snapshot, asked, columns)
-
-    def search(
-        self,
-        queries: Queries,
-        k: int,
-        *,
-        vector_column: str | None = None,
-        text_column: str | None = None,
-        filter: str | None = None,
-        columns: Sequence[str] | None = None,
-        metric: str | None = None,
-    ) -> pa.Table:
-        """The ``k`` best rows of every query, all of one state; see :meth:`lancewal.Table.search`."""
-        return search(
-            self.scan(filter=filter),
-            queries,
-            k,
-            vector_column=vector_column,
-            text_column=text_column,
-            columns=columns,
-            metric=metric,
-        )
 
     def _intake_of(self, schema: TableSchema) -> Intake:
         intake = self._intake

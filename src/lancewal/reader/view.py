@@ -8,9 +8,10 @@ from typing import Any, overload
 import pyarrow as pa
 
 from lancewal.format import TableSchema
-from lancewal.reader.front import Queries
+from lancewal.reader.front import Queries, search
 from lancewal.reader.lookup import LookupResult
 from lancewal.reader.scan import Scan
+from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
 from lancewal.reader.sql import run_sql
 from lancewal.reader.table_reader import TableReader, is_one_key
 from lancewal.storage import ObjectStore, read_times
@@ -154,12 +155,12 @@ class TableView:
         [{'_query': 0, 'id': 1}, {'_query': 1, 'id': 2}]
         """
         with read_times.timed(self.uri, "search"):
-            return self._reader.search(
+            return search(
+                self._reader.scan(filter=filter),
                 Queries.of(query, vector, text),
                 k,
                 vector_column=vector_column,
                 text_column=text_column,
-                filter=filter,
                 columns=columns,
                 metric=metric,
             )
@@ -185,16 +186,11 @@ class TableView:
         under cosine neither are zero vectors, and a zero query finds nothing.
         """
         with read_times.timed(self.uri, "search"):
-            return self._reader.vector_search(
-                column,
-                query,
-                k,
-                filter=filter,
-                columns=columns,
-                metric=metric,
-                nprobes=nprobes,
-                refine_factor=refine_factor,
+            scan = self._reader.scan(filter=filter)
+            asked = checked_nearest(
+                scan.snapshot, column, query, k, metric, scan.predicate, nprobes, refine_factor
             )
+            return nearest(scan.snapshot, asked, columns)
 
     def full_text_search(
         self,
@@ -215,15 +211,9 @@ class TableView:
         nothing. A column without an index is read row by row.
         """
         with read_times.timed(self.uri, "search"):
-            return self._reader.full_text_search(
-                column,
-                query,
-                k,
-                filter=filter,
-                columns=columns,
-                operator=operator,
-                phrase=phrase,
-            )
+            scan = self._reader.scan(filter=filter)
+            asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
+            return find_words(scan.snapshot, asked, columns)
 
     def hybrid_search(
         self,
@@ -242,12 +232,12 @@ class TableView:
         finds it. Needs a primary key, by which rows of both are recognised.
         """
         with read_times.timed(self.uri, "search"):
-            return self._reader.search(
+            return search(
+                self._reader.scan(filter=filter),
                 Queries(vector, text),
                 k,
                 vector_column=vector_column,
                 text_column=text_column,
-                filter=filter,
                 columns=columns,
             )
 
