@@ -31,11 +31,11 @@ test: lint typecheck ## Lint, type-check and run the tests
 spark: $(STAMP) ## Run the tests of the Spark pipeline alone
 	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
-matrix: $(STAMP) ## Run the main tests of the Spark pipeline on other versions of PySpark
+matrix: $(STAMP) ## Run the main tests of the Spark pipeline on each version of PySpark that is allowed
 	@$(BIN)/python -m tests.spark.matrix $(ARGS)
 
-soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+soak: $(STAMP) ## Run the slow tests: long races, crashes, many rows; ends with a report
+	@$(BIN)/python -m pytest -m soak $(ARGS); status=$$?; $(BIN)/python -m tests.report; exit $$status
 
 lint: $(STAMP) ## Check style and formatting
 	@$(BIN)/ruff check $(CODE)
@@ -84,15 +84,18 @@ clean: ## Remove the environment and everything that a run leaves behind
 # an interrupted installation is repeated.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-$(STAMP): requirements.lock requirements-build.lock pyproject.toml
+$(STAMP): requirements-dev.lock requirements-build.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "lancewal needs Python 3.11 or newer; none was found. Install one, or pass PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Installing the pinned packages into $(VENV); the first time this takes a few minutes."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(PIP) install --require-hashes -r requirements-build.lock
-	@$(PIP) install --require-hashes --no-build-isolation -r requirements.lock
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Three lock files. requirements.lock is what users get who install lancewal alone: `make release` installs exactly
+# that and tries the wheel with it. requirements-dev.lock has all extras, the tests' tools and the documentation's: `.venv`,
+# and so every other target. requirements-build.lock builds packages from source. The first two agree on every version.
 # Hashes of every published file, for all platforms; no index is named, so the machine's own applies.
 COMPILE := .venv-lock/bin/uv pip compile --quiet --no-config --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
@@ -100,5 +103,6 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --no-config --universal --fork-
 lock: ## Pin the newest versions that pyproject.toml allows
 	@"$(PYTHON)" -m venv .venv-lock
 	@.venv-lock/bin/python -m pip --disable-pip-version-check --quiet install uv
-	@$(COMPILE) --upgrade --extra dev pyproject.toml --output-file requirements.lock
-	@$(COMPILE) --upgrade --constraint requirements.lock requirements-build.in --output-file requirements-build.lock
+	@$(COMPILE) --upgrade --extra dev pyproject.toml --output-file requirements-dev.lock
+	@$(COMPILE) --upgrade --constraint requirements-dev.lock pyproject.toml --output-file requirements.lock
+	@$(COMPILE) --upgrade --constraint requirements-dev.lock requirements-build.in --output-file requirements-build.lock

@@ -22,7 +22,7 @@ from bench.tables import KEY
 from lancewal.base import BaseTable
 from lancewal.format import SsTableEntry, encode_entry, entry_schema
 from lancewal.index import maintained_specs
-from lancewal.reader import TableReader
+from lancewal.reader import TableReader, TableView
 from lancewal.shard import ShardManifestStore, ShardRouter, WalAppender
 from lancewal.sstable import keep_sstables, write_sstable
 from lancewal.storage import ObjectStore, layout, process_cache
@@ -177,8 +177,9 @@ def forget(base: BaseTable, shards: Iterable[UUID] = ()) -> None:
         keep_sstables(store, shard, ())
 
 
-def reader_of(base: BaseTable) -> TableReader:
-    return TableReader(ObjectStore.from_uri(base.uri))
+def reader_of(base: BaseTable) -> TableView:
+    store = ObjectStore.from_uri(base.uri)
+    return TableView(store, TableReader(store))
 
 
 def copied(base: BaseTable, where: Path) -> lance.LanceDataset:

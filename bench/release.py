@@ -1,7 +1,8 @@
 """What is published: sdist, wheel and a list of all that an installation consists of, checked by using them.
 
-``python -m bench.release`` builds into ``dist/``, installs the wheel alone into an empty environment, and
-does there what a user does first. ``docs/release.md`` is the checklist around it.
+``python -m bench.release`` builds into ``dist/``, installs the wheel alone into an empty environment, with
+the versions of ``requirements.lock``, and does there what a user does first. ``docs/release.md`` is the
+checklist around it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from uuid import uuid4
 from bench.environments import ROOT, Environment
 
 DIST = ROOT / "dist"
+#: What an installation consists of; ``make lock`` writes it.
+LOCK = ROOT / "requirements.lock"
 
 _INSTALLED = """
 import json
@@ -158,7 +161,8 @@ def main() -> None:
     check_contents(sdist, wheel)
     with tempfile.TemporaryDirectory() as name:
         environment = Environment.create(Path(name) / "environment")
-        environment.install(wheel)
+        environment.install("--require-hashes", "-r", LOCK)
+        environment.install("--no-deps", wheel)
         check_use(environment, Path(name))
         bill = bill_of_materials(environment)
     made = DIST / f"{wheel.name.removesuffix('-py3-none-any.whl')}.cdx.json"

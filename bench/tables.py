@@ -60,6 +60,6 @@ def upsert(dataset: lance.LanceDataset, rows: pa.Table | pa.RecordBatchReader) -
     return merge.execute(rows)
 
 
-def expect(found: int, wanted: int) -> None:
+def expect(found: object, wanted: object) -> None:
     if found != wanted:
-        raise RuntimeError(f"{wanted} rows were to be found, {found} came")
+        raise RuntimeError(f"{wanted!r} was expected, {found!r} came")

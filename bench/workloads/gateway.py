@@ -1,9 +1,9 @@
 """Puts through a gateway in a process of its own, beside puts in this process and beside peers.
 
 The clients are threads of this process with one writer, as the threads of a service are: what they put at the
-same time goes as one message. On two cores they and the gateway take each other's time, which puts in one
-process do not. Peers are the ways for several processes to write one
-table without a gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each
+same time goes as one message. Another line has clients that are processes. On two cores clients and gateway
+take each other's time, which puts in one process do not. Peers are the ways for several processes to write
+one table without a gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each
 call, and conflict; SlateDB has one process with a log of its own. Those that are not installed are left out.
 """
 
@@ -32,6 +32,16 @@ import sys, lancewal
 with lancewal.Gateway({"table": lancewal.open(sys.argv[1])}, fsync=False) as gateway:
     print(gateway.address, flush=True)
     sys.stdin.read()
+"""
+_CLIENT = """
+import sys, lancewal
+from bench.tables import vector_batches
+batches = vector_batches(int(sys.argv[2]), rows=20, dimension=8)
+with lancewal.connect(sys.argv[1]) as table, table.writer() as writer:
+    while print("ready", flush=True) or sys.stdin.readline():
+        for batch in batches:
+            writer.put(batch)
+        print("done", flush=True)
 """
 #: Prepares a peer's table where it is asked to, else makes calls when it is told to begin.
 _PEER = """
@@ -135,19 +145,36 @@ def _table(where: Path) -> lancewal.Table:
 
 
 @contextmanager
-def _served(table: lancewal.Table) -> Iterator[tuple[str, lancewal.RemoteTable]]:
+def _talking(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that runs ``program`` until its input ends."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, table.uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdin is not None
-    assert child.stdout is not None
     try:
-        address = child.stdout.readline().strip()
-        with lancewal.connect(address) as remote:
-            yield address, remote
+        yield child
     finally:
         child.stdin.close()
         child.wait()
+
+
+def _tell(child: subprocess.Popen[str], what: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(f"{what}\n")
+    child.stdin.flush()
+
+
+def _heard(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+@contextmanager
+def _served(table: lancewal.Table) -> Iterator[tuple[str, lancewal.RemoteTable]]:
+    with _talking(_SERVE, table.uri) as child:
+        address = _heard(child)
+        with lancewal.connect(address) as remote:
+            yield address, remote
 
 
 def _rate(puts: Sequence[Callable[[pa.RecordBatch], object]], batches: list[pa.RecordBatch]) -> float:
@@ -160,11 +187,20 @@ def _rate(puts: Sequence[Callable[[pa.RecordBatch], object]], batches: list[pa.R
     return len(puts) * each / seconds
 
 
-def _rate_apart(address: str, batches: list[pa.RecordBatch], clients: int) -> float:
-    """As :func:`_rate`, with a message for each put, as clients send them that are processes of their own."""
+def _rate_apart(address: str, clients: int, puts: int) -> float:
+    """As :func:`_rate`, by clients that are processes of their own: each put is a message then."""
     with ExitStack() as stack:
-        tables = [stack.enter_context(lancewal.connect(address)) for _ in range(clients)]
-        return _rate([stack.enter_context(table.writer()).put for table in tables], batches)
+        children = [stack.enter_context(_talking(_CLIENT, address, str(puts))) for _ in range(clients)]
+        for _ in range(2):
+            for child in children:
+                expect(_heard(child), "ready")
+            started = time.perf_counter()
+            for child in children:
+                _tell(child, "go")
+            for child in children:
+                expect(_heard(child), "done")
+            seconds = time.perf_counter() - started
+    return clients * puts / seconds
 
 
 @workload("gateway", "durable puts of 20 rows × 8-d by 1, 16 and 128 clients of a gateway")
@@ -202,8 +238,8 @@ def gateway(context: Context) -> list[Comparison]:
             )
             if clients == CLIENTS[0]:
                 found += _beside_peers(context, rates["gateway"])
-                apart = _rate_apart(address, some, clients)
-                name = f"{clients} clients with a connection each"
+                apart = _rate_apart(address, clients, len(some))
+                name = f"{clients} clients, each a process of its own"
                 found.append(Comparison(name, apart, rates["local"], "puts/s", True, "in this process"))
         expect(remote.count_rows(), ours.count_rows())
     return found
@@ -239,13 +275,10 @@ def _peer_rate(context: Context, program: str, processes: int, tasks: int) -> fl
         for _ in range(processes)
     ]
     for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()
+        expect(_heard(child), "ready")
     started = time.perf_counter()
     for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
+        _tell(child, "go")
     for child in children:
         expect(child.wait(), 0)
     return processes * tasks * calls / (time.perf_counter() - started)

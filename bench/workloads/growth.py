@@ -47,6 +47,7 @@ from bench.tables import expect, upsert
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import collect_garbage, compact
+from lancewal.reader import TableReader
 from lancewal.shard import ShardManifestStore, ShardRouter
 from lancewal.status import table_status
 from lancewal.table import Table
@@ -242,7 +243,7 @@ def _with_shards(context: Context, size: int) -> list[Measure]:
             bound=FLAT,
         ),
         Measure("count, warm", lambda: expect(reader.scan().count_rows(), rows.num_rows)),
-        Measure("status", lambda: table_status(store, reader.base)),
+        Measure("status", lambda: table_status(store, TableReader(store).base)),
         Measure("open a table writer", lambda: table.writer(**QUIET).close()),
         Measure("gc, nothing to do", lambda: collect_garbage(store), before=lambda: None, samples=3),
         Measure("flush", lambda: table.flush(**QUIET), before=lambda: None, samples=ONCE),

@@ -30,7 +30,7 @@ from bench.tables import KEY, expect, peer_writer, upsert, vector_batches, vecto
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.maintenance import compact
-from lancewal.reader import TableReader
+from lancewal.reader import TableReader, TableView
 from lancewal.writer import ShardWriter, open_shard_writer
 
 
@@ -208,7 +208,7 @@ def versions(context: Context, sizes: Sequence[int]) -> Steps:
         yield size, _with_versions(base, shard, reader)
 
 
-def _with_versions(base: BaseTable, shard: UUID, reader: TableReader) -> list[Measure]:
+def _with_versions(base: BaseTable, shard: UUID, reader: TableView) -> list[Measure]:
     cold = partial(forget, base, [shard])
     return [
         Measure(

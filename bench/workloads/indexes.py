@@ -21,13 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
 
+import lancewal
 from bench.comparison import Comparison
 from bench.context import Context, Laps
 from bench.registry import workload
 from bench.tables import KEY, expect
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -108,7 +108,7 @@ def live_queries(context: Context) -> list[Comparison]:
     _wait_for_graphs(writer)
     flushed, shard = _flushed(context.directory("flushed"), batches)
     theirs = _peer_of_ranges(context.directory("peer"), batches)
-    reader = TableReader(ObjectStore.from_uri(live.uri))
+    reader = lancewal.open(live.uri)
     (entry,) = ShardManifestStore(ObjectStore.from_uri(flushed.uri), shard).require_latest().sstables
     snapshot = ShardSnapshot(str(shard)).with_current_generation(2).with_sstable(1, entry.path)
     planner = LsmVectorSearchPlanner(lance.dataset(flushed.uri), [snapshot], VECTOR, distance_type="l2")
@@ -180,7 +180,7 @@ def live_recall(context: Context) -> list[Comparison]:
         for start in range(0, count, 1000):
             writer.put(_rows(random, vectors[start : start + 1000], start, schema))
         _wait_for_graphs(writer)
-        reader = TableReader(ObjectStore.from_uri(base.uri))
+        reader = lancewal.open(base.uri)
         queries = _vectors(random, context.size(full=200, quick=5), dimension)
         hits = 0
         ours, exact = Laps(), Laps()

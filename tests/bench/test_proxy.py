@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bench.proxy import Proxy, Request, depth_of
+from tests.patience import PATIENCE
 from tests.servers import S3Server
 
 
@@ -41,7 +42,7 @@ def proxy(s3: S3Server) -> Iterator[Proxy]:
 
 def _get(proxy: Proxy, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"{proxy.endpoint}{path}", timeout=30) as reply:
+        with urllib.request.urlopen(f"{proxy.endpoint}{path}", timeout=PATIENCE) as reply:
             reply.read()
             return int(reply.status)
     except urllib.error.HTTPError as error:
