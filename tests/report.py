@@ -25,6 +25,9 @@ LAYERS = DOCS / "testing"
 #: Those that come first, in this order; others follow by name.
 ORDER = ("simulation", "planted", "protocol", "faults", "fuzz", "stores", "endurance")
 
+#: What a layer may store.
+PARTS = {"title", "text", "command", "figures", "tables", "lists"}
+
 INTRODUCTION = """\
 # How it is attacked
 
@@ -44,9 +47,16 @@ def page() -> str:
 
 def store(layer: str, content: Mapping[str, Any]) -> None:
     """Keep what a layer has found, and write the page anew."""
+    assert content.keys() <= PARTS, f"no page shows {content.keys() - PARTS}"
     LAYERS.mkdir(exist_ok=True)
     (LAYERS / f"{layer}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(page())
+
+
+def stored(layer: str) -> dict[str, Any] | None:
+    """What a layer has stored before, if anything."""
+    path = LAYERS / f"{layer}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _section(content: Mapping[str, Any]) -> Iterator[str]:
@@ -76,13 +86,23 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 def _cell(value: Any) -> str:
     """
-    >>> _cell(1234567), _cell(0.5), _cell("a|b"), _cell(None)
-    ('1,234,567', '0.5', 'a\\\\|b', '')
+    >>> _cell(1234567), _cell(0.5), _cell("a|b < c"), _cell(None)
+    ('1,234,567', '0.5', 'a\\\\|b &lt; c', '')
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return "" if value is None else str(value).replace("|", "\\|")
+    return "" if value is None else str(value).replace("|", "\\|").replace("<", "&lt;")
+
+
+def summary() -> Iterator[str]:
+    """The figures of each layer, for whoever ran them."""
+    for name in ORDER:
+        if content := stored(name):
+            yield content["title"]
+            yield from (f"  {figure}: {_cell(value)}" for figure, value in content.get("figures", ()))
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    print("\n".join(summary()))
+    print(PAGE.relative_to(DOCS.parent))

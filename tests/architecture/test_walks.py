@@ -21,7 +21,7 @@ LIMITS = {
     "compaction": {"files": 23, "returns": 68, "reopened": 39},
     "filtered scan": {"files": 27, "returns": 54, "reopened": 31},
     "vector search": {"files": 30, "returns": 67, "reopened": 42},
-    "replay": {"files": 27, "returns": 52, "reopened": 32},
+    "replay": {"files": 27, "returns": 53, "reopened": 32},
     "micro-batch": {"files": 19, "returns": 45, "reopened": 24},
 }
 

@@ -6,15 +6,20 @@ import importlib.util
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
 
+import pytest
+
 import lancewal
 import lancewal.spark
 from tests.docs.blocks import PAGES, ROOT, blocks, runs
+from tests.patience import PATIENCE, wait_until
 
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 API = ROOT / "docs" / "api"
 PUBLIC = {f"lancewal.{name}" for name in lancewal.__all__ if name != "__version__"} | {
     f"lancewal.spark.{name}" for name in lancewal.spark.__all__
@@ -49,14 +54,41 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    done = build(ROOT / "mkdocs.yml", tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", made)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return made
+
+
+def test_the_site_builds_strictly(site: Path) -> None:
     for name in PUBLIC - {"lancewal.errors"}:
-        page = tmp_path / "api" / f"{name.removeprefix('lancewal.').replace('.', '/')}.html"
+        page = site / "api" / f"{name.removeprefix('lancewal.').replace('.', '/')}.html"
         assert f'id="{name}"' in page.read_text(), name
-    pages = "".join(page.read_text() for page in (tmp_path / "api").rglob("*.html"))
+    pages = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
     assert not re.search(r":(?:class|meth|func):|code-block::|<blockquote", pages)
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<(script|link|img|iframe)\b[^>]*=\"?https?://", page.read_text()), page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium; what the page loads is tested without")
+def test_search_works_where_the_site_is_opened_from_a_directory(site: Path, tmp_path: Path) -> None:
+    """Browsers give such pages no web workers, and search found nothing."""
+    assert BROWSER is not None
+    options = ["headless", "no-sandbox", "disable-gpu", "virtual-time-budget=60000", "dump-dom"]
+    command = [BROWSER, *(f"--{option}" for option in options), f"--user-data-dir={tmp_path}/profile"]
+    asked = f"{(site / 'index.html').as_uri()}?q=create"
+
+    def found() -> bool:
+        # The browser's clock runs ahead of a busy machine, which may not have built the index by then.
+        done = subprocess.run([*command, asked], capture_output=True, text=True, timeout=PATIENCE, check=True)
+        return bool(re.search(r"\d+ matching documents", done.stdout))
+
+    wait_until(found)
 
 
 def test_a_page_that_names_nothing_fails_the_build(tmp_path: Path) -> None:

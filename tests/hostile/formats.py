@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,26 @@ from lancewal.format import (
     decode_entry,
     decode_header,
     decode_manifest,
+    decode_record,
     encode_entry,
+    encode_record,
     encode_sentinel,
     entry_schema,
     read_base_manifest,
 )
 from lancewal.ingest.journal import Journal, Part
 from lancewal.maintenance.backup import BackupRecord, CopiedFile
+from lancewal.maintenance.checkpoints import _Record
 from lancewal.maintenance.needs import StoredLooks
 from lancewal.maintenance.plan import CompactionPlan, plan_compaction
+from lancewal.maintenance.settings import UpkeepSettings, read_upkeep_settings, store_upkeep_settings
 from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
+from lancewal.reader import ShardPlace, TableState
+from lancewal.service.duties import note_duty, read_duties
+from lancewal.service.owners import encoded_owner, read_owners
+from lancewal.service.presence import presence_at
+from lancewal.service.requests import _answer as answer_to
 from lancewal.shard import ShardManifestStore
 from lancewal.sstable import SsTableNotes
 from lancewal.storage import ObjectStore, layout
@@ -67,6 +77,7 @@ def formats(where: Path) -> list[Format]:
         *_manifests(where, site),
         *_sidecars(site),
         *_records(),
+        *_records_of_processes(),
         *_plans(site),
     ]
 
@@ -139,6 +150,9 @@ def _sidecars(site: Site) -> Iterator[Format]:
     yield Format("version hint", [hint], read_hint, False)
 
 
+_NO_TIME = datetime.min.replace(tzinfo=UTC)
+
+
 def _present(found: Any) -> Any:
     """Some records are as good as absent if they are damaged."""
     if not found:
@@ -165,6 +179,56 @@ def _records() -> Iterator[Format]:
     journal = Journal(begun, "/files")
     journal.begin(0, Part("a.parquet", 10, 20, 0, 5, False))
     yield _stored(begun, "journal of an ingest", journal.read)
+
+
+def _records_of_processes() -> Iterator[Format]:
+    """Who writes, who is asked for something, who keeps the table in shape, and by which settings."""
+    owned, asked, dutiful, settled = (
+        ObjectStore.from_uri(f"memory://hostile/{name}") for name in ("owned", "asked", "dutiful", "settled")
+    )
+    owner_id = "0a1b2c3d4e5f6071"
+    owned.put(
+        layout.owner_record(owner_id), encoded_owner(owner_id, {SHARD: 4}, timedelta(30), "host:9465", 7)
+    )
+
+    def owners() -> Any:
+        """Without their times, which are the storage's."""
+        return _present([replace(each, last_beat=_NO_TIME, now=_NO_TIME) for each in read_owners(owned)])
+
+    yield _stored(owned, "record of an owner", owners)
+
+    request = f"{layout.owner_dir(owner_id)}/0011223344556677.asked"
+    asked.put(request, encode_record({"do": "flush", "shards": {str(SHARD): {}}}))
+    presence = presence_at(asked.uri)
+
+    def answer() -> Any:
+        info = asked.head(request)
+        assert info is not None
+        answer_to(presence, asked, info)
+        answered = request.replace("asked", "answered")
+        try:
+            found = decode_record(asked.get(answered), must_have_checksum=True)
+        finally:
+            asked.delete(answered)
+        if "refused" in found:
+            raise StorageError(found["refused"])
+        return found
+
+    yield _stored(asked, "request to an owner", answer)
+    note_duty(dutiful, "compact", under_way=False, seconds=1.5, done="2 shards", failures=1)
+    yield _stored(
+        dutiful,
+        "duty of upkeep",
+        lambda: _present([replace(each, at=_NO_TIME) for each in read_duties(dutiful).values()]),
+    )
+    store_upkeep_settings(settled, UpkeepSettings(max_sstables=9, version_age=timedelta(days=3)))
+
+    def settings() -> Any:
+        found = read_upkeep_settings(settled)
+        return _present(None if found == UpkeepSettings() else found)
+
+    # The defaults count where it is damaged.
+    yield _stored(settled, "settings of upkeep", settings)
 
 
 def _stored(store: ObjectStore, name: str, read: Callable[[], Any]) -> Format:
@@ -197,4 +261,7 @@ def _plans(site: Site) -> Iterator[Format]:
         "plan of a compaction", [plan], lambda d: CompactionPlan.from_json(d.decode(errors="replace")), False
     )
     record = BackupRecord("b1", "now", 3, "m", (CopiedFile("a.lance", "f/a", 7, 9),)).to_json()
+    state = TableState(site.store.uri, 3, (ShardPlace(site.manifest, 7),), 11)
+    checkpoint = _Record(state, timedelta(days=2)).encode()
+    yield Format("checkpoint", [checkpoint], lambda d: _Record.decode(d, "c", site.store.uri), True)
     yield Format("record of a backup", [record], lambda d: BackupRecord.from_json(d, "t"), True)

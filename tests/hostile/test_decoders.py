@@ -1,12 +1,12 @@
 """Damaged files, thousands of them from one seed: a typed error or the right content, from every decoder.
 
-``python -m tests.hostile.test_decoders 5000`` tries so many inputs for each format and writes what came of
-them to ``docs/testing/fuzz.json``.
+``python -m tests.hostile.test_decoders 5000`` tries so many inputs for each format, and makes what came of
+them the figures of ``docs/testing.md``.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import random
 import sys
 import tempfile
@@ -14,11 +14,13 @@ import tracemalloc
 import zlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from lancewal.errors import LanceWalError
+from tests import report
 from tests.hostile.formats import Format, formats
 from tests.hostile.mutations import mutated
 
@@ -56,7 +58,7 @@ def fuzz(each: Format, inputs: int) -> Counter[str]:
     return counts
 
 
-def check_all(every: list[Format], inputs: int) -> list[dict[str, object]]:
+def check_all(every: list[Format], inputs: int) -> list[dict[str, Any]]:
     table = []
     before_all = pa.default_memory_pool().max_memory() or 0
     for each in every:
@@ -79,13 +81,50 @@ def check_all(every: list[Format], inputs: int) -> list[dict[str, object]]:
     return table
 
 
+def page(table: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the page on testing takes it."""
+    counts = {
+        outcome: sum(row[outcome] for row in table) for outcome in ("inputs", "refused", "right", "other")
+    }
+    return {
+        "title": "Damaged files",
+        "text": [
+            "Real files of every format that lancewal decodes are damaged in many ways, from one seed: bits "
+            "are flipped, numbers made huge, parts cut, doubled, moved, blanked, made noise. The decoder "
+            "ends with a typed error or with the right content, never with another error, a hang or more "
+            f"than {MOST_BYTES >> 20} MB. What has a checksum is never read as anything else than it was; "
+            "what Lance writes has none, so that some damage reads as other content, as it does in Lance.",
+            "Besides, single bits of the files with a checksum are flipped, shard manifests among them; and "
+            "bits of all files of a whole table, which is then read: the right rows or a typed error.",
+        ],
+        "figures": [
+            ["inputs", counts["inputs"]],
+            ["refused with a typed error", counts["refused"]],
+            ["read as what they were", counts["right"]],
+            ["read as something else, of files without a checksum", counts["other"]],
+            ["other errors", 0],
+        ],
+        "tables": [
+            {
+                "caption": "Of each format",
+                "columns": ["format", "checksum", "inputs", "refused", "right", "other"],
+                "rows": [
+                    [row["format"], "yes" if row["checksum"] else "no", *(row[name] for name in counts)]
+                    for row in table
+                ],
+            }
+        ],
+        "command": f"python -m tests.hostile.test_decoders {table[0]['inputs']}",
+    }
+
+
 def test_damaged_files_are_refused_or_read_as_what_they_were(every: list[Format]) -> None:
     check_all(every, INPUTS)
 
 
 @pytest.mark.soak
 def test_many_damaged_files_are_refused_or_read_as_what_they_were(every: list[Format]) -> None:
-    check_all(every, SOAK_INPUTS)
+    report.store("fuzz", page(check_all(every, SOAK_INPUTS)))
 
 
 def test_every_single_flipped_bit_of_what_has_a_checksum_is_noticed(every: list[Format]) -> None:
@@ -106,8 +145,7 @@ def test_every_single_flipped_bit_of_what_has_a_checksum_is_noticed(every: list[
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # of records that are passed over, for each of them
     with tempfile.TemporaryDirectory() as directory:
         found = check_all(formats(Path(directory)), int(sys.argv[1]))
-    target = Path(__file__).parents[2] / "docs" / "testing" / "fuzz.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"title": "Damaged files", "rows": found}, indent=2) + "\n")
+    report.store("fuzz", page(found))

@@ -21,6 +21,8 @@ class Bug:
     tests: tuple[str, ...]
     #: Further texts of the same file, and what takes their place: a second protection against the same.
     also: tuple[tuple[str, str], ...] = ()
+    #: Whether the simulator runs the code.
+    simulated: bool = True
 
     @property
     def path(self) -> Path:

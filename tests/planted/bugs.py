@@ -7,6 +7,7 @@ so that the list cannot rot, and plants them in ``make soak``.
 from __future__ import annotations
 
 from tests.planted.bug import Bug
+from tests.planted.newer_bugs import NEWER_BUGS
 from tests.planted.owner_bugs import OWNER_BUGS
 
 _LOG = ("tests/shard/test_appender.py", "tests/shard/test_fencing.py", "tests/writer/test_fencing.py")
@@ -523,4 +524,5 @@ BUGS = (
         _CHECKPOINTS,
     ),
     *OWNER_BUGS,
+    *NEWER_BUGS,
 )

@@ -1,7 +1,8 @@
 """Plants bugs one at a time and finds out who notices: the simulator, after how many worlds, or other tests.
 
 ``python -m tests.planted.planting`` plants all of them and prints who did; ``--store`` makes it the figures
-of ``docs/testing.md``, ``--only NAME`` plants those whose names have the text.
+of ``docs/testing.md``, ``--only NAME`` plants those whose names have the text. What is stored of other bugs
+stays; ``--missing`` plants those of which nothing is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from tests.planted.bug import SOURCE, Bug
 from tests.planted.bugs import BUGS
 
 REPOSITORY = SOURCE.parent
-WORLDS = int(os.environ.get("PLANTED_WORLDS", "600"))
+WORLDS = int(os.environ.get("PLANTED_WORLDS", "120"))
+_NOBODY = "**nobody**"
 #: A bug may make somebody wait for ever; that is noticed too.
 _PATIENCE_SECONDS = 900.0
 
@@ -56,17 +58,8 @@ def planted(bug: Bug) -> Iterator[Path]:
 def judged(bug: Bug, worlds: int = WORLDS) -> Verdict:
     """Ask the layers in their order."""
     with planted(bug) as copy:
-        found = copy / "report.json"
-        seeds = f"1:{worlds + 1}"
-        done = _run(copy, "-m", "tests.simulation", seeds, "--until-failure", "--report", str(found))
-        if done is None:
-            return Verdict(bug, "simulator", None, "a world does not end")
-        totals = json.loads(found.read_text()) if found.exists() else None
-        if totals is None:
-            return Verdict(bug, "simulator", 1, done.strip().splitlines()[-1][:120])
-        if totals["failures"]:
-            symptom = str(totals["failures"][0]["error"]).splitlines()[0]
-            return Verdict(bug, "simulator", totals["worlds"], symptom[:120])
+        if bug.simulated and (verdict := _simulated(bug, copy, worlds)) is not None:
+            return verdict
         for test in bug.tests:
             done = _run(copy, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test)
             if done is None:
@@ -75,6 +68,21 @@ def judged(bug: Bug, worlds: int = WORLDS) -> Verdict:
             if failed:
                 return Verdict(bug, test, None, failed[0].partition("::")[2].partition(" - ")[0][:120])
     return Verdict(bug, "", None, "")
+
+
+def _simulated(bug: Bug, copy: Path, worlds: int) -> Verdict | None:
+    found = copy / "report.json"
+    seeds = f"1:{worlds + 1}"
+    done = _run(copy, "-m", "tests.simulation", seeds, "--until-failure", "--report", str(found))
+    if done is None:
+        return Verdict(bug, "simulator", None, "a world does not end")
+    totals = json.loads(found.read_text()) if found.exists() else None
+    if totals is None:
+        return Verdict(bug, "simulator", 1, done.strip().splitlines()[-1][:120])
+    if totals["failures"]:
+        symptom = str(totals["failures"][0]["error"]).splitlines()[0]
+        return Verdict(bug, "simulator", totals["worlds"], symptom[:120])
+    return None
 
 
 def _run(copy: Path, *command: str) -> str | None:
@@ -100,7 +108,24 @@ def all_judged(bugs: list[Bug], worlds: int, processes: int) -> Iterator[Verdict
             yield done.result()
 
 
-def page(verdicts: list[Verdict], worlds: int) -> dict[str, Any]:
+def stored() -> dict[str, Verdict]:
+    """The verdicts of ``docs/testing.md``, of bugs that are still in the list."""
+    content = report.stored("planted")
+    bugs = {bug.name: bug for bug in BUGS}
+    return {
+        name: Verdict(bugs[name], "" if layer == _NOBODY else layer, worlds, symptom)
+        for name, _, layer, worlds, symptom in (content["tables"][0]["rows"] if content else ())
+        if name in bugs
+    }
+
+
+def store(new: Mapping[str, Verdict]) -> None:
+    """Verdicts that take the place of older ones, in the order of the list."""
+    known = {**stored(), **new}
+    report.store("planted", page([known[bug.name] for bug in BUGS if bug.name in known]))
+
+
+def page(verdicts: list[Verdict]) -> dict[str, Any]:
     by_simulator = [each for each in verdicts if each.layer == "simulator"]
     noticed = [each for each in verdicts if each.layer]
     return {
@@ -108,12 +133,14 @@ def page(verdicts: list[Verdict], worlds: int) -> dict[str, Any]:
         "text": [
             "`tests/planted/bugs.py` is a list of small changes to the protocol's code, each of which drops "
             "one protection. Each is planted into a copy of the code; the simulator is asked first, with up "
-            f"to {worlds:,} worlds, then the tests that belong to the module. What nobody notices gets a "
-            "better oracle."
+            f"to {WORLDS:,} worlds, then the tests that belong to the module. What nobody notices gets a "
+            "better oracle or a better test. A row is of the last run that planted the bug: "
+            "not all are of the newest code.",
+            *_without_verdict(verdicts),
         ],
         "figures": [
             ["bugs in the list", len(BUGS)],
-            ["planted in the stored run", len(verdicts)],
+            ["with a verdict", len(verdicts)],
             ["noticed", f"{len(noticed)} of {len(verdicts)}"],
             ["of them by the simulator", len(by_simulator)],
             ["of them by other tests", len(noticed) - len(by_simulator)],
@@ -126,16 +153,22 @@ def page(verdicts: list[Verdict], worlds: int) -> dict[str, Any]:
                     [
                         each.bug.name,
                         f"`{each.bug.file}`",
-                        each.layer or "**nobody**",
+                        each.layer or _NOBODY,
                         each.worlds,
-                        each.symptom.replace("<", "&lt;"),
+                        each.symptom,
                     ]
                     for each in verdicts
                 ],
             }
         ],
-        "command": "make soak, or python -m tests.planted.planting --store",
+        "command": "python -m tests.planted.planting --store",
     }
+
+
+def _without_verdict(verdicts: list[Verdict]) -> list[str]:
+    known = {each.bug.name for each in verdicts}
+    missing = [bug.name for bug in BUGS if bug.name not in known]
+    return [f"No verdict yet: {'; '.join(missing)}."] if missing else []
 
 
 def _read(path: Path) -> dict[str, Verdict]:
@@ -152,13 +185,17 @@ def main() -> None:
     parser.add_argument(
         "--verdicts", type=Path, help="a file of verdicts: those in it are not asked for again"
     )
+    parser.add_argument("--missing", action="store_true", help="only bugs without a stored verdict")
     parser.add_argument("--store", action="store_true")
     given = parser.parse_args()
-    wanted = [bug for bug in BUGS if given.only in bug.name]
+    passed_over = stored() if given.missing else {}
+    wanted = [bug for bug in BUGS if given.only in bug.name and bug.name not in passed_over]
     known = _read(given.verdicts) if given.verdicts is not None else {}
     missing = [bug for bug in wanted if bug.name not in known]
     for verdict in all_judged(missing, given.worlds, given.processes):
         known[verdict.bug.name] = verdict
+        if given.store:
+            store(known)
         if given.verdicts is not None:
             told = [verdict.bug.name, verdict.layer, verdict.worlds, verdict.symptom]
             with given.verdicts.open("a") as file:
@@ -167,7 +204,7 @@ def main() -> None:
             f"{verdict.bug.name}: {verdict.layer or 'NOBODY'} {verdict.worlds} {verdict.symptom}", flush=True
         )
     if given.store:
-        report.store("planted", page([known[bug.name] for bug in wanted if bug.name in known], given.worlds))
+        store(known)
 
 
 if __name__ == "__main__":

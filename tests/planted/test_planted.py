@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests import report
 from tests.planted.bug import Bug
 from tests.planted.bugs import BUGS
-from tests.planted.planting import REPOSITORY, judged, planted
+from tests.planted.planting import REPOSITORY, Verdict, judged, page, planted, store, stored
 
 
 def test_there_are_many_and_each_has_a_name() -> None:
@@ -32,9 +32,39 @@ def test_a_bug_is_planted_into_a_copy() -> None:
     assert bug.path.read_text() == before
 
 
+def test_what_is_stored_of_other_bugs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LAYERS", tmp_path)
+    monkeypatch.setattr(report, "PAGE", tmp_path / "testing.md")
+    first, second, third = BUGS[:3]
+    store(
+        {
+            first.name: Verdict(first, "simulator", 3, "a row is lost"),
+            second.name: Verdict(second, "", None, ""),
+        }
+    )
+    store({second.name: Verdict(second, "tests/shard", None, "a < b")})
+    known = stored()
+    assert [*known] == [first.name, second.name]
+    assert (known[first.name].worlds, known[second.name].layer) == (3, "tests/shard")
+    assert known[second.name].symptom == "a < b"
+    assert "a &lt; b" in report.PAGE.read_text()
+    (told,) = [text for text in page([*known.values()])["text"] if text.startswith("No verdict")]
+    assert third.name in told
+    assert second.name not in told
+
+
+def test_every_bug_of_the_list_has_a_verdict_and_was_noticed() -> None:
+    """By the run that is stored; ``python -m tests.planted.planting --missing --store`` plants the others."""
+    known = stored()
+    assert [bug.name for bug in BUGS if bug.name not in known] == []
+    assert [name for name, verdict in known.items() if not verdict.layer] == []
+    assert [name for name, verdict in known.items() if "does not end" in verdict.symptom] == []
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_each_is_noticed(bug: Bug) -> None:
-    verdict = judged(bug, int(os.environ.get("PLANTED_WORLDS", "600")))
+    verdict = judged(bug)
     print(verdict.layer, verdict.worlds, verdict.symptom)
+    store({bug.name: verdict})
     assert verdict.layer, f"nobody notices: {bug.breaks}"

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 #: A user without any rights, as whom the work is done that loses its permissions.
 _NOBODY = 65534
 # Of fs/ext4/ext4.h: stop at once, and do not flush the journal before.
@@ -42,7 +44,7 @@ class MemoryDisk:
 
     def mount_again(self, option: str) -> None:
         """``ro`` or ``rw``. Files that are open for writing hold the first one up."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 run("mount", "-o", f"remount,{option}", str(self.path))
@@ -90,7 +92,7 @@ class BreakableDisk:
         self._unmount()
 
     def _unmount(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             gc.collect()
             try:

@@ -218,7 +218,14 @@ def test_an_interrupt_at_some_bytecodes(
 def test_an_interrupt_at_every_bytecode(
     call: str, one_shard: bool, keyed: str, templates: dict[tuple[str, bool], Path], tmp_path: Path
 ) -> None:
+    from tests.real_faults.report import keep_interrupts  # which has this module's cases
+
+    counted: list[int] = []
+
     def all_of_them(count: int) -> range:
+        counted.append(count)
         return range(1, count + 1)
 
-    assert attempts(call, templates[keyed, one_shard], tmp_path, one_shard, all_of_them) > 100
+    raised = attempts(call, templates[keyed, one_shard], tmp_path, one_shard, all_of_them)
+    keep_interrupts(call, one_shard, keyed, counted[0], raised)
+    assert raised > 100

@@ -15,9 +15,9 @@ import pytest
 
 import lancewal
 from tests.maintenance.support import collect_later
+from tests.patience import PATIENCE
 from tests.tables import ids, rows, wal_table
 
-PATIENCE = 120.0
 FIRST = 1_000_000
 _CHILD = Path(__file__).with_name("stalled_child.py")
 

@@ -3,7 +3,8 @@
 ``python -m tests.simulation SEED`` runs one again, step by step the same, and prints its steps;
 ``--without``, ``--off``, ``--sizes`` and ``--schedule`` are what a smaller world of it says.
 ``python -m tests.simulation FIRST:END`` runs many; ``--report FILE`` stores what was met in them, and
-``--store`` makes it the figures of ``docs/testing.md``.
+``--store`` makes it the figures of ``docs/testing.md``. With ``--keep DIRECTORY`` they are run in chunks,
+whose reports lie there: a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--schedule", type=int)
     parser.add_argument("--report", type=Path)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a directory for the reports of chunks")
     parser.add_argument("--until-failure", action="store_true", help="end with the first one")
     parser.add_argument("--store", action="store_true")
     given = parser.parse_args()
@@ -36,8 +38,10 @@ def main() -> int:
         return _again(_plan(given))
     first, end = map(int, given.seeds.split(":"))
     with places() as (templates, directory):
-        if given.processes > 1:
-            totals = in_processes(first, end - first, given.processes)
+        if given.processes > 1 or given.keep is not None:
+            if given.keep is not None:
+                given.keep.mkdir(parents=True, exist_ok=True)
+            totals = in_processes(first, end - first, given.processes, given.keep)
         else:
             most = 1 if given.until_failure else 5
             totals = run(range(first, end), templates, directory, most_failures=most)

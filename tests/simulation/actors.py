@@ -42,12 +42,12 @@ from lancewal.publish import feed as feed_room
 from lancewal.publish import staging as staging_room
 from lancewal.publish.sstable_pointers import Fate
 from lancewal.reader import TableReader
-from lancewal.service import publish_through_owners
+from lancewal.service import presence, publish_through_owners
 from lancewal.shard import Shard, WalAppender
 from lancewal.storage import HostClock, ObjectStore
 from lancewal.storage.local import LocalBackend
 from lancewal.writer import ShardWriter, TableWriter, drain_shard, open_shard_writer
-from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, SMALL, WAL_ONLY
+from tests.simulation.common import CONFIG, EXPECTED, ONE_SHARD, SHARD, SMALL, WAL_ONLY, replaced
 from tests.simulation.keeping import Keeping
 from tests.simulation.ledger import Ledger
 from tests.simulation.light import LightTable, rows_of
@@ -87,6 +87,8 @@ class Simulation:
         self.history.has_key = plan.has_key
         with ExitStack() as stack:
             stack.enter_context(uncollected())
+            # The heart of this process must not get a thread that ends with the world.
+            stack.enter_context(replaced([(presence, "_heart", presence._Heart())]))
             self._furnish()
             if self.light is not None:
                 stack.enter_context(self.light.installed())

@@ -44,6 +44,8 @@ class Hosts:
         self._writers: dict[Process, WriterRegistry] = {}
         #: The process of each owner id.
         self.owners: dict[str, Process] = {}
+        # For as long as the world: the garbage collector must not decide who is who.
+        self._presences: list[Presence] = []
 
     def settle(self, process: Process) -> None:
         """Give a process a host, and a number that perhaps a dead one had before."""
@@ -62,6 +64,8 @@ class Hosts:
         if process not in self._hearts:
             self._hearts[process] = presence._Heart()
         found: Presence = self._hearts[process].presence(uri)
+        if found.owner_id not in self.owners:
+            self._presences.append(found)
         self.owners[found.owner_id] = process
         return found
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.base import table as base_table
-from lancewal.errors import TableNotFoundError
+from lancewal.errors import StorageError, TableNotFoundError
 from lancewal.format import TOMBSTONE, BaseManifest, SsTableEntry, TableSchema
 from lancewal.sstable import ROW_OFFSET
 from lancewal.storage import ObjectStore, layout
@@ -400,7 +400,10 @@ class LightSsTable:
         with_tombstone: bool = False,
         **_: object,
     ) -> Iterator[pa.RecordBatch]:
-        rows = self.stored()
+        try:
+            rows = self.stored()
+        except FileNotFoundError as error:
+            raise StorageError(f"cannot read {self.entry.path}: {error}") from error
         offsets = pa.array(range(rows.num_rows), pa.int64())
         fields = [schema.plain.field(name) for name in columns]
         arrays = [rows[name] for name in columns]

@@ -57,5 +57,5 @@ def page(totals: Totals) -> dict[str, Any]:
                 "rows": [list(each) for each in sorted(totals.met.items())],
             },
         ],
-        "command": "make soak, or python -m tests.simulation 1:100001 --processes 2 --store",
+        "command": "python -m tests.simulation 1:100001 --processes 2 --store",
     }

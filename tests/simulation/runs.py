@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from typing import Any
 from tests.simulation.actors import Simulation, new_templates, simulate
 from tests.simulation.plan import Plan, plan_of
 
+#: Worlds of one process: what they leave in memory goes with it.
+CHUNK = 2500
 #: Other orders that are tried for a world with one thing less.
 _ORDERS = 6
 _MOST_TRIES = 400
@@ -147,24 +150,31 @@ def explain(seed: int, templates: Path, directory: Path, *, steps: int = 60) -> 
     return "\n".join(lines)
 
 
-def in_processes(first: int, count: int, processes: int | None = None) -> Totals:
-    """Many worlds, in chunks, each in a process of its own."""
+def in_processes(first: int, count: int, processes: int | None = None, kept: Path | None = None) -> Totals:
+    """Many worlds, in chunks, each in a process of its own.
+
+    The reports of chunks lie in the directory ``kept`` if there is one: what lies there already is not run
+    again, so that a run that was stopped goes on where it was.
+    """
     processes = processes or os.cpu_count() or 1
-    chunk = max(1, min(2500, -(-count // processes)))
-    waiting = [
-        range(start, min(start + chunk, first + count)) for start in range(first, first + count, chunk)
-    ]
-    totals = Totals()
-    running: list[tuple[subprocess.Popen[bytes], Path]] = []
+    chunk = max(1, min(CHUNK, -(-count // processes)))
+    chunks = [range(start, min(start + chunk, first + count)) for start in range(first, first + count, chunk)]
     with tempfile.TemporaryDirectory() as place:
+        reports = {seeds: (kept or Path(place)) / f"{seeds.start}-{seeds.stop}.json" for seeds in chunks}
+        waiting = [seeds for seeds in chunks if not reports[seeds].exists()]
+        running: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
         while waiting or running:
             while waiting and len(running) < processes:
                 seeds = waiting.pop(0)
-                report = Path(place) / f"{seeds.start}.json"
+                unfinished = Path(place) / f"{seeds.start}.json"
                 command = [sys.executable, "-m", "tests.simulation", f"{seeds.start}:{seeds.stop}"]
-                running.append((subprocess.Popen([*command, "--report", str(report)]), report))
-            process, report = running.pop(0)
+                process = subprocess.Popen([*command, "--report", str(unfinished)])
+                running.append((process, unfinished, reports[seeds]))
+            process, unfinished, report = running.pop(0)
             process.wait()
+            shutil.move(unfinished, report)
+        totals = Totals()
+        for report in reports.values():
             totals.add(Totals.of(json.loads(report.read_text())))
     return totals
 

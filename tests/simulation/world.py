@@ -377,6 +377,9 @@ class World:
                 self._started: _Thread | None = None
 
             def start(self) -> None:
+                if not world.is_here():
+                    # Lance takes rows from us in threads of its own; what they begin is done in them.
+                    raise RuntimeError("can't start new thread")
                 self._started = world._start(world.process, self.name, lambda: self._target(*self._args))
                 self._started.shown_as = self
                 world.step("a thread starts")

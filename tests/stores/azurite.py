@@ -16,6 +16,8 @@ from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 
+from tests.patience import PATIENCE
+
 VERSION = "3.37.0"
 #: Where it is kept between runs: it has 370 packages.
 HOME = Path(tempfile.gettempdir()) / f"lancewal-azurite-{VERSION}-{os.getuid() if os.name == 'posix' else ''}"
@@ -113,7 +115,9 @@ class Azurite:
             "Authorization": f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}",
         }
         url = f"{self.endpoint}/{_ACCOUNT}/{_CONTAINER}?restype=container"
-        urllib.request.urlopen(urllib.request.Request(url, b"", headers, method="PUT"), timeout=30).close()
+        urllib.request.urlopen(
+            urllib.request.Request(url, b"", headers, method="PUT"), timeout=PATIENCE
+        ).close()
 
 
 def _listens(port: int) -> bool:
