@@ -1,7 +1,7 @@
 """Writes of jobs that span shards and may be run again: each lands in each shard exactly once.
 
 There are two ways in. :func:`publish` lists SSTables that tasks have staged, and
-:func:`append_transaction` appends one WAL entry. Both first take the shard over, then ask
+:func:`append_transaction` appends one WAL entry (:func:`append_rows`: in all shards). Both first take the shard over, then ask
 whether it has the transaction already, and only then write. Why that is exactly once:
 
 - **A shard changes hands at the claim.** Once a run has claimed a shard (epoch raised, WAL
@@ -78,7 +78,7 @@ from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 logger = logging.getLogger(__name__)
 
 
-#: Shards that are published at a time: more where each request is a network round trip. ``DrainBudget``
+#: Shards that are written at a time: more where each request is a network round trip. ``DrainBudget``
 #: bounds what they hold of their logs.
 _CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
@@ -91,7 +91,8 @@ class ShardWrite:
     """What a transaction did in one shard; ``skipped``: an earlier run had written it.
 
     ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry, ``conflicts`` how often
-    somebody else took the shard over in the midst of it.
+    somebody else took the shard over in the midst of it. ``tail`` is how many positions of the log no SSTable
+    holds, with the entry that was appended.
     """
 
     shard_id: UUID
@@ -100,6 +101,7 @@ class ShardWrite:
     position: int | None = None
     wal_bytes: int = 0
     conflicts: int = 0
+    tail: int = 0
 
 
 class StagedAge:
@@ -212,8 +214,7 @@ def publish(
             failed[shard.shard_id] = error
             return None
 
-    workers = _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
-    written = [w for w in ordered_map(one, by_shard.items(), workers) if w is not None]
+    written = [w for w in ordered_map(one, by_shard.items(), _shards_at_a_time(store)) if w is not None]
     if failed:
         rows = {w.shard_id: w.rows for w in written if not w.skipped}
         raise PartialWriteError("publish", failed, rows) from next(iter(failed.values()))
@@ -298,9 +299,15 @@ def append_transaction(
         end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
         found = _earlier_write(store, log, claimed, end, seen[0])
         if found is not None:
+            if found.run_id is not None:
+                # An earlier run came by SSTables. Once the transaction is done no proof of them is kept, and
+                # the feed would drop a pointer that nothing confirms.
+                with _rows_are_written():
+                    appender.append_pointer(confirmation_tags(found.run_id))
             return ShardWrite(shard.shard_id, rows, True, found.position)
         result = appender.append(list(batches), tags=transaction.tags, base_version=base_version)
-        return ShardWrite(shard.shard_id, rows, False, result.position, result.wal_bytes)
+        tail = result.position - claimed.replay_after_wal_entry_position
+        return ShardWrite(shard.shard_id, rows, False, result.position, result.wal_bytes, tail=tail)
 
     return _retrying_lost_claims(once)
 
@@ -325,6 +332,54 @@ def finish_append(
             floors[write.shard_id] = max(write.position + 1, floors.get(write.shard_id, 0))
     with _rows_are_written():
         log.finish(floors)
+
+
+def append_rows(
+    store: ObjectStore,
+    parts: Mapping[Shard, Sequence[pa.RecordBatch]],
+    transaction: Transaction | None = None,
+    *,
+    base_version: int | None = None,
+) -> list[ShardWrite]:
+    """Append all rows of a write from this process: what :func:`publish` is for SSTables.
+
+    ``parts`` has everything that the write has for each shard. A run of the same transaction may have come, or
+    come later, by SSTables: each way looks for both kinds of proof after its claim, and either
+    writes the whole part of a shard at once. So it does not matter which way a repetition takes.
+    Without a ``transaction`` a repeated call writes again.
+    """
+    is_anonymous = transaction is None
+    transaction = transaction or Transaction.anonymous()
+    run = begin_append(store, transaction)
+    if run is None:
+        return []
+    failed: dict[UUID, Exception] = {}
+
+    def one(item: tuple[Shard, Sequence[pa.RecordBatch]]) -> ShardWrite | None:
+        shard, batches = item
+        try:
+            return append_transaction(store, shard, batches, transaction, base_version=base_version, run=run)
+        except Exception as error:
+            # Finish the other shards before the caller gets the error.
+            failed[shard.shard_id] = error
+            return None
+
+    try:
+        written = [w for w in ordered_map(one, parts.items(), _shards_at_a_time(store)) if w is not None]
+        if failed:
+            rows = {w.shard_id: w.rows for w in written if not w.skipped}
+            raise PartialWriteError("append", failed, rows) from next(iter(failed.values()))
+        if not is_anonymous:
+            finish_append(store, transaction, written, run)
+        return written
+    finally:
+        if is_anonymous:
+            # Nobody can run it again under this name.
+            TransactionLog(store, transaction).forget()
+
+
+def _shards_at_a_time(store: ObjectStore) -> int:
+    return _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
 
 
 @contextmanager
