@@ -264,13 +264,11 @@ def test_a_run_that_dies_at_any_storage_call_is_completed_by_the_next(
 
 
 @thoroughly
-@pytest.mark.parametrize(
-    ("write", "again"), [(published, appended_at_once), (appended_at_once, published)]
-)
+@pytest.mark.parametrize(("write", "again"), [(published, appended_at_once), (appended_at_once, published)])
 def test_a_run_that_dies_at_any_storage_call_is_completed_by_one_that_takes_the_other_way(
     tmp_path: Path, write: Write, again: Write, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few rows before, many after, or the reverse: the feed has each of them once too, when all is compacted."""
+    """Few rows before, many after, or the reverse; the feed has each of them once too, after compactions."""
     monkeypatch.setattr(publish, "_CONCURRENT_SHARDS", 1)
     probe = new_store(tmp_path / "probe", APPEND_ONLY)
     total = storage_calls(probe, write, batch_of(base_of(probe), 0, 10))
@@ -298,7 +296,7 @@ def test_a_run_that_dies_at_any_storage_call_is_completed_by_one_that_takes_the_
 def test_rows_of_a_run_that_died_before_its_confirmation_stay_in_the_feed_when_a_run_of_entries_ends_it(
     store: ObjectStore,
 ) -> None:
-    """The end of the transaction frees the SSTables' proofs: the feed took their pointer for a dropped one."""
+    """The end of the transaction frees the proofs of SSTables: the feed took their pointer for dropped."""
     base = base_of(store)
     one, transaction = batch_of(base, 0, 1), Transaction("app", 0)
     faulty = FaultyStore(store)
