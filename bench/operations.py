@@ -580,7 +580,10 @@ class _RoutedRows:
     repartitionById = drop = _same  # noqa: N815
 
     def mapInArrow(self, appending: Any, schema: str) -> _RoutedRows:  # noqa: N802
-        self._written = self._processes.append(appending)
+        from pyspark.sql import Row
+
+        written = self._processes.append(appending)
+        self._written = [Row(shard_id=str(each.shard_id), **each.to_dict()) for each in written]
         return self
 
     def collect(self) -> list[Any]:
