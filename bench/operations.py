@@ -580,10 +580,7 @@ class _RoutedRows:
     repartitionById = drop = _same  # noqa: N815
 
     def mapInArrow(self, appending: Any, schema: str) -> _RoutedRows:  # noqa: N802
-        from pyspark.sql import Row
-
-        written = self._processes.append(appending)
-        self._written = [Row(shard_id=str(each.shard_id), **each.to_dict()) for each in written]
+        self._written = self._processes.append(appending)
         return self
 
     def collect(self) -> list[Any]:

@@ -246,7 +246,7 @@ def may_claim(store: ObjectStore, take_over: TakeOver) -> bool:
 
     Else they are staged, and :func:`publish_through_owners` says for each shard who writes it, or refuses.
     """
-    if checked_take_over(take_over) == "now":
+    if take_over == "now":
         return True
     return not is_owned(store, also_gone=take_over == "never")
 

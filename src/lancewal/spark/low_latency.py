@@ -251,7 +251,10 @@ def write_transaction(
         rows = rows if keep is None else keep(rows)
         appending = APPENDING.of(table, router, options, transaction, run, tasks)
         found = rows.mapInArrow(appending, WRITTEN).collect()
-        written = [ShardWrite.from_dict(UUID(str(each.shard_id)), each.asDict()) for each in found]
+        written = [
+            ShardWrite(UUID(str(each.shard_id)), *(getattr(each, name) for name in _FIGURES))
+            for each in found
+        ]
         appending.commit(table.store, written)
         return written
     finally:
@@ -283,6 +286,8 @@ _WRITTEN_FIELDS = pa.schema(
         ("tail", pa.int64()),
     ]
 )
+#: The fields of a ``ShardWrite``, in their order, but for the shard.
+_FIGURES = _WRITTEN_FIELDS.names[1:]
 
 
 @dataclass(frozen=True)
@@ -338,7 +343,10 @@ class Appending:
         context = TaskContext.get()
         assert context is not None, "Spark calls this in tasks only"
         written = self.append(batches, context.partitionId())
-        reports = [{"shard_id": str(each.shard_id), **each.to_dict()} for each in written]
+        reports = [
+            {"shard_id": str(each.shard_id), **{name: getattr(each, name) for name in _FIGURES}}
+            for each in written
+        ]
         if reports:
             yield pa.RecordBatch.from_pylist(reports, schema=_WRITTEN_FIELDS)
 
