@@ -231,14 +231,13 @@ def _sent_rows(
 def _staged_here(
     table: OpenTable, options: Options, told: Sequence[TaskMessage], sent: dict[int, list[pa.RecordBatch]]
 ) -> list[Staged]:
-    """SSTables of the rows that tasks sent, where those of other tasks come between them in order."""
+    """SSTables of the rows that tasks sent; neighbours share them, and others keep their place between."""
     staged: list[Staged] = []
-    for is_staged, messages in groupby(told, lambda message: bool(message.staged)):
-        some = [sent[message.partition] for message in messages if message.partition in sent]
-        if some and not is_staged:
-            first = next(message for message in told if sent.get(message.partition) is some[0])
-            stager = _stager(table, options, first.partition)
-            for batch in chain.from_iterable(some):
+    for _, neighbours in groupby(told, lambda message: bool(message.staged)):
+        partitions = [message.partition for message in neighbours if message.partition in sent]
+        if partitions:
+            stager = _stager(table, options, partitions[0])
+            for batch in chain.from_iterable(sent[partition] for partition in partitions):
                 stager.add(batch)
             staged += stager.finish()
     return staged
