@@ -13,6 +13,7 @@ themselves after :data:`LOOK_AGAIN_SECONDS`.
 from __future__ import annotations
 
 import _thread
+import atexit
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ R = TypeVar("R")
 
 #: A waiting thread looks again after this time, even if nothing woke it.
 LOOK_AGAIN_SECONDS = 1.0
+#: How long a process that exits waits for the calls of its background threads.
+EXIT_SECONDS = 10.0
 
 
 if TYPE_CHECKING:
@@ -151,10 +154,12 @@ class Room:
         self._calls.pop(call, None)
         self._left.ring()
 
-    def wait_until_empty(self) -> None:
-        """Wait until all calls that have entered are over."""
+    def wait_until_empty(self, timeout: float | None = None) -> None:
+        """Wait until all calls that have entered are over, or ``timeout`` seconds have passed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         for call in list(self._calls):
-            self._left.wait_for(lambda: call not in self._calls or not call.locked())  # noqa: B023
+            left = None if deadline is None else deadline - time.monotonic()
+            self._left.wait_for(lambda: call not in self._calls or not call.locked(), left)  # noqa: B023
 
     def _fits(self, call: threading.Lock, needed: int) -> bool:
         with self._lock:
@@ -163,6 +168,33 @@ class Room:
                 return False
             self._calls[call] = needed
             return True
+
+
+#: The calls of background threads that are under way in this process.
+_UNDER_WAY = Room()
+
+
+@atexit.register
+def _let_calls_end() -> None:
+    """Keep the interpreter from shutting down while a daemon thread is in native code.
+
+    Up to Python 3.13 such a thread, when it comes back, is ended by unwinding its stack. Rust and C++ do not
+    allow that: the process aborts and its parent sees SIGABRT. Registered with the import of this module, so
+    it runs after the finalizers of writers.
+    """
+    if not is_forked():  # a child has the list of its parent's calls, not the threads
+        _UNDER_WAY.wait_until_empty(EXIT_SECONDS)
+
+
+def run_in_background(call: Callable[[], R]) -> R:
+    """Make a call of a daemon thread; the process does not exit within it (:data:`EXIT_SECONDS`)."""
+    under_way = threading.Lock()
+    with under_way:
+        _UNDER_WAY.enter(under_way)
+        try:
+            return call()
+        finally:
+            _UNDER_WAY.leave(under_way)
 
 
 class Task(Generic[R]):
@@ -211,7 +243,7 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
     """Run ``call`` in a thread of its own, or in this one when no thread is available."""
     task = Task(call)
     try:
-        start_thread(threading.Thread(target=task.run, name=name, daemon=True))
+        start_thread(threading.Thread(target=run_in_background, args=(task.run,), name=name, daemon=True))
     except RuntimeError:
         task.run()
     return task
@@ -273,7 +305,7 @@ class Crew:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task.run()
+            run_in_background(task.run)
             del task
             with self._lock:
                 self._unfinished -= 1
