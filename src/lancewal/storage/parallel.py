@@ -154,12 +154,10 @@ class Room:
         self._calls.pop(call, None)
         self._left.ring()
 
-    def wait_until_empty(self, timeout: float | None = None) -> None:
-        """Wait until all calls that have entered are over, or ``timeout`` seconds have passed."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def wait_until_empty(self) -> None:
+        """Wait until all calls that have entered are over."""
         for call in list(self._calls):
-            left = None if deadline is None else deadline - time.monotonic()
-            self._left.wait_for(lambda: call not in self._calls or not call.locked(), left)  # noqa: B023
+            self._left.wait_for(lambda: call not in self._calls or not call.locked())  # noqa: B023
 
     def _fits(self, call: threading.Lock, needed: int) -> bool:
         with self._lock:
@@ -170,8 +168,19 @@ class Room:
             return True
 
 
-#: The calls of background threads that are under way in this process.
-_UNDER_WAY = Room()
+# Calls of daemon threads that are under way in this process, each with a lock that it holds.
+_under_way: dict[_thread.LockType, None] = {}
+
+
+def run_in_background(call: Callable[[], R]) -> R:
+    """Make a call of a daemon thread; the process does not exit within it (:data:`EXIT_SECONDS`)."""
+    held = _thread.allocate_lock()
+    with held:
+        _under_way[held] = None
+        try:
+            return call()
+        finally:
+            _under_way.pop(held, None)
 
 
 @atexit.register
@@ -182,19 +191,11 @@ def _let_calls_end() -> None:
     allow that: the process aborts and its parent sees SIGABRT. Registered with the import of this module, so
     it runs after the finalizers of writers.
     """
-    if not is_forked():  # a child has the list of its parent's calls, not the threads
-        _UNDER_WAY.wait_until_empty(EXIT_SECONDS)
-
-
-def run_in_background(call: Callable[[], R]) -> R:
-    """Make a call of a daemon thread; the process does not exit within it (:data:`EXIT_SECONDS`)."""
-    under_way = threading.Lock()
-    with under_way:
-        _UNDER_WAY.enter(under_way)
-        try:
-            return call()
-        finally:
-            _UNDER_WAY.leave(under_way)
+    if is_forked():
+        return  # a child has the list of its parent's calls, not the threads
+    deadline = time.monotonic() + EXIT_SECONDS
+    for held in list(_under_way):
+        held.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
 
 class Task(Generic[R]):
