@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.errors import InvalidInputError, PartialWriteError, StorageError
+from lancewal.errors import InvalidInputError, PartialWriteError, ShardOwnedError, StorageError
 from lancewal.publish import Transaction
 from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import sink
 from lancewal.spark.sink import TaskMessage, commit_write, take_rows
 from lancewal.storage import ObjectStore
+from tests.patience import wait_until
+from tests.service.test_owners import forged
 from tests.spark import faulty
 from tests.spark.tables import content, named, new_table, options_of
 from tests.spark.test_low_latency import entries
@@ -195,3 +197,19 @@ def test_rows_count_as_written_when_the_flush_after_them_fails(
     table = new_table(tmp_path / "table", APPEND_ONLY)
     assert committed(table, sent(table, append_only(0, 5)))
     assert content(table) == named(0, 5)
+
+
+def test_never_leaves_shards_alone_whose_owner_is_gone_and_others_take_them(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table", APPEND_ONLY, unsharded=True)
+    store = ObjectStore.from_uri(table.uri)
+    committed(table, sent(table, append_only(0, 3)))
+    [shard] = table.shards()
+    forged(store, shard.shard_id, shard.epoch, lease_seconds=0.001)
+    wait_until(lambda: table.owners()[0].gone, "the end of a lease")
+    with pytest.raises(ShardOwnedError, match="living or gone"):
+        committed(table, sent(table, append_only(3, 3)), 1, takeOver="never")
+    assert content(table) == named(0, 3)
+    assert table.shards() == [shard]
+    committed(table, sent(table, append_only(3, 3)), 1)
+    assert content(table) == named(0, 6)
+    assert sstables(table) == 0
