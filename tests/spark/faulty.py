@@ -104,7 +104,8 @@ def dying_commit() -> Iterator[None]:
             nonlocal made
             made += 1
             if made > last:
-                raise InjectedError(ticket)
+                # By name: it may come out as the cause of another error, of which Spark shows the text.
+                raise InjectedError(f"{InjectedError.__name__}: {ticket}")
             return original(*args, **kwargs)
 
         return call

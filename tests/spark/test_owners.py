@@ -82,8 +82,9 @@ def test_a_stream_beside_a_service_lands_once_although_tasks_commits_and_the_ser
         before = epochs(table)
         assert len(before) == 3
         owner.send({"do": "fill", "start": SERVICE + 20, "count": 200})
-        # The commit dies once the owner has done its part, so that the batch comes again.
-        faulty.issue("after kill", "commit 3", "commit pass")
+        # A commit dies while it stages few rows; the next one once the owner has done its part, so that the
+        # batch comes again.
+        faulty.issue("after kill", "commit 3", "commit 999", "commit pass")
         try:
             restarts = run_to_the_end(spark, path, files, table.uri, tmp_path / "checkpoint", 8)
             suffered = faulty.suffered()
