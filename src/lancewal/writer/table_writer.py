@@ -154,6 +154,10 @@ class TableWriter:
         """The columns that :meth:`put` takes."""
         return self._intake.schema.plain
 
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """Rows that are in memory, in any form that :meth:`put` takes, as Arrow; nothing is written."""
+        return self._intake.batches(data)
+
     @property
     def shard_writers(self) -> Mapping[UUID, ShardWriter]:
         """The writers of the shards that rows went to so far."""
@@ -320,7 +324,7 @@ class TableWriter:
 
     def _put_stream(self, stream: Any, progress: _Progress) -> None:
         try:
-            for batch in streamed_batches(stream, self._intake.plain):
+            for batch in streamed_batches(stream, self._intake.plain, casts=self._intake.casts):
                 self._write("put", batch, progress)
         except InvalidInputError as error:
             before = sum(progress.rows.values())
@@ -337,7 +341,7 @@ class TableWriter:
         """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
         self._refuse_if_closed()
         accepted = data if isinstance(data, Rows) else None
-        batches = accepted.batches if accepted else [b for b in self._intake.batches(data) if b.num_rows]
+        batches = accepted.batches if accepted else [b for b in self.batches(data) if b.num_rows]
         if not batches:
             return
         call = threading.Lock()
