@@ -57,6 +57,7 @@ def test_rows_that_a_client_puts_are_seen_by_all(
     assert ids(remote.scan(filter="id < 10").to_table()) == [0, 1, 2, 3, 4, 7, 8, 9]
     assert remote.scan(columns=["name"], limit=4).to_table().num_rows == 4
     assert sum(batch.num_rows for batch in remote.scan().to_batches()) == 98
+    assert pa.table(remote.scan()).num_rows == len(remote.scan().to_pandas()) == 98
     assert remote.schema.equals(events.schema)
     assert remote.primary_key == ("id",)
 

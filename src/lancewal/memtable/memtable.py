@@ -457,6 +457,8 @@ def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[
     """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
     if columns is None:
         return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
+    if isinstance(columns, str):  # or its letters would be the names
+        raise InvalidInputError(f"columns is {columns!r}; pass a list of names, such as [{columns!r}]")
     names = list(columns)
     unknown = [name for name in names if name not in schema.field_ids]
     if unknown:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, product
+from typing import Any
 
 import pyarrow as pa
 
@@ -77,6 +78,10 @@ class Scan:
             if pinned is not None and self.limit is None and not self.offset:
                 return self._pinned(pinned)
             return pa.Table.from_batches(self._batches(), self.schema)
+
+    def to_pandas(self) -> Any:
+        """All rows at once as a frame of pandas, which you install yourself."""
+        return self.to_table().to_pandas()
 
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as a stream; no more than a few batches are held at a time."""

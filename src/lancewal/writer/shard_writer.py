@@ -52,6 +52,9 @@ class Durability:
     _log: CommitLog
     _end_position: int
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(done={self.done()})"
+
     def done(self) -> bool:
         """Whether the rows are durable; does not wait."""
         return self._log.durable_position >= self._end_position

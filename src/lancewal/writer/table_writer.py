@@ -59,6 +59,9 @@ class TableWriteResult:
     num_rows: int
     shards: Mapping[UUID, WriteResult]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_rows={self.num_rows}, shards={len(self.shards)})"
+
     def done(self) -> bool:
         """Whether all rows are durable; does not wait."""
         return all(result.durable.done() for result in self.shards.values())
