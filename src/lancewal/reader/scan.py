@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from lancewal.base import row_count
 from lancewal.errors import InvalidInputError
-from lancewal.format import readable_columns
-from lancewal.memtable import checked_columns
+from lancewal.format import checked_columns, readable_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
 from lancewal.reader.merge import ShardSnapshot, Snapshot
