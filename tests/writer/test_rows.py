@@ -239,7 +239,10 @@ def test_the_gateway_takes_the_same_rows(table: lancewal.Table) -> None:
                 writer.put({"id": "x"})
         with remote.writer(cast=False) as writer, pytest.raises(InvalidInputError, match='cast="numbers"'):
             writer.put(pa.table({"id": pa.array([6], pa.int8())}))
-    assert sorted(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+        with remote.writer(cast=True) as writer:
+            writer.put({"id": "7", "small": "3"})
+            writer.put(iter([{"id": "8"}]))
+    assert sorted(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == [1, 2, 3, 4, 7, 8]
 
 
 _scalars = st.one_of(

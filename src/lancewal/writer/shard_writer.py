@@ -32,7 +32,7 @@ from lancewal.writer.group_commit import CommitLog, Put, PutState
 from lancewal.writer.intake import Adapter, Intake, Rows
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats, WriteMode
 from lancewal.writer.put_ids import PutIds
-from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
+from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, close_after
 
 logger = logging.getLogger(__name__)
 
@@ -537,13 +537,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except LanceWalError as close_error:
-            if error is None:
-                raise
-            # The body's error is the cause worth seeing; this one would hide it.
-            logger.warning("close failed after an error: %s", close_error, extra=self._state.context)
+        close_after(error, self.close, self._state.context)
 
 
 def _nothing() -> None:

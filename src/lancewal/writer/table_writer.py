@@ -32,7 +32,7 @@ from lancewal.writer.intake import Cast, Intake, Rows
 from lancewal.writer.matching import Find, Matching
 from lancewal.writer.rows import is_stream, streamed_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
-from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added
+from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added, close_after
 
 logger = logging.getLogger(__name__)
 
@@ -317,13 +317,7 @@ class TableWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except LanceWalError as close_error:
-            if error is None:
-                raise
-            # The body's error is the cause worth seeing; this one would hide it.
-            logger.warning("close failed after an error: %s", close_error)
+        close_after(error, self.close)
 
     def _put_stream(self, stream: Any, progress: _Progress) -> None:
         try:
