@@ -22,7 +22,7 @@ LIMITS = {
     "filtered scan": {"files": 25, "returns": 51, "reopened": 29},
     "vector search": {"files": 28, "returns": 66, "reopened": 40},
     "replay": {"files": 27, "returns": 53, "reopened": 32},
-    "micro-batch": {"files": 19, "returns": 45, "reopened": 24},
+    "micro-batch": {"files": 19, "returns": 47, "reopened": 26},
 }
 
 
