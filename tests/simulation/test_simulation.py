@@ -17,13 +17,14 @@ import pytest
 
 from lancewal.shard.log import WalAppender
 from tests import report
+from tests.simulation import world as world_room
 from tests.simulation.actors import new_templates, simulate
 from tests.simulation.oracle import OWN, BrokenError, History, Seen
 from tests.simulation.pages import page
 from tests.simulation.plan import plan_of
 from tests.simulation.runs import Totals, explain, in_processes, quiet, run, shrunk
 from tests.simulation.store import Faults
-from tests.simulation.world import Process, StuckError, World
+from tests.simulation.world import LEFT_ALONE, Process, StuckError, World
 
 #: In `make test`; one in twenty of them has Lance itself in it.
 WORLDS = 2000
@@ -201,6 +202,7 @@ def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -
         ),
         (18897, "a stray fell into the slot of the log that a job had just missed in its search"),
         (4220, "a thread of Lance's own read the history of columns, and began threads of no world"),
+        (8216, "a writer that nobody closed tried its flush again and again, and the world did not end"),
     ],
 )
 def test_seeds_that_found_something(seed: int, what: str, templates: Path, tmp_path: Path) -> None:
@@ -212,6 +214,44 @@ def test_a_world_in_which_nobody_can_go_on_is_stuck() -> None:
     world = World(1)
     world.spawn(Process("sleeper"), lambda: world.wait("for ever", lambda: False) and None)
     with pytest.raises(StuckError, match="sleeper"):
+        world.run()
+
+
+def test_a_world_ends_some_time_after_all_but_the_workers_have() -> None:
+    world = World(1)
+    tries: list[float] = []
+
+    def try_again_for_ever() -> None:
+        while True:
+            tries.append(world.now)
+            world.wait("a pause before the next try", lambda: False, 30.0)
+
+    process = Process("writer")
+    world.spawn(process, lambda: world.wait("a pause", lambda: False, 500.0) and None)
+    world.spawn(process, try_again_for_ever, "lancewal-flush")
+    world.run()
+    assert tries[-1] > 500.0 + LEFT_ALONE - 31.0
+    assert len(tries) < 500
+
+
+@pytest.mark.parametrize(
+    ("pause", "waits"),
+    [(0.0, False), (30.0, True)],
+    ids=["a worker that never pauses", "somebody waits for a worker that gets nowhere"],
+)
+def test_a_hang_is_no_end(pause: float, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_room, "MOST_STEPS", 1000)
+    world = World(1)
+
+    def try_again_for_ever() -> None:
+        while True:
+            world.wait("the next try", lambda: False, pause)
+
+    process = Process("writer")
+    world.spawn(process, try_again_for_ever, "lancewal-flush")
+    if waits:
+        world.spawn(process, lambda: world.wait("the flush", lambda: False) and None)
+    with pytest.raises(StuckError, match="no end"):
         world.run()
 
 

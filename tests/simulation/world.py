@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +29,9 @@ from lancewal.storage import forks, parallel
 
 #: More steps than any schedule needs: beyond it somebody waits for ever.
 MOST_STEPS = 20_000
+#: How long workers go on whose processes have nothing else to do. One that fails tries again for ever, as it
+#: should; one that turns without a pause gets no further in time, and is noticed by its steps.
+LEFT_ALONE = 3600.0
 
 
 class Killed(BaseException):
@@ -133,6 +136,8 @@ class World:
         self.watch: Callable[[], None] | None = None
         self._threads: list[_Thread] = []
         self._main = _locked()
+        #: Since when there are only workers of writers that nobody closed.
+        self._alone_since: float | None = None
         self._error: BaseException | None = None
         self._is_ending = False
         self._local = threading.local()
@@ -211,11 +216,18 @@ class World:
             living = [thread for thread in self._threads if not thread.process.is_dead]
             wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > now]
             wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > now]
-            if not wakes:
-                if all(thread.name.startswith("lancewal-") for thread in living):
-                    return None  # workers of writers that nobody closed, or nobody at all
+            is_left_alone = all(thread.name.startswith("lancewal-") for thread in living)
+            if not wakes and not is_left_alone:
                 raise StuckError(f"nobody can go on: {self._places()}")
+            if not wakes or (is_left_alone and min(wakes) > self._end_of_workers(living)):
+                return None
             self.now = min(wakes)
+
+    def _end_of_workers(self, workers: Sequence[_Thread]) -> float:
+        """When processes end that do nothing any more, with the workers of writers that nobody closed."""
+        if self._alone_since is None:
+            self._alone_since = self.now
+        return max([self._alone_since, *(each.process.stands_still_until for each in workers)]) + LEFT_ALONE
 
     def _places(self) -> str:
         return ", ".join(f"{t.process.name}/{t.name} at {t.place}" for t in self._threads)
