@@ -21,7 +21,7 @@ from tests.simulation.actors import Simulation, new_templates, simulate
 from tests.simulation.plan import Plan, plan_of
 
 #: Worlds of one process: what they leave in memory goes with it.
-CHUNK = 2500
+CHUNK = 1000
 #: Other orders that are tried for a world with one thing less.
 _ORDERS = 6
 _MOST_TRIES = 400

@@ -117,10 +117,6 @@ class _Carrier:
             del body
 
 
-def _is_over(deadline: float | None, now: float) -> bool:
-    return deadline is not None and deadline <= now
-
-
 class World:
     """The scheduler. :meth:`spawn` starts processes, :meth:`run` lets them run to their end."""
 
@@ -185,8 +181,11 @@ class World:
                 self._error = StuckError(f"{MOST_STEPS} steps, and no end: {self._places()}")
                 return None
             self.trace.append((thread.process.name, thread.name, thread.place))
-            thread.timed_out = thread.waits_for is not None and not thread.waits_for()
-            thread.waits_for = thread.deadline = None
+            if thread.waits_for is None:
+                thread.timed_out = False
+            else:
+                thread.timed_out = not thread.waits_for()
+                thread.waits_for = thread.deadline = None
             forks._forked = thread.process.is_forked
         return thread
 
@@ -195,24 +194,26 @@ class World:
             self.watch()
         while True:
             now = self.now
-            ready = []
+            ready: list[_Thread] = []
             chosen: Process | None = None
             for thread in self._threads:
                 process = thread.process
                 if process.is_dead or process.stands_still_until > now:
                     continue
-                if thread.waits_for is None or thread.waits_for() or _is_over(thread.deadline, now):
+                waits_for, deadline = thread.waits_for, thread.deadline
+                if waits_for is not None and (deadline is None or deadline > now) and not waits_for():
+                    continue
+                # By process first: one with many threads does not run more often for it. The most urgent
+                # one runs on until its urgency is drawn anew: a few long stretches find more than even
+                # turns.
+                if chosen is None or process.urgency > chosen.urgency:
+                    chosen, ready = process, [thread]
+                elif process is chosen:
                     ready.append(thread)
-                    # By process first: one with many threads does not run more often for it. The most
-                    # urgent one runs on until its urgency is drawn anew: a few long stretches find more
-                    # than even turns.
-                    if chosen is None or process.urgency > chosen.urgency:
-                        chosen = process
             if chosen is not None:
                 if self.random.random() < self.restlessness:
                     chosen.urgency = self.random.random()
-                of_chosen = [thread for thread in ready if thread.process is chosen]
-                return of_chosen[0] if len(of_chosen) == 1 else self.random.choice(of_chosen)
+                return ready[0] if len(ready) == 1 else self.random.choice(ready)
             living = [thread for thread in self._threads if not thread.process.is_dead]
             wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > now]
             wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > now]
