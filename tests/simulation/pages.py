@@ -24,7 +24,8 @@ _TEXT = [
     "In another world of eight up to three processes keep the table in shape, with real rounds of upkeep, "
     "while others make, read and drop checkpoints, old versions are cleaned up, and all die at random. "
     "A checkpoint shows the same rows from its first read to its drop, through compaction and a year of "
-    "collections; when it is dropped its files go. At the end one more round brings the table into shape.",
+    "collections, also of those that ran while it was made; when it is dropped its files go. At the end one "
+    "more round brings the table into shape.",
     "In nineteen of twenty worlds a base table of a few lines stands in for Lance, so that a world "
     "takes milliseconds; the others have Lance itself. A seed that fails is printed with the command "
     "that runs it again, and with the smallest world that still fails.",

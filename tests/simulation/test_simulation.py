@@ -89,6 +89,7 @@ INTERESTING = (
     "a checkpoint that is gone is dropped",
     "files of a checkpoint outlive their collection",
     "the files of a dropped checkpoint go",
+    "rows are collected while a checkpoint is made",
 )
 #: What happens in a few of two thousand worlds: each change of the code makes other worlds of the same
 #: seeds, so `make test` asks for most of them, and `make soak`, with fifty times as many worlds, for all.
