@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.found import FOUND
 from tests.simulation.runs import Totals
 
 _TEXT = [
@@ -35,7 +36,7 @@ _TEXT = [
 def page(totals: Totals) -> dict[str, Any]:
     return {
         "title": "A simulator: one seed decides everything",
-        "text": _TEXT,
+        "text": [*_TEXT, *_failed(totals)],
         "figures": [
             ["worlds", totals.worlds],
             ["of them with Lance itself", totals.with_lance],
@@ -58,5 +59,16 @@ def page(totals: Totals) -> dict[str, Any]:
                 "rows": [list(each) for each in sorted(totals.met.items())],
             },
         ],
-        "command": "python -m tests.simulation 1:100001 --processes 2 --store",
+        "lists": [
+            {
+                "caption": "Seeds that failed once, which run in every `make test`",
+                "items": [f"{seed}: {what}" for seed, what in FOUND.items()],
+            }
+        ],
+        "command": f"python -m tests.simulation 1:{totals.worlds + 1} --processes 2 --store",
     }
+
+
+def _failed(totals: Totals) -> list[str]:
+    seeds = ", ".join(str(each["seed"]) for each in totals.failures)
+    return [f"Worlds that failed in the stored run: those of the seeds {seeds}."] if seeds else []

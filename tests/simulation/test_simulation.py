@@ -19,6 +19,7 @@ from lancewal.shard.log import WalAppender
 from tests import report
 from tests.simulation import world as world_room
 from tests.simulation.actors import new_templates, simulate
+from tests.simulation.found import FOUND
 from tests.simulation.oracle import OWN, BrokenError, History, Seen
 from tests.simulation.pages import page
 from tests.simulation.plan import plan_of
@@ -188,24 +189,7 @@ def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -
     assert one.world.trace != third.world.trace
 
 
-@pytest.mark.parametrize(
-    ("seed", "what"),
-    [
-        (8803, "a forged lease of no time made whoever waited list the storage without pause"),
-        (99405, "after a write that was held up for an hour a leader waited half an hour for company"),
-        (99503, "the same, with a flush behind it"),
-        (6107, "a service that came back wrote a put twice: allowed without an id, not with one"),
-        (4699, "an owner that closed while another waited for it"),
-        (718, "a shard was opened while upkeep cleaned up the version of the base that was listed"),
-        (
-            7887,
-            "a follower that stood still in an SSTable found it collected, and was not told to begin anew",
-        ),
-        (18897, "a stray fell into the slot of the log that a job had just missed in its search"),
-        (4220, "a thread of Lance's own read the history of columns, and began threads of no world"),
-        (8216, "a writer that nobody closed tried its flush again and again, and the world did not end"),
-    ],
-)
+@pytest.mark.parametrize(("seed", "what"), FOUND.items())
 def test_seeds_that_found_something(seed: int, what: str, templates: Path, tmp_path: Path) -> None:
     with quiet():
         simulate(seed, templates, tmp_path / "table")
