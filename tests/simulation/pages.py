@@ -70,5 +70,16 @@ def page(totals: Totals) -> dict[str, Any]:
 
 
 def _failed(totals: Totals) -> list[str]:
-    seeds = ", ".join(str(each["seed"]) for each in totals.failures)
-    return [f"Worlds that failed in the stored run: those of the seeds {seeds}."] if seeds else []
+    """Which worlds did, and which of them are mended: a long run goes on while the code changes."""
+    seeds = [int(each["seed"]) for each in totals.failures]
+    open_, mended = ([seed for seed in seeds if (seed in FOUND) is known] for known in (False, True))
+    told = []
+    if mended:
+        told.append(f"Worlds that failed in the stored run, and pass since: {_listed(mended)}.")
+    if open_:
+        told.append(f"Worlds that fail: {_listed(open_)}.")
+    return told
+
+
+def _listed(seeds: list[int]) -> str:
+    return "seeds " + ", ".join(map(str, seeds))

@@ -175,6 +175,24 @@ def test_worlds_that_were_run_before_are_not_run_again(tmp_path: Path) -> None:
     assert (again.worlds, again.met, again.struck) == (6, whole.met, whole.struck)
 
 
+def test_how_far_a_run_came_that_was_stopped(tmp_path: Path) -> None:
+    whole = in_processes(1, 6, 2, tmp_path)
+    (tmp_path / "4-7.json").unlink()
+    command = [sys.executable, "-m", "tests.simulation", "1:7", "--keep", str(tmp_path), "--sum"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert told["worlds"] == 3
+    assert 0 < told["steps"] < whole.steps
+
+
+def test_the_page_tells_failed_worlds_that_pass_since_from_those_that_fail() -> None:
+    known = min(FOUND)
+    failures = [{"seed": seed, "error": "", "plan": ""} for seed in (known, 5)]
+    text = page(Totals(worlds=9, failures=failures))["text"]
+    assert f"Worlds that failed in the stored run, and pass since: seeds {known}." in text
+    assert "Worlds that fail: seeds 5." in text
+    assert not [each for each in page(Totals(worlds=9))["text"] if "Worlds that" in each]
+
+
 @pytest.mark.parametrize(
     "seed",
     [7, 11, 14, 18, 40],
