@@ -7,6 +7,9 @@ from typing import Any
 from tests.simulation.found import FOUND
 from tests.simulation.runs import Totals
 
+#: Worlds of the soak test.
+WANTED = 100_000
+
 _TEXT = [
     "`tests/simulation/` runs writers, table writers, drains, compactors, collectors, readers, "
     "followers of the feed, owners and jobs that are run again and beside themselves, step by step: one seed "
@@ -36,7 +39,7 @@ _TEXT = [
 def page(totals: Totals) -> dict[str, Any]:
     return {
         "title": "A simulator: one seed decides everything",
-        "text": [*_TEXT, *_failed(totals)],
+        "text": [*_TEXT, *_progress(totals), *_failed(totals)],
         "figures": [
             ["worlds", totals.worlds],
             ["of them with Lance itself", totals.with_lance],
@@ -67,6 +70,16 @@ def page(totals: Totals) -> dict[str, Any]:
         ],
         "command": f"python -m tests.simulation 1:{totals.worlds + 1} --processes 2 --store",
     }
+
+
+def _progress(totals: Totals) -> list[str]:
+    """A long run that was stopped, and goes on another day."""
+    if totals.worlds >= WANTED:
+        return []
+    return [
+        f"Of the {WANTED:,} worlds of a whole run {totals.worlds:,} are stored, the sum of chunks that ran "
+        "one after the other while the code changed: not all are of the newest code."
+    ]
 
 
 def _failed(totals: Totals) -> list[str]:

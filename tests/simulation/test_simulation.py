@@ -24,7 +24,7 @@ from tests.simulation import world as world_room
 from tests.simulation.actors import new_templates, simulate
 from tests.simulation.found import FOUND
 from tests.simulation.oracle import OWN, BrokenError, History, Seen
-from tests.simulation.pages import page
+from tests.simulation.pages import WANTED, page
 from tests.simulation.plan import plan_of
 from tests.simulation.runs import Totals, explain, in_processes, quiet, run, shrunk
 from tests.simulation.store import Faults
@@ -157,7 +157,7 @@ def test_every_interesting_state_is_met(totals: Totals) -> None:
 
 @pytest.mark.soak
 def test_many_worlds_keep_the_guarantees(templates: Path, tmp_path: Path) -> None:
-    count = int(os.environ.get("SIMULATED_WORLDS", "100000"))
+    count = int(os.environ.get("SIMULATED_WORLDS", WANTED))
     totals = in_processes(1, count)
     print(json.dumps(totals.plain(), indent=1))
     report.store("simulation", page(totals))
@@ -188,13 +188,16 @@ def test_how_far_a_run_came_that_was_stopped(tmp_path: Path) -> None:
     assert 0 < told["steps"] < whole.steps
 
 
-def test_the_page_tells_failed_worlds_that_pass_since_from_those_that_fail() -> None:
+def test_the_page_tells_what_a_run_lacks_and_which_worlds_failed() -> None:
     known = min(FOUND)
     failures = [{"seed": seed, "error": "", "plan": ""} for seed in (known, 5)]
     text = page(Totals(worlds=9, failures=failures))["text"]
     assert f"Worlds that failed in the stored run, and pass since: seeds {known}." in text
     assert "Worlds that fail: seeds 5." in text
-    assert not [each for each in page(Totals(worlds=9))["text"] if "Worlds that" in each]
+    assert f"Of the {WANTED:,} worlds of a whole run 9 are stored" in "".join(text)
+    whole = "".join(page(Totals(worlds=WANTED))["text"])
+    assert "Worlds that" not in whole
+    assert "are stored" not in whole
 
 
 @pytest.mark.parametrize(
