@@ -291,11 +291,11 @@ def rows_table(start: int, count: int) -> pa.Table:
 
 
 def test_too_much_garbage_goes_after_ten_minutes_and_not_after_a_day(table: lancewal.Table) -> None:
-    class Asked(Means):
-        ages: list[timedelta] = []
+    ages: list[timedelta] = []
 
+    class Asked(Means):
         def collect(self, min_age: timedelta) -> Done:
-            self.ages.append(min_age)
+            ages.append(min_age)
             return Done()
 
     sstables(table, 2)
@@ -306,4 +306,4 @@ def test_too_much_garbage_goes_after_ten_minutes_and_not_after_a_day(table: lanc
         asked = Upkeep(store, lambda: BaseTable.open(store.uri, store=store), Asked())
         asked.round({"max_garbage_bytes": most})
         store.delete_many([info.path for info in store.list(layout.CLOCK_DIR) if "upkeep" in info.path])
-    assert Asked.ages == [timedelta(days=1), timedelta(minutes=10)]
+    assert ages == [timedelta(days=1), timedelta(minutes=10)]

@@ -52,8 +52,8 @@ class UpkeepSettings:
         that stood still could lose rows, ten minutes count at least.
     ``max_garbage_bytes``
         Above this they are kept for ten minutes only, so that a busy table does not fill its disk within
-        ``garbage_age``. ``None``, the default, is without a bound: reads of the newest state, and followers of
-        the log, may rely on the age. What checkpoints hold does not count.
+        ``garbage_age``. ``None``, the default, is without a bound: readers, and followers of the log, may
+        rely on the age. What checkpoints hold does not count.
     ``interval``
         How often somebody who keeps the table in shape looks whether something is due.
     ``max_share``
