@@ -21,6 +21,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import lance
+import numpy as np
 import pyarrow as pa
 
 from lancewal.base.table import BaseTable
@@ -38,6 +39,8 @@ KEYED = pa.schema([pa.field("id", pa.int64(), False, KEY), VALUE])
 APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), False), VALUE])
 
 KEYS = 400
+#: Without a key: every operation has ids of its own.
+IDS_OF_ONE = 100
 #: Ages short enough for a test. Nothing in it stands still for as long as they are.
 AGES = {"sstables": 2.0, "orphans": 2.0, "wal_entries": 1.0, "manifest_versions": 4.0, "staging_files": 2.0}
 #: Everything is due all the time, but for logs: the writer that is tested tells nobody that it lives.
@@ -59,10 +62,18 @@ class Model:
         self.acknowledged = 0
         #: For each key the operations that changed it, and the value that each left (``None``: deleted).
         self._changes: dict[int, tuple[list[int], list[int | None]]] = {}
+        #: Without a key: the ids that were added, in the order of the operations, and where each one ends.
+        self._added: list[int] = []
+        self._ends = [0]
         self._lock = threading.Lock()
 
     def change(self, number: int, keys: Sequence[int], value: int | None) -> None:
         with self._lock:
+            if not self.keyed:
+                self._added += keys
+                self._ends.append(len(self._added))
+                self.started = number
+                return
             for key in keys:
                 numbers, values = self._changes.setdefault(key, ([], []))
                 numbers.append(number)
@@ -71,6 +82,9 @@ class Model:
 
     def check(self, found: pa.Table, since: int, until: int) -> None:
         """``found`` was read after operation ``since`` was acknowledged, and before ``until`` + 1 began."""
+        if not self.keyed:
+            self._check_added(found, since, until)
+            return
         pairs = list(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
         seen = dict(pairs)
         assert len(seen) == len(pairs), f"{len(pairs) - len(seen)} rows are doubled"
@@ -83,7 +97,24 @@ class Model:
             assert seen.pop(key, None) in possible, f"key {key} is not one of {possible}"
         assert not seen, f"rows that nobody wrote: {list(seen.items())[:5]}"
 
+    def _check_added(self, found: pa.Table, since: int, until: int) -> None:
+        """The same without a key. Such a table only grows: row by row each look would take longer than the
+        one before, until they left no time for what is tested."""
+        with self._lock:
+            possible = np.array(self._added[: self._ends[until]], dtype=np.int64)
+            needed = self._ends[since]
+        seen = np.sort(found["id"].to_numpy())
+        assert (np.diff(seen) > 0).all(), f"{int((np.diff(seen) == 0).sum())} rows are doubled"
+        assert np.isin(possible[:needed], seen).all(), "rows that were acknowledged are missing"
+        assert np.isin(seen, possible).all(), "rows that nobody wrote"
+        # An id tells the operation that wrote it.
+        assert (found["v"].to_numpy() == found["id"].to_numpy() // IDS_OF_ONE).all(), (
+            "a value is another one's"
+        )
+
     def final(self) -> dict[int, int]:
+        if not self.keyed:
+            return {number: number // IDS_OF_ONE for number in self._added}
         last = {key: values[-1] for key, (_, values) in self._changes.items()}
         return {key: value for key, value in last.items() if value is not None}
 
@@ -159,7 +190,8 @@ class Arena:
         if self.keyed:
             keys = self._random.sample(range(KEYS), self._random.randint(1, 20))
         else:
-            keys = list(range(number * 100, number * 100 + self._random.randint(1, 20)))
+            first = number * IDS_OF_ONE
+            keys = list(range(first, first + self._random.randint(1, 20)))
         model.change(number, keys, None if deletes else number)
         # A key has one shard.
         for place, shard_id in enumerate(self._shards):
