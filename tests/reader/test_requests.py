@@ -203,10 +203,14 @@ def test_warm_scans_and_searches_are_three_round_trips_beyond_plain_lance(s3: S3
 
 def test_a_cold_read_opens_all_sstables_at_once(s3: S3Server, proxy: Proxy) -> None:
     far = Far(s3, proxy, sstables=24)
-    table = far.opened()
-    # Long enough for many threads to begin before the first request ends.
-    proxy.set(latency=0.25)
-    assert far.recorded(lambda: table.scan().to_table()).depth <= 13
+    # Long enough for many threads to begin before the first request ends; again if the machine is busy.
+    for latency in (0.25, 0.5, 1.0):
+        table = far.opened()
+        proxy.set(latency=latency)
+        depth = far.recorded(lambda: table.scan().to_table()).depth  # noqa: B023
+        if depth <= 13:
+            break
+    assert depth <= 13
 
 
 def test_the_first_lookup_of_a_key_touches_its_shard_alone(s3: S3Server, proxy: Proxy) -> None:

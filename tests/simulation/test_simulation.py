@@ -11,12 +11,15 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from lancewal.service.presence import presence_at
 from lancewal.shard.log import WalAppender
 from tests import report
+from tests.patience import wait_until
 from tests.simulation.actors import new_templates, simulate
 from tests.simulation.oracle import OWN, BrokenError, History, Seen
 from tests.simulation.pages import page
@@ -24,6 +27,7 @@ from tests.simulation.plan import plan_of
 from tests.simulation.runs import Totals, explain, in_processes, quiet, run, shrunk
 from tests.simulation.store import Faults
 from tests.simulation.world import Process, StuckError, World
+from tests.tables import rows, wal_table
 
 #: In `make test`; one in twenty of them has Lance itself in it.
 WORLDS = 2000
@@ -206,6 +210,19 @@ def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -
 def test_seeds_that_found_something(seed: int, what: str, templates: Path, tmp_path: Path) -> None:
     with quiet():
         simulate(seed, templates, tmp_path / "table")
+
+
+def test_a_heartbeat_of_this_process_ended_with_a_world(templates: Path, tmp_path: Path) -> None:
+    """Its thread lived on, with a clock and threads of a world that was over."""
+    table = wal_table(tmp_path / "real")
+    with table.writer(owner_lease=timedelta(milliseconds=40), fsync=False) as writer:
+        writer.put(rows(0, 1))
+        here = presence_at(table._store.uri)
+        for seed in range(1, 25):
+            with quiet():
+                simulate(seed, templates, tmp_path / "table")
+            beats = here._beats
+            wait_until(lambda: here._beats > beats, "the next heartbeat")  # noqa: B023
 
 
 def test_a_world_in_which_nobody_can_go_on_is_stuck() -> None:

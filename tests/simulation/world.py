@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache, partial
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -307,10 +308,12 @@ class World:
             choice=self.random.choice,
         )
         saved: list[tuple[Any, str, Any]] = [(parallel, "SimpleQueue", parallel.SimpleQueue)]
-        parallel.SimpleQueue = partial(Queue, self)  # type: ignore[assignment,misc]
+        queues = _Shim(self, SimpleNamespace(new=partial(Queue, self)), SimpleNamespace(new=SimpleQueue))
+        parallel.SimpleQueue = lambda: queues.new()  # type: ignore[assignment,misc]
         for module, attribute in _uses():
-            saved.append((module, attribute, getattr(module, attribute)))
-            setattr(module, attribute, shims[attribute])
+            real = getattr(module, attribute)
+            saved.append((module, attribute, real))
+            setattr(module, attribute, _Shim(self, shims[attribute], real))
         for each in _cached_properties():
             # Python 3.11 has one for all instances of a class, those of other processes of the world too.
             if hasattr(each, "lock"):
@@ -427,6 +430,21 @@ class World:
             sleep=sleep,
             CLOCK_MONOTONIC=time.CLOCK_MONOTONIC,
         )
+
+
+class _Shim:
+    """A module as the threads of a world see it, and as lancewal's real threads in this process see it.
+
+    These belong to writers that were open before: a heartbeat that slept by a simulated clock, or got a
+    simulated thread, would never beat again.
+    """
+
+    def __init__(self, world: World, simulated: Any, real: Any) -> None:
+        self._world, self._simulated, self._real = world, simulated, real
+
+    def __getattr__(self, name: str) -> Any:
+        is_outsider = not self._world.is_here() and threading.current_thread().name.startswith("lancewal-")
+        return getattr(self._real if is_outsider else self._simulated, name)
 
 
 @contextmanager

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -203,3 +206,42 @@ def test_a_crew_has_no_more_threads_than_it_needs_and_ends_them() -> None:
     assert len([t for t in threading.enumerate() if t.name.startswith("test-crew")]) <= 5
     crew.dismiss(wait=True)
     assert not [t for t in threading.enumerate() if t.name.startswith("test-crew")]
+
+
+EXITS = """
+import sys, time
+import lance, pyarrow as pa
+from lancewal.storage import Crew, Task, in_thread
+from lancewal.writer import Worker
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)  # so long does the interpreter take to shut down
+
+slow, uri = Slow(), sys.argv[2]
+lance.write_dataset(pa.table({"x": [1]}), uri)
+end = time.monotonic() + 2
+
+def read():
+    while time.monotonic() < end:
+        lance.dataset(uri).count_rows()
+
+match sys.argv[1]:
+    case "task":
+        in_thread(read, "t")
+    case "crew":
+        Crew(1, "c").take(Task(read))
+    case "worker":
+        Worker("w", read).kick()
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("kind", ["task", "crew", "worker"])
+def test_a_process_aborted_that_exited_while_a_background_thread_was_in_native_code(
+    tmp_path: Path, kind: str
+) -> None:
+    """The thread came back while the interpreter shut down, and was unwound through Rust: SIGABRT."""
+    command = [sys.executable, "-c", EXITS, kind, str(tmp_path / "t")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr

@@ -370,6 +370,7 @@ def interrupt(number, frame):
         hits += 1
         raise KeyboardInterrupt
 
+faulthandler.enable()
 signal.signal(signal.SIGALRM, interrupt)
 acknowledged, number, round_ = [], 0, 0
 # On a busy machine a round has fewer of them.

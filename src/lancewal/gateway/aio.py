@@ -15,6 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from lancewal.gateway.client import RemoteTable, RemoteView
 from lancewal.gateway.gathering import Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
-from lancewal.storage import Bell, check_process, is_forked
+from lancewal.storage import Bell, check_process, is_forked, run_in_background
 from lancewal.table import Table
 from lancewal.writer import TableWriter, as_batches, is_stream
 
@@ -315,15 +316,18 @@ class _Line:
     def _write_all(self) -> None:
         """The writing thread: goes on until the writer is closed and nothing waits."""
         while group := self._next_group():
-            try:
-                writer = self.opened()
-            except Exception as error:
-                for each in group:
-                    each.settle(error)
-                continue
-            _write(writer, group)
+            run_in_background(partial(self._write_group, group))
             del group  # or the last rows, and whoever awaits them, would stay until others come
-        self._close_writer()
+        run_in_background(self._close_writer)
+
+    def _write_group(self, group: list[_Awaited]) -> None:
+        try:
+            writer = self.opened()
+        except Exception as error:
+            for each in group:
+                each.settle(error)
+            return
+        _write(writer, group)
 
     def _next_group(self) -> list[_Awaited]:
         """What goes together next; empty at the end."""

@@ -27,7 +27,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
-from lancewal.storage import check_process, is_forked, span, trace_headers
+from lancewal.storage import check_process, is_forked, run_in_background, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches
 
 logger = logging.getLogger(__name__)
@@ -316,7 +316,7 @@ class RemoteWriter:
                 self._reaper.daemon = True
                 self._reaper.start()
         for each in idle:
-            each.close()
+            run_in_background(each.close)
 
 
 @dataclass(eq=False)

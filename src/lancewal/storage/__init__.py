@@ -17,6 +17,7 @@ from lancewal.storage.parallel import (
     in_thread,
     lazy_property,
     ordered_map,
+    run_in_background,
     start_thread,
 )
 from lancewal.storage.reads import LATENCY_BOUNDS, read_times
@@ -64,6 +65,7 @@ __all__ = [
     "read_times",
     "remember_password",
     "row_memory",
+    "run_in_background",
     "scratch_directory",
     "scrub_error",
     "scrubbed",

@@ -13,6 +13,7 @@ themselves after :data:`LOOK_AGAIN_SECONDS`.
 from __future__ import annotations
 
 import _thread
+import atexit
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ R = TypeVar("R")
 
 #: A waiting thread looks again after this time, even if nothing woke it.
 LOOK_AGAIN_SECONDS = 1.0
+#: How long a process that exits waits for the calls of its background threads.
+EXIT_SECONDS = 10.0
 
 
 if TYPE_CHECKING:
@@ -165,6 +168,36 @@ class Room:
             return True
 
 
+# Calls of daemon threads that are under way in this process, each with a lock that it holds.
+_under_way: dict[_thread.LockType, None] = {}
+
+
+def run_in_background(call: Callable[[], R]) -> R:
+    """Make a call of a daemon thread; the process does not exit within it (:data:`EXIT_SECONDS`)."""
+    held = _thread.allocate_lock()
+    with held:
+        _under_way[held] = None
+        try:
+            return call()
+        finally:
+            _under_way.pop(held, None)
+
+
+@atexit.register
+def _let_calls_end() -> None:
+    """Keep the interpreter from shutting down while a daemon thread is in native code.
+
+    Up to Python 3.13 such a thread, when it comes back, is ended by unwinding its stack. Rust and C++ do not
+    allow that: the process aborts and its parent sees SIGABRT. Registered with the import of this module, so
+    it runs after the finalizers of writers.
+    """
+    if is_forked():
+        return  # a child has the list of its parent's calls, not the threads
+    deadline = time.monotonic() + EXIT_SECONDS
+    for held in list(_under_way):
+        held.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
 class Task(Generic[R]):
     """A call for another thread, and its result; one thread waits for it."""
 
@@ -211,7 +244,7 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
     """Run ``call`` in a thread of its own, or in this one when no thread is available."""
     task = Task(call)
     try:
-        start_thread(threading.Thread(target=task.run, name=name, daemon=True))
+        start_thread(threading.Thread(target=run_in_background, args=(task.run,), name=name, daemon=True))
     except RuntimeError:
         task.run()
     return task
@@ -273,7 +306,7 @@ class Crew:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task.run()
+            run_in_background(task.run)
             del task
             with self._lock:
                 self._unfinished -= 1

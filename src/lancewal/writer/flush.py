@@ -19,7 +19,7 @@ from lancewal.index import IndexSpec
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.sstable import write_sstable
-from lancewal.storage import Bell, ObjectStore, in_thread, span, start_thread
+from lancewal.storage import Bell, ObjectStore, in_thread, run_in_background, span, start_thread
 from lancewal.writer.backlog import Backlog
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.state import WriterState, WriteStats, fresh_copy
@@ -121,7 +121,7 @@ class Worker:
         while not self._stopping:
             self._asleep.acquire(blocking=False)
             try:
-                sleep = self._step()
+                sleep = run_in_background(self._step)
             except BaseException:
                 # A panic in native code is no Exception; whoever waits for this thread
                 # would wait for ever if it ended.
