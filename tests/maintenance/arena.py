@@ -41,6 +41,8 @@ APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), False), VALUE])
 KEYS = 400
 #: Without a key: every operation has ids of its own.
 IDS_OF_ONE = 100
+#: About how many operations there are while the reader reads once: on a busy machine both get slower.
+WRITES_OF_A_READ = 20
 #: Ages short enough for a test. Nothing in it stands still for as long as they are.
 AGES = {"sstables": 2.0, "orphans": 2.0, "wal_entries": 1.0, "manifest_versions": 4.0, "staging_files": 2.0}
 #: Everything is due all the time, but for logs: the writer that is tested tells nobody that it lives.
@@ -131,6 +133,7 @@ class Arena:
         self.store = ObjectStore.from_uri(where, fsync=False)
         self.model = Model(keyed)
         self.checks = 0
+        self._read_seconds = 0.0
         self._random = random.Random(seed)
         self._shards = [uuid4() for _ in range(shards)]
         self._writers: dict[UUID, ShardWriter] = {}
@@ -204,10 +207,11 @@ class Arena:
             if number % 40 == 0:
                 writer.force_seal_active()
         model.acknowledged = number
-        time.sleep(0.004)
+        # Every entry is a file, and for ten minutes none may go: all that list them take longer with each.
+        time.sleep(max(0.004, self._read_seconds / WRITES_OF_A_READ))
 
     def _read(self) -> None:
-        since = self.model.acknowledged
+        since, began = self.model.acknowledged, time.monotonic()
         try:
             found = TableReader(self.store).scan().to_table()
         except StorageError:
@@ -215,6 +219,7 @@ class Arena:
             return
         self.model.check(found, since, self.model.started)
         self.checks += 1
+        self._read_seconds = time.monotonic() - began
 
 
 @dataclass
