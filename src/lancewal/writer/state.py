@@ -202,6 +202,9 @@ class WriteStatsSnapshot:
     backpressure_wait: timedelta = timedelta(0)
     slowdown_count: int = 0
     slowdown_wait: timedelta = timedelta(0)
+    stop_count: int = 0
+    stop_wait: timedelta = timedelta(0)
+    stop_refusals: int = 0
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)
