@@ -472,8 +472,7 @@ class _Processes:
         self._runs = 0
         router = place.as_process("router").table().router()
         parts = {shard.shard_id: part for shard, part in router.route(rows(0, SPARK_SHARDS * 8))}
-        owners = [router.shard_of_bucket(number) for number in range(SPARK_SHARDS)]
-        self._parts = [parts[owner.shard_id] for owner in owners if owner is not None]
+        self._parts = [parts[shard.shard_id] for shard in router.known_shards()]
         self.rows: Any = _RoutedRows(self)
 
     def options(self) -> Any:

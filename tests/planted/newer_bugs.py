@@ -137,6 +137,14 @@ NEWER_BUGS = (
         _CHECKPOINTS,
     ),
     Bug(
+        "a collection takes what a checkpoint needs that is being made",
+        "maintenance/checkpoints.py",
+        '            return f"the checkpoint {name!r} is being made"\n',
+        "            return None\n",
+        "a checkpoint is returned whose files are gone",
+        _CHECKPOINTS,
+    ),
+    Bug(
         "the tag of a dropped checkpoint stays",
         "maintenance/checkpoints.py",
         "            dataset.tags.delete(place.tag)\n        except ValueError as error:\n",

@@ -570,6 +570,22 @@ def test_a_base_that_another_thread_read_before_the_manifest_hid_rows_that_were_
     assert names(reader.scan().to_table()) == {1: "flushed"}
 
 
+def test_a_base_that_was_read_beside_the_second_look_at_a_manifest_goes_with_the_first_look_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On object storage both are read at once: here the base came first, and a compaction before the look."""
+    table = TableUnderTest(tmp_path / "t")
+    table.flushed({1: "flushed"})
+    reader = TableReader(table.store, live_writers=False)
+
+    def base_then_compaction() -> None:
+        reader.base()
+        compact(table.store)
+
+    once(monkeypatch, ShardReader, "confirmed", base_then_compaction)
+    assert names(reader.scan().to_table()) == {1: "flushed"}
+
+
 @pytest.fixture
 def stale(tmp_path: Path) -> tuple[TableUnderTest, TableReader]:
     table = TableUnderTest(tmp_path / "t")

@@ -2,7 +2,7 @@
 
 ``python -m tests.real_faults.report --disks --store``, as root, breaks disks under every operation.
 ``python -m tests.real_faults.report --interrupts --store`` interrupts each call at each of its bytecodes,
-which takes half an hour of one core; what each call came to is stored at once, and ``--only TEXT`` takes
+which takes twenty minutes of one core; what each call came to is stored at once, and ``--only TEXT`` takes
 those whose names have the text. Both leave the figures of the other as they are.
 """
 
@@ -78,8 +78,12 @@ def interrupted(only: str) -> Iterator[list[object]]:
 
 def keep_interrupts(call: str, one_shard: bool, keyed: str, counted: int, raised: int) -> None:
     """Store what a test of one call came to."""
+    _keep([*_name(call, one_shard, keyed), counted, raised, 0])
+
+
+def _keep(row: list[object]) -> None:
+    """Beside what is stored now: somebody else may try other calls at the same time."""
     struck, reached = _stored()
-    row: list[object] = [*_name(call, one_shard, keyed), counted, raised, 0]
     report.store("faults", page(struck, _merged(reached, row)))
 
 
@@ -147,17 +151,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of the calls that are interrupted")
     parser.add_argument("--store", action="store_true", help="as figures of docs/testing.md")
     arguments = parser.parse_args()
-    struck, reached = _stored()
     if arguments.disks:
         struck = faults()
         print(json.dumps(struck), flush=True)
         if arguments.store:
-            report.store("faults", page(struck, reached))
+            report.store("faults", page(struck, _stored()[1]))
     for row in interrupted(arguments.only) if arguments.interrupts else ():
         print(json.dumps(row), flush=True)
-        reached = _merged(reached, row)
         if arguments.store:
-            report.store("faults", page(struck, reached))
+            _keep(row)
 
 
 if __name__ == "__main__":

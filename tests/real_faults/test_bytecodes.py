@@ -20,6 +20,9 @@ from tests.tables import APPEND_ONLY, KEYED, ids, rows, wal_table
 
 #: How many of the places of a call an ordinary run tries; the soak tests try all of them.
 _TRIED = 8
+#: The first key of what is in the base table of a template, and of what was flushed since.
+_COMPACTED, _FLUSHED = 0, 10
+_IN_TEMPLATE = frozenset([*range(_COMPACTED, _COMPACTED + 6), *range(_FLUSHED, _FLUSHED + 6)])
 _SETTINGS = {"max_memtable_rows": 12, "stats_log_interval": None, "fsync": False}
 Writer = lancewal.TableWriter | lancewal.ShardWriter
 
@@ -32,12 +35,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Trial:
     """One interrupted call on a copy of a small table, and whether its rows are right afterwards."""
 
-    def __init__(self, template: Path, place: Path, one_shard: bool) -> None:
+    def __init__(self, template: Path, place: Path, one_shard: bool, there: Iterable[int]) -> None:
         shutil.copytree(template, place)
         self.uri = place
         self.table = lancewal.open(place)
         self._one_shard = one_shard
-        self.there = set(ids(self.table.scan().to_table()))
+        self.there = set(there)
         #: Rows of calls that raised: there or not, but not twice.
         self.open: set[int] = set()
 
@@ -131,12 +134,16 @@ def close_in_memory(trial: Trial, interrupt: InterruptAt) -> None:
 
 
 def compact(trial: Trial, interrupt: InterruptAt) -> None:
+    with suppress(KeyboardInterrupt, LanceWalError), interrupt:
+        trial.table.compact()
+
+
+def flush_more(trial: Trial) -> None:
+    """What a compaction finds besides; once for all trials of it."""
     with trial.writer() as writer:
         trial.put(writer, 100)
         if trial.table.primary_key:
             trial.delete(writer, [1, 11])
-    with suppress(KeyboardInterrupt, LanceWalError), interrupt:
-        trial.table.compact()
 
 
 CALLS: dict[str, Callable[[Trial, InterruptAt], None]] = {
@@ -158,10 +165,10 @@ def make_template(where: Path, *, keyed: bool, one_shard: bool) -> None:
     schema = KEYED if keyed else APPEND_ONLY
     sharding: dict[str, Any] = {"unsharded": True} if one_shard else {"bucket": ("id", 2)}
     table = wal_table(where, schema, **sharding)
-    for start in (0, 10):
+    for start in (_COMPACTED, _FLUSHED):
         with table.writer(**_SETTINGS) as writer:
             writer.put(rows(start, 6, schema=schema))
-        if start == 0:
+        if start == _COMPACTED:
             table.compact()
 
 
@@ -169,7 +176,11 @@ def attempts(
     call: str, template: Path, directory: Path, one_shard: bool, places: Callable[[int], Iterable[int]]
 ) -> int:
     """Interrupt the call at each of ``places``; returns how many there were."""
-    trial = Trial(template, directory / "0", one_shard)
+    first = Trial(template, directory / "prepared", one_shard, _IN_TEMPLATE)
+    if call == "compact":
+        flush_more(first)
+    first.check(compacted=False)
+    trial = Trial(first.uri, directory / "0", one_shard, first.there)
     counted = InterruptAt(0)
     CALLS[call](trial, counted)
     trial.check()
@@ -177,7 +188,7 @@ def attempts(
     for nth in places(counted.seen):
         interrupt = InterruptAt(nth)
         place = directory / str(nth)
-        trial = Trial(template, place, one_shard)
+        trial = Trial(first.uri, place, one_shard, first.there)
         CALLS[call](trial, interrupt)
         try:
             trial.check(compacted=nth % 5 == 0)

@@ -4,7 +4,7 @@
 ``--without``, ``--off``, ``--sizes`` and ``--schedule`` are what a smaller world of it says.
 ``python -m tests.simulation FIRST:END`` runs many; ``--report FILE`` stores what was met in them, and
 ``--store`` makes it the figures of ``docs/testing.md``. With ``--keep DIRECTORY`` they are run in chunks,
-whose reports lie there: a run that was stopped goes on where it was.
+whose reports lie there: a run that was stopped goes on where it was, and ``--sum`` tells how far it came.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests import report
 from tests.simulation.actors import Simulation
 from tests.simulation.pages import page
 from tests.simulation.plan import Plan, plan_of
-from tests.simulation.runs import explain, in_processes, places, quiet, run
+from tests.simulation.runs import Totals, explain, in_processes, places, quiet, run, sum_of
 
 
 def main() -> int:
@@ -31,12 +31,15 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a directory for the reports of chunks")
+    parser.add_argument("--sum", action="store_true", help="of what --keep has; runs nothing")
     parser.add_argument("--until-failure", action="store_true", help="end with the first one")
     parser.add_argument("--store", action="store_true")
     given = parser.parse_args()
     if ":" not in given.seeds:
         return _again(_plan(given))
     first, end = map(int, given.seeds.split(":"))
+    if given.sum:
+        return _told(sum_of(_kept(given.keep, first, end)), given)
     with places() as (templates, directory):
         if given.processes > 1 or given.keep is not None:
             if given.keep is not None:
@@ -47,6 +50,16 @@ def main() -> int:
             totals = run(range(first, end), templates, directory, most_failures=most)
         for failure in [] if given.until_failure else totals.failures:
             print(explain(failure["seed"], templates, directory))
+    return _told(totals, given)
+
+
+def _kept(directory: Path, first: int, end: int) -> list[Path]:
+    """The reports of chunks between two seeds."""
+    found = {tuple(map(int, path.stem.split("-"))): path for path in directory.glob("*-*.json")}
+    return [path for (start, stop), path in sorted(found.items()) if first <= start and stop <= end]
+
+
+def _told(totals: Totals, given: argparse.Namespace) -> int:
     if given.report is not None:
         given.report.write_text(json.dumps(totals.plain(), indent=1))
     else:

@@ -29,12 +29,13 @@ from lancewal.maintenance import (
     list_checkpoints,
 )
 from lancewal.maintenance import gc as gc_room
-from lancewal.reader import TableState
-from lancewal.reader.fixed import FixedReader
+from lancewal.maintenance.commits import at_crash_points
+from lancewal.reader import FixedReader, TableState
 from lancewal.storage import HostClock, ObjectStore, layout
 from lancewal.upkeep import TaskOutcome, Upkeep, Work, plan_upkeep
 from lancewal.upkeep.rounds import clean_versions
-from tests.simulation.common import EXPECTED, SHARD, replaced
+from lancewal.writer import drain_shard
+from tests.simulation.common import CONFIG, EXPECTED, SHARD, replaced
 from tests.simulation.light import rows_of
 from tests.simulation.oracle import BrokenError, Seen
 from tests.simulation.plan import Actor
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.actors import Simulation
 
 _AGE = timedelta(minutes=10)
+_SLOW_AT = ("checkpoint: the state is read", "checkpoint: tagged")
 _DAY = 86400.0
 
 
@@ -94,8 +96,38 @@ class Keeping:
             (status_room, "datetime", SimpleNamespace(now=self._wall_clock)),
             (gc_room, "host_clock", self._host_clock),
         ]
-        with replaced(changes):
-            yield
+        at_crash_points(self._at_point)
+        try:
+            with replaced(changes):
+                yield
+        finally:
+            at_crash_points(None)
+
+    def _at_point(self, name: str) -> None:
+        """A maker is slow where its checkpoint is announced, has its state, and is not recorded yet.
+
+        Others bring rows on and collect meanwhile. An hour after the announcement it would be taken for dead.
+        """
+        chance, simulation = self.world.random, self._simulation
+        if name not in _SLOW_AT or not self.world.is_here() or chance.random() > 0.5:
+            return
+        other = simulation._process(f"{self.world.process.name} is slow")
+        over: list[bool] = []
+        self.world.spawn(other, simulation._as(other, partial(self._keep_once, other, over)))
+        if self.world.wait("a slow maker", lambda: bool(over), 3000.0):
+            self.met["rows are collected while a checkpoint is made"] += 1
+
+    def _keep_once(self, process: Process, over: list[bool]) -> None:
+        """All that makes garbage of what a reader needed before, and the collections that it takes."""
+        store = self.disk.store()
+        drain_shard(self._base(store), store, SHARD, CONFIG)
+        if self.world.random.random() < 0.5:
+            compact(store, max_workers=1)
+        clock = HostClock(process.name, self._clock_of(process))
+        for _ in range(2):
+            collect_garbage(store, retention=Retention.of(_AGE), clock=clock)
+            self.world.wait("a pause", lambda: False, 1.2 * _AGE.total_seconds())
+        over.append(True)
 
     def _wall_clock(self, _: object) -> datetime:
         if not self.world.is_here():

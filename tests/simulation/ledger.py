@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from functools import partial
+from functools import lru_cache, partial
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,6 +16,9 @@ from tests.simulation.oracle import OWN, BrokenError, History
 from tests.simulation.store import Files
 
 _Rows = list[tuple[int, int | None]]
+#: The names of a log are the same in all worlds.
+_version_of = lru_cache(4096)(layout.parse_manifest_name)
+_position_of = lru_cache(4096)(layout.parse_wal_name)
 
 
 class Ledger:
@@ -27,6 +30,8 @@ class Ledger:
 
     def __init__(self, files: Files, table: LightTable, history: History, shard_id: UUID) -> None:
         self._files, self._table, self._history, self._shard_id = files, table, history, shard_id
+        self._manifests = layout.manifest_dir(shard_id) + "/"
+        self._entries = layout.wal_dir(shard_id) + "/"
         self._state: tuple[int, int, int] | None = None
         self._decoded: dict[tuple[str, bytes], object] = {}
         self.looks = 0
@@ -48,9 +53,12 @@ class Ledger:
 
     def manifest(self) -> ShardManifest | None:
         """The newest one."""
-        directory = layout.manifest_dir(self._shard_id) + "/"
-        names = (path for path in self._files.objects if path.startswith(directory))
-        versions = {layout.parse_manifest_name(path.rsplit("/", 1)[-1]): path for path in names}
+        directory = self._manifests
+        versions = {
+            _version_of(path[len(directory) :]): path
+            for path in self._files.objects
+            if path.startswith(directory)
+        }
         newest = max((version for version in versions if version is not None), default=None)
         if newest is None:
             return None
@@ -73,13 +81,9 @@ class Ledger:
         rows = self._flushed_rows(manifest)
         if manifest is None:
             return rows
-        directory = layout.wal_dir(self._shard_id) + "/"
+        directory = self._entries
         covered = manifest.replay_after_wal_entry_position
-        found = {
-            layout.parse_wal_name(path.rsplit("/", 1)[-1]): path
-            for path in objects
-            if path.startswith(directory)
-        }
+        found = {_position_of(path[len(directory) :]): path for path in objects if path.startswith(directory)}
         tail = sorted(position for position in found if position is not None and position > covered)
         if tail and tail != list(range(covered + 1, tail[-1] + 1)):
             raise BrokenError(f"the log has a hole: entries {tail} are behind the cursor {covered}")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.found import FOUND
 from tests.simulation.runs import Totals
+
+#: Worlds of the soak test.
+WANTED = 100_000
 
 _TEXT = [
     "`tests/simulation/` runs writers, table writers, drains, compactors, collectors, readers, "
@@ -24,7 +28,8 @@ _TEXT = [
     "In another world of eight up to three processes keep the table in shape, with real rounds of upkeep, "
     "while others make, read and drop checkpoints, old versions are cleaned up, and all die at random. "
     "A checkpoint shows the same rows from its first read to its drop, through compaction and a year of "
-    "collections; when it is dropped its files go. At the end one more round brings the table into shape.",
+    "collections, also of those that ran while it was made; when it is dropped its files go. At the end one "
+    "more round brings the table into shape.",
     "In nineteen of twenty worlds a base table of a few lines stands in for Lance, so that a world "
     "takes milliseconds; the others have Lance itself. A seed that fails is printed with the command "
     "that runs it again, and with the smallest world that still fails.",
@@ -34,7 +39,7 @@ _TEXT = [
 def page(totals: Totals) -> dict[str, Any]:
     return {
         "title": "A simulator: one seed decides everything",
-        "text": _TEXT,
+        "text": [*_TEXT, *_progress(totals), *_failed(totals)],
         "figures": [
             ["worlds", totals.worlds],
             ["of them with Lance itself", totals.with_lance],
@@ -57,5 +62,37 @@ def page(totals: Totals) -> dict[str, Any]:
                 "rows": [list(each) for each in sorted(totals.met.items())],
             },
         ],
-        "command": "python -m tests.simulation 1:100001 --processes 2 --store",
+        "lists": [
+            {
+                "caption": "Seeds that failed once, which run in every `make test`",
+                "items": [f"{seed}: {what}" for seed, what in FOUND.items()],
+            }
+        ],
+        "command": f"python -m tests.simulation 1:{totals.worlds + 1} --processes 2 --store",
     }
+
+
+def _progress(totals: Totals) -> list[str]:
+    """A long run that was stopped, and goes on another day."""
+    if totals.worlds >= WANTED:
+        return []
+    return [
+        f"Of the {WANTED:,} worlds of a whole run {totals.worlds:,} are stored, the sum of chunks that ran "
+        "one after the other while the code changed: not all are of the newest code."
+    ]
+
+
+def _failed(totals: Totals) -> list[str]:
+    """Which worlds did, and which of them are mended: a long run goes on while the code changes."""
+    seeds = [int(each["seed"]) for each in totals.failures]
+    open_, mended = ([seed for seed in seeds if (seed in FOUND) is known] for known in (False, True))
+    told = []
+    if mended:
+        told.append(f"Worlds that failed in the stored run, and pass since: {_listed(mended)}.")
+    if open_:
+        told.append(f"Worlds that fail: {_listed(open_)}.")
+    return told
+
+
+def _listed(seeds: list[int]) -> str:
+    return "seeds " + ", ".join(map(str, seeds))

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from lancewal.errors import OutcomeUnknownError, StorageError
@@ -178,6 +179,11 @@ class Disk:
         return ObjectInfo(info.path, info.size, self.world.time(written))
 
 
+@lru_cache(maxsize=4096)
+def _told(path: str) -> str:
+    return _DRAWN.sub("…", path)
+
+
 class SimulatedBackend:
     """Not a local one to the code under test, which therefore reads ahead and side by side."""
 
@@ -192,7 +198,7 @@ class SimulatedBackend:
         writes = kind in _WRITES
         self._disturb(writes)
         # Lance draws the names of its files by itself; the trace of a seed must not depend on them.
-        place = _DRAWN.sub("…", f"{kind} {path}")
+        place = f"{kind} {_told(path)}"
         world.step(place)
         chance = world.random.random()
         if world.now < disk.throttled_until or chance > 1 - faults.is_throttled:

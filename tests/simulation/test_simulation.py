@@ -20,13 +20,15 @@ from lancewal.service.presence import presence_at
 from lancewal.shard.log import WalAppender
 from tests import report
 from tests.patience import wait_until
+from tests.simulation import world as world_room
 from tests.simulation.actors import new_templates, simulate
+from tests.simulation.found import FOUND
 from tests.simulation.oracle import OWN, BrokenError, History, Seen
-from tests.simulation.pages import page
+from tests.simulation.pages import WANTED, page
 from tests.simulation.plan import plan_of
 from tests.simulation.runs import Totals, explain, in_processes, quiet, run, shrunk
 from tests.simulation.store import Faults
-from tests.simulation.world import Process, StuckError, World
+from tests.simulation.world import LEFT_ALONE, Process, StuckError, World
 from tests.tables import rows, wal_table
 
 #: In `make test`; one in twenty of them has Lance itself in it.
@@ -92,6 +94,7 @@ INTERESTING = (
     "a checkpoint that is gone is dropped",
     "files of a checkpoint outlive their collection",
     "the files of a dropped checkpoint go",
+    "rows are collected while a checkpoint is made",
 )
 #: What happens in a few of two thousand worlds: each change of the code makes other worlds of the same
 #: seeds, so `make test` asks for most of them, and `make soak`, with fifty times as many worlds, for all.
@@ -154,7 +157,7 @@ def test_every_interesting_state_is_met(totals: Totals) -> None:
 
 @pytest.mark.soak
 def test_many_worlds_keep_the_guarantees(templates: Path, tmp_path: Path) -> None:
-    count = int(os.environ.get("SIMULATED_WORLDS", "100000"))
+    count = int(os.environ.get("SIMULATED_WORLDS", WANTED))
     totals = in_processes(1, count)
     print(json.dumps(totals.plain(), indent=1))
     report.store("simulation", page(totals))
@@ -176,6 +179,27 @@ def test_worlds_that_were_run_before_are_not_run_again(tmp_path: Path) -> None:
     assert (again.worlds, again.met, again.struck) == (6, whole.met, whole.struck)
 
 
+def test_how_far_a_run_came_that_was_stopped(tmp_path: Path) -> None:
+    whole = in_processes(1, 6, 2, tmp_path)
+    (tmp_path / "4-7.json").unlink()
+    command = [sys.executable, "-m", "tests.simulation", "1:7", "--keep", str(tmp_path), "--sum"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert told["worlds"] == 3
+    assert 0 < told["steps"] < whole.steps
+
+
+def test_the_page_tells_what_a_run_lacks_and_which_worlds_failed() -> None:
+    known = min(FOUND)
+    failures = [{"seed": seed, "error": "", "plan": ""} for seed in (known, 5)]
+    text = page(Totals(worlds=9, failures=failures))["text"]
+    assert f"Worlds that failed in the stored run, and pass since: seeds {known}." in text
+    assert "Worlds that fail: seeds 5." in text
+    assert f"Of the {WANTED:,} worlds of a whole run 9 are stored" in "".join(text)
+    whole = "".join(page(Totals(worlds=WANTED))["text"])
+    assert "Worlds that" not in whole
+    assert "are stored" not in whole
+
+
 @pytest.mark.parametrize(
     "seed",
     [7, 11, 14, 18, 40],
@@ -190,23 +214,7 @@ def test_a_seed_decides_every_step(seed: int, templates: Path, tmp_path: Path) -
     assert one.world.trace != third.world.trace
 
 
-@pytest.mark.parametrize(
-    ("seed", "what"),
-    [
-        (8803, "a forged lease of no time made whoever waited list the storage without pause"),
-        (99405, "after a write that was held up for an hour a leader waited half an hour for company"),
-        (99503, "the same, with a flush behind it"),
-        (6107, "a service that came back wrote a put twice: allowed without an id, not with one"),
-        (4699, "an owner that closed while another waited for it"),
-        (718, "a shard was opened while upkeep cleaned up the version of the base that was listed"),
-        (
-            7887,
-            "a follower that stood still in an SSTable found it collected, and was not told to begin anew",
-        ),
-        (18897, "a stray fell into the slot of the log that a job had just missed in its search"),
-        (4220, "a thread of Lance's own read the history of columns, and began threads of no world"),
-    ],
-)
+@pytest.mark.parametrize(("seed", "what"), FOUND.items())
 def test_seeds_that_found_something(seed: int, what: str, templates: Path, tmp_path: Path) -> None:
     with quiet():
         simulate(seed, templates, tmp_path / "table")
@@ -229,6 +237,44 @@ def test_a_world_in_which_nobody_can_go_on_is_stuck() -> None:
     world = World(1)
     world.spawn(Process("sleeper"), lambda: world.wait("for ever", lambda: False) and None)
     with pytest.raises(StuckError, match="sleeper"):
+        world.run()
+
+
+def test_a_world_ends_some_time_after_all_but_the_workers_have() -> None:
+    world = World(1)
+    tries: list[float] = []
+
+    def try_again_for_ever() -> None:
+        while True:
+            tries.append(world.now)
+            world.wait("a pause before the next try", lambda: False, 30.0)
+
+    process = Process("writer")
+    world.spawn(process, lambda: world.wait("a pause", lambda: False, 500.0) and None)
+    world.spawn(process, try_again_for_ever, "lancewal-flush")
+    world.run()
+    assert tries[-1] > 500.0 + LEFT_ALONE - 31.0
+    assert len(tries) < 500
+
+
+@pytest.mark.parametrize(
+    ("pause", "waits"),
+    [(0.0, False), (30.0, True)],
+    ids=["a worker that never pauses", "somebody waits for a worker that gets nowhere"],
+)
+def test_a_hang_is_no_end(pause: float, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_room, "MOST_STEPS", 1000)
+    world = World(1)
+
+    def try_again_for_ever() -> None:
+        while True:
+            world.wait("the next try", lambda: False, pause)
+
+    process = Process("writer")
+    world.spawn(process, try_again_for_ever, "lancewal-flush")
+    if waits:
+        world.spawn(process, lambda: world.wait("the flush", lambda: False) and None)
+    with pytest.raises(StuckError, match="no end"):
         world.run()
 
 

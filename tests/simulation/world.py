@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -30,6 +30,9 @@ from lancewal.storage import forks, parallel
 
 #: More steps than any schedule needs: beyond it somebody waits for ever.
 MOST_STEPS = 20_000
+#: How long workers go on whose processes have nothing else to do. One that fails tries again for ever, as it
+#: should; one that turns without a pause gets no further in time, and is noticed by its steps.
+LEFT_ALONE = 3600.0
 
 
 class Killed(BaseException):
@@ -115,10 +118,6 @@ class _Carrier:
             del body
 
 
-def _is_over(deadline: float | None, now: float) -> bool:
-    return deadline is not None and deadline <= now
-
-
 class World:
     """The scheduler. :meth:`spawn` starts processes, :meth:`run` lets them run to their end."""
 
@@ -134,6 +133,8 @@ class World:
         self.watch: Callable[[], None] | None = None
         self._threads: list[_Thread] = []
         self._main = _locked()
+        #: Since when there are only workers of writers that nobody closed.
+        self._alone_since: float | None = None
         self._error: BaseException | None = None
         self._is_ending = False
         self._local = threading.local()
@@ -181,8 +182,11 @@ class World:
                 self._error = StuckError(f"{MOST_STEPS} steps, and no end: {self._places()}")
                 return None
             self.trace.append((thread.process.name, thread.name, thread.place))
-            thread.timed_out = thread.waits_for is not None and not thread.waits_for()
-            thread.waits_for = thread.deadline = None
+            if thread.waits_for is None:
+                thread.timed_out = False
+            else:
+                thread.timed_out = not thread.waits_for()
+                thread.waits_for = thread.deadline = None
             forks._forked = thread.process.is_forked
         return thread
 
@@ -191,32 +195,41 @@ class World:
             self.watch()
         while True:
             now = self.now
-            ready = []
+            ready: list[_Thread] = []
             chosen: Process | None = None
             for thread in self._threads:
                 process = thread.process
                 if process.is_dead or process.stands_still_until > now:
                     continue
-                if thread.waits_for is None or thread.waits_for() or _is_over(thread.deadline, now):
+                waits_for, deadline = thread.waits_for, thread.deadline
+                if waits_for is not None and (deadline is None or deadline > now) and not waits_for():
+                    continue
+                # By process first: one with many threads does not run more often for it. The most urgent
+                # one runs on until its urgency is drawn anew: a few long stretches find more than even
+                # turns.
+                if chosen is None or process.urgency > chosen.urgency:
+                    chosen, ready = process, [thread]
+                elif process is chosen:
                     ready.append(thread)
-                    # By process first: one with many threads does not run more often for it. The most
-                    # urgent one runs on until its urgency is drawn anew: a few long stretches find more
-                    # than even turns.
-                    if chosen is None or process.urgency > chosen.urgency:
-                        chosen = process
             if chosen is not None:
                 if self.random.random() < self.restlessness:
                     chosen.urgency = self.random.random()
-                of_chosen = [thread for thread in ready if thread.process is chosen]
-                return of_chosen[0] if len(of_chosen) == 1 else self.random.choice(of_chosen)
+                return ready[0] if len(ready) == 1 else self.random.choice(ready)
             living = [thread for thread in self._threads if not thread.process.is_dead]
             wakes = [t.process.stands_still_until for t in living if t.process.stands_still_until > now]
             wakes += [t.deadline for t in living if t.deadline is not None and t.deadline > now]
-            if not wakes:
-                if all(thread.name.startswith("lancewal-") for thread in living):
-                    return None  # workers of writers that nobody closed, or nobody at all
+            is_left_alone = all(thread.name.startswith("lancewal-") for thread in living)
+            if not wakes and not is_left_alone:
                 raise StuckError(f"nobody can go on: {self._places()}")
+            if not wakes or (is_left_alone and min(wakes) > self._end_of_workers(living)):
+                return None
             self.now = min(wakes)
+
+    def _end_of_workers(self, workers: Sequence[_Thread]) -> float:
+        """When processes end that do nothing any more, with the workers of writers that nobody closed."""
+        if self._alone_since is None:
+            self._alone_since = self.now
+        return max([self._alone_since, *(each.process.stands_still_until for each in workers)]) + LEFT_ALONE
 
     def _places(self) -> str:
         return ", ".join(f"{t.process.name}/{t.name} at {t.place}" for t in self._threads)
