@@ -448,9 +448,20 @@ def _micro_batch(lab: Lab) -> Call:
     return lambda: write(2)
 
 
-def _by_format(lab: Lab) -> Call:
+def _by_format(**options: str) -> Callable[[Lab], Call]:
+    def prepare(lab: Lab) -> Call:
+        processes = _Processes(lab.far.place(lab.sharded(SPARK_SHARDS)))
+        return lambda: processes.write({"txnAppId": "job", "txnVersion": "1", **options})
+
+    return prepare
+
+
+def _micro_batch_by_format(lab: Lab) -> Call:
     processes = _Processes(lab.far.place(lab.sharded(SPARK_SHARDS)))
-    return lambda: processes.write({"txnAppId": "job", "txnVersion": "1"})
+    # A stream that has written before.
+    for number in range(2):
+        processes.stream(number)
+    return lambda: processes.stream(2)
 
 
 class _Processes:
@@ -461,8 +472,7 @@ class _Processes:
         self._runs = 0
         router = place.as_process("router").table().router()
         parts = {shard.shard_id: part for shard, part in router.route(rows(0, SPARK_SHARDS * 8))}
-        owners = [router.shard_of_bucket(number) for number in range(SPARK_SHARDS)]
-        self._parts = [parts[owner.shard_id] for owner in owners if owner is not None]
+        self._parts = [parts[shard.shard_id] for shard in router.known_shards()]
         self.rows: Any = _RoutedRows(self)
 
     def options(self) -> Any:
@@ -489,28 +499,56 @@ class _Processes:
             return [each for written in slots.map(task, range(SPARK_SHARDS)) for each in written]
 
     def write(self, options: dict[str, str]) -> None:
-        """A write by format."""
-        from pyspark import TaskContext
+        """A write by format; tasks and commit get the writer of the plan, as Spark sends it to them."""
+        from lancewal.spark.options import Options
+        from lancewal.spark.sink import BatchSink
 
-        from lancewal.spark import spark_schema
-        from lancewal.spark.source import DefaultSource
+        def sink(process: str) -> BatchSink:
+            return BatchSink(Options.parse({**self._options(process), **options}))
 
         self._runs += 1
-        running = threading.local()
+        self._source("plan", options).writer(*_sink_arguments())
+        sink("commit").commit(self._written(sink))
 
-        def sink(process: str) -> Any:
-            source = DefaultSource({**self._options(process), **options})
-            return source.writer(spark_schema(SCHEMA), overwrite=False)
+    def stream(self, batch_id: int) -> None:
+        """A micro-batch by format; Spark makes a writer for the tasks, and another one for the commit."""
+        from lancewal.spark.options import Options
+        from lancewal.spark.sink import StreamSink
+
+        options = {"txnAppId": "stream"}
+
+        def sink(process: str) -> StreamSink:
+            return StreamSink(Options.parse({**self._options(process), **options}))
+
+        self._runs += 1
+        self._source("plan", options).streamWriter(*_sink_arguments())
+        messages = self._written(sink)
+        self._source("commit", options).streamWriter(*_sink_arguments()).commit(messages, batch_id)
+
+    def _source(self, process: str, options: dict[str, str]) -> Any:
+        from lancewal.spark.source import DefaultSource
+
+        return DefaultSource({**self._options(process), **options})
+
+    def _written(self, sink: Callable[[str], Any]) -> list[Any]:
+        """What the tasks of a write by format have for its commit."""
+        from pyspark import TaskContext
+
+        running = threading.local()
 
         def task(number: int) -> Any:
             running.context = _Task(number)
             return sink(f"task-{number}").write(iter([self._parts[number]]))
 
-        sink("plan")
         told = mock.patch.object(TaskContext, "get", side_effect=lambda: running.context)
         with told, ThreadPoolExecutor(SPARK_SHARDS) as slots:
-            messages = list(slots.map(task, range(SPARK_SHARDS)))
-        sink("commit").commit(messages)
+            return list(slots.map(task, range(SPARK_SHARDS)))
+
+
+def _sink_arguments() -> tuple[Any, bool]:
+    from lancewal.spark import spark_schema
+
+    return spark_schema(SCHEMA), False
 
 
 @dataclass(frozen=True)
@@ -681,5 +719,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("idle feed poll, 8 shards", _poll(8), goal=_a_poll(8), shards=8),
     Operation("idle feed poll, 64 shards", _poll(64), goal=_a_poll(64), shards=64),
     Operation("Spark micro-batch, 8 shards", _micro_batch, goal=_PER_SHARD, shards=8),
-    Operation("Spark write by format, 8 shards", _by_format, shards=8),
+    Operation("Spark micro-batch by format, 8 shards", _micro_batch_by_format, goal=_PER_SHARD, shards=8),
+    Operation("Spark write by format, 8 shards", _by_format(), shards=8),
+    Operation("Spark write by format, 8 shards, as SSTables", _by_format(walBytes="0"), shards=8),
 )

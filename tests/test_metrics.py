@@ -244,6 +244,7 @@ def test_metrics_are_served(tmp_path: Path) -> None:
         )
     assert "# TYPE lancewal_puts_total counter" in page
     assert f'lancewal_base_rows{{table="{table.uri}"}} 0.0' in page
+    assert f'lancewal_garbage_bytes{{table="{table.uri}"}} 0.0' in page
 
 
 def test_every_name_is_documented_and_every_documented_name_exists(

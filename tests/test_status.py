@@ -296,3 +296,16 @@ def test_a_checkpoint_keeps_entries_of_the_log_too(tmp_path: Path) -> None:
     table.compact()
     (kept,) = table.status().checkpoints
     assert kept.held.count == 1  # the first put; the second one is newer
+
+
+def test_what_two_checkpoints_hold_counts_once(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "t")
+    with table.writer() as writer:
+        writer.put(rows(0, 20))
+    table.checkpoint("monday")
+    table.checkpoint("tuesday")
+    table.compact()
+    status = table.status()
+    one, other = status.checkpoints
+    assert status.held == one.held == other.held
+    assert status.held.count > 0

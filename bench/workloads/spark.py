@@ -56,7 +56,7 @@ def spark_write(context: Context) -> list[Comparison]:
 
     def by_format(number: int, df: DataFrame) -> None:
         uri = _table(context.scratch / f"sstables-{number}").uri
-        route(df, uri).write.format("lancewal").mode("append").save(uri)
+        route(df, uri).write.format("lancewal").mode("append").option("walBytes", 0).save(uri)
 
     def as_parquet(number: int, df: DataFrame) -> None:
         uri = _table(context.scratch / f"routing-{number}").uri
@@ -84,7 +84,7 @@ def spark_read(context: Context) -> list[Comparison]:
     rows = _source(spark, context, count)
     table = _table(context.scratch / "table")
     routed = route(rows, table.uri)
-    routed.write.format("lancewal").mode("append").save(table.uri)
+    routed.write.format("lancewal").mode("append").option("walBytes", 0).save(table.uri)
     routed.write.parquet(str(context.scratch / "parquet"))
     compact(spark, table.uri)
     write(rows.filter("id % 20 = 0"), table.uri)
@@ -112,7 +112,8 @@ def spark_compact(context: Context) -> list[Comparison]:
     spark = spark_session(SLOTS)
     flushed = _table(context.scratch / "flushed")
     rows = _source(spark, context, count)
-    route(rows, flushed.uri).write.format("lancewal").mode("append").save(flushed.uri)
+    routed = route(rows, flushed.uri).write.format("lancewal").mode("append")
+    routed.option("walBytes", 0).save(flushed.uri)
 
     def compacted_by(slots: int) -> float:
         session = spark_session(slots)

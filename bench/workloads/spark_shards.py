@@ -59,7 +59,8 @@ def _steps(spark: SparkSession, place: Path, shards: int, count: int) -> dict[st
         return spark.read.format("lancewal").load(uri)
 
     def by_format() -> None:
-        route(made_rows(spark, count, count), uri).write.format("lancewal").mode("append").save(uri)
+        routed = route(made_rows(spark, count, count), uri)
+        routed.write.format("lancewal").mode("append").option("walBytes", 0).save(uri)
 
     steps: dict[str, Callable[[], object]] = {
         "write, low latency": lambda: write(made_rows(spark, 0, count), uri),

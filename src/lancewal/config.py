@@ -69,6 +69,9 @@ class ShardWriterConfig:
     ``slowdown_sstables``
         Puts are delayed while a shard has more SSTables than this and somebody compacts, each time twice as
         long for every one above it, up to some seconds.
+    ``stop_sstables``, ``stop_timeout``
+        Puts wait while a shard has this many SSTables or more, whether somebody compacts or not, and are
+        refused with a :class:`~lancewal.errors.BusyError` after so long. ``None``: they never wait for that.
     ``max_unflushed_memtable_bytes``
         Puts wait while frozen and active MemTables hold this much (in WAL-only mode: the
         queue of rows that are not in the log yet).
@@ -94,6 +97,8 @@ class ShardWriterConfig:
     max_memtable_batches: int = 8_000
     max_memtable_age: timedelta | None = timedelta(minutes=5)
     slowdown_sstables: int = 20
+    stop_sstables: int | None = None
+    stop_timeout: timedelta = timedelta(seconds=30)
     manifest_scan_batch_size: int = 2
     max_unflushed_memtable_bytes: int = 1024 * MB
     backpressure_log_interval: timedelta = timedelta(seconds=30)
@@ -126,7 +131,7 @@ class ShardWriterConfig:
                 persisted[field.name] = "true" if value else "false"
             elif value is not None:
                 persisted[field.name] = str(value)
-            else:
+            elif field.name in _OPTIONAL:
                 persisted[f"{field.name}_ms"] = "0" if field.name == "stats_log_interval" else "none"
         return persisted
 
@@ -198,7 +203,15 @@ class ShardWriterConfig:
 
 
 _OPTIONAL = {"max_wal_flush_interval", "max_memtable_age", "stats_log_interval"}
-_DURATIONS = {"backpressure_log_interval", "async_index_interval", "owner_lease", *_OPTIONAL}
+#: Numbers that are not there unless somebody wants one.
+_OPTIONAL_NUMBERS = {"stop_sstables"}
+_DURATIONS = {
+    "backpressure_log_interval",
+    "async_index_interval",
+    "owner_lease",
+    "stop_timeout",
+    *_OPTIONAL,
+}
 _NEVER_ZERO = {"backpressure_log_interval", "max_memtable_age", "owner_lease"}
 _FLAGS = {"durable_write", "sync_indexed_write", "enable_memtable", "fsync", "row_sums"}
 
@@ -219,6 +232,8 @@ def _check_kind(name: str, value: object) -> None:
         if value > MAX_INTERVAL:
             never = "; None is never" if name in _OPTIONAL else ""
             raise InvalidInputError(f"{name} must not be above {MAX_INTERVAL.days} days, got {value}{never}")
+    elif value is None and name in _OPTIONAL_NUMBERS:
+        return
     elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _maximum(name):
         raise InvalidInputError(f"{name} must be {_expected(name)}, got {value!r}")
 
@@ -252,7 +267,7 @@ def _read(name: str, text: str) -> _Read | None:
     word = text.strip().lower()
     if name in _FLAGS:
         return _Read(word in _TRUE, text in ("true", "false")) if word in _TRUE + _FALSE else None
-    if name in _OPTIONAL and word in ("none", "null", ""):
+    if name in _OPTIONAL | _OPTIONAL_NUMBERS and word in ("none", "null", ""):
         return _Read(None, text == "none")
     match = _NUMBER.fullmatch(word)
     if match is None:

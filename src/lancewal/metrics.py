@@ -58,6 +58,9 @@ WRITER_COUNTERS = (
     ("lancewal_backpressure_seconds", "backpressure_wait", "Time that they waited"),
     ("lancewal_slowdowns", "slowdown_count", "Puts that were delayed because compaction is behind"),
     ("lancewal_slowdown_seconds", "slowdown_wait", "Time that they were delayed"),
+    ("lancewal_stops", "stop_count", "Puts that had to wait until compaction caught up"),
+    ("lancewal_stop_seconds", "stop_wait", "Time that they waited"),
+    ("lancewal_stop_refusals", "stop_refusals", "Puts of those that were refused, to be sent again"),
     ("lancewal_replayed_entries", "replayed_entries", "WAL entries replayed at open"),
     ("lancewal_replayed_rows", "replayed_rows", "Rows of those entries"),
     ("lancewal_replay_seconds", "replay_time", "Time spent replaying"),
@@ -106,6 +109,8 @@ TABLE_GAUGES = (
     ("lancewal_uncompacted_bytes", "Bytes of those rows in memory"),
     ("lancewal_uncompacted_age_seconds", "Age of the oldest of them"),
     ("lancewal_base_rows", "Rows of the base table"),
+    ("lancewal_garbage_files", "Files that no reader of the newest state needs"),
+    ("lancewal_garbage_bytes", "Bytes of those files"),
 )
 
 _STORE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -247,6 +252,8 @@ class _Watched:
             compact.num_bytes,
             compact.seconds(now),
             status.base_rows,
+            status.garbage.count,
+            status.garbage.num_bytes,
         ]
         families: list[Metric] = []
         for (name, text), value in zip(TABLE_GAUGES, values, strict=True):

@@ -168,7 +168,7 @@ class TableStatus:
     ``owners`` are the processes that write to it, those included that are gone and were not replaced.
     ``upkeep`` is what the table is kept within, and ``duties`` tell who does it, or did it last. ``versions``
     are those of the base table, with the time of the oldest; ``small_files`` are its files with few rows.
-    ``checkpoints`` come oldest first.
+    ``checkpoints`` come oldest first; ``held`` is the part of the garbage that they keep, all together.
     """
 
     uri: str
@@ -188,6 +188,7 @@ class TableStatus:
     versions: Lag = Lag()
     small_files: int = 0
     checkpoints: tuple[CheckpointState, ...] = ()
+    held: Lag = Lag()
 
     @property
     def unflushed(self) -> Lag:
@@ -309,6 +310,7 @@ def table_status(
     fragments = fragments_of(base.dataset)
     with_clock, versions, settings, kept = _look_beside(store) if beside is None else beside.result()
     by_shard = {info.shard_id: unneeded for info, unneeded in zip(infos, garbage, strict=True)}
+    held = [(each, _held_for(state, by_shard)) for each, state in kept]
     return TableStatus(
         uri=base.uri,
         taken_at=now or datetime.now(UTC),
@@ -326,7 +328,8 @@ def table_status(
         duties=tuple(duties_in(store, with_clock)),
         versions=_lag_of(versions),
         small_files=sum(each.physical_rows < SMALL_FILE_ROWS for each in fragments),
-        checkpoints=tuple(CheckpointState(each, _lag_of(_held_for(state, by_shard))) for each, state in kept),
+        checkpoints=tuple(CheckpointState(each, _lag_of(infos)) for each, infos in held),
+        held=_lag_of(list({info.path: info for _, infos in held for info in infos}.values())),
     )
 
 

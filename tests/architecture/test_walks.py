@@ -18,11 +18,11 @@ from tests.architecture.walks import WALKS, Step, Walk, follow, path_of
 LIMITS = {
     "put to durable": {"files": 9, "returns": 4, "reopened": 3},
     "flush": {"files": 24, "returns": 37, "reopened": 23},
-    "compaction": {"files": 23, "returns": 68, "reopened": 39},
-    "filtered scan": {"files": 27, "returns": 54, "reopened": 31},
-    "vector search": {"files": 30, "returns": 67, "reopened": 42},
+    "compaction": {"files": 22, "returns": 68, "reopened": 38},
+    "filtered scan": {"files": 25, "returns": 51, "reopened": 29},
+    "vector search": {"files": 28, "returns": 66, "reopened": 40},
     "replay": {"files": 27, "returns": 53, "reopened": 32},
-    "micro-batch": {"files": 19, "returns": 45, "reopened": 24},
+    "micro-batch": {"files": 19, "returns": 47, "reopened": 26},
 }
 
 

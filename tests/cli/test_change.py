@@ -60,6 +60,14 @@ def test_delete_by_filter_asks(table: lancewal.Table) -> None:
     assert "5 keys deleted" in ok("delete", table.uri, "--filter", "id < 5", input="y\n").out
 
 
+def test_a_script_that_nobody_answers_is_told_of_the_option(table: lancewal.Table) -> None:
+    """It was "Aborted.", and the code of a failure."""
+    outcome = run("delete", table.uri, "--filter", "id < 5", input="")
+    assert outcome.code == exits.REFUSED
+    assert "pass --yes" in outcome.err
+    assert table.count_rows() == 30
+
+
 def test_delete_needs_keys_or_a_filter(table: lancewal.Table) -> None:
     assert run("delete", table.uri).code == exits.REFUSED
     assert run("delete", table.uri, "1", "--filter", "id = 1").code == exits.REFUSED

@@ -78,3 +78,15 @@ def test_it_watches_until_it_is_stopped(behind: lancewal.Table, end: signal.Sign
     assert {row["name"] for row in lance.dataset(behind.uri).to_table().to_pylist()} == {
         f"newer_{number}" for number in range(30)
     }
+
+
+def test_status_did_not_show_garbage_nor_the_tables_own_settings(behind: lancewal.Table) -> None:
+    behind.set_upkeep(max_garbage_bytes=1, garbage_age=timedelta(hours=6))
+    behind.compact()
+    shown = ok("status", behind.uri, columns=200).out
+    assert "kept within" in shown
+    assert "garbage_age 6 h" in shown
+    assert "max_garbage_bytes 1 B" in shown
+    assert f"{behind.status().garbage.count} files" in shown
+    [plan] = run("upkeep", behind.uri, "--dry-run", "--json").documents
+    assert [task.get("min_age") for task in plan["tasks"] if task["work"] == "collect"] == [600.0]

@@ -1,4 +1,7 @@
-"""A process of a service that shares a table: puts one row after the other and notes each that returned."""
+"""A process of a service that shares a table: puts one row after the other and notes each that returned.
+
+All processes write the same few ids; the name of a row is the number of its put, which no other one has.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import pyarrow as pa
 
 import lancewal
 
+#: Few, so that every producer writes each of them again and again.
+IDS = 50
+
 
 def main(uri: str, directory: str, notes: str, first: int) -> None:
-    """Puts ids from ``first`` on until there is a file ``stop``; notes when each put began, and its time."""
+    """Puts with numbers from ``first`` on until there is a file ``stop``; notes when each began and ended."""
     stop = Path(directory) / "stop"
     with (
         lancewal.share(uri, directory=directory, timeout=60, fsync=False) as shared,
@@ -26,8 +32,8 @@ def main(uri: str, directory: str, notes: str, first: int) -> None:
             # Noted first: a process that is killed leaves the outcome of its last put open.
             acknowledged.write(f"try {number}\n")
             acknowledged.flush()
-            writer.put(pa.table({"id": [number], "name": [str(number)]}))
-            acknowledged.write(f"done {number} {began:.3f} {time.monotonic() - began:.3f}\n")
+            writer.put(pa.table({"id": [number % IDS], "name": [str(number)]}))
+            acknowledged.write(f"done {number} {began:.6f} {time.monotonic():.6f}\n")
             acknowledged.flush()
 
 

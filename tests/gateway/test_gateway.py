@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import flight
 
 import lancewal
@@ -24,6 +26,7 @@ from lancewal.errors import (
     WalTruncatedError,
 )
 from lancewal.gateway import Gateway, Limits, remote_writer
+from lancewal.gateway.connection import as_error
 from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
 from lancewal.storage import ObjectStore
 from lancewal.writer import TableWriter
@@ -57,6 +60,7 @@ def test_rows_that_a_client_puts_are_seen_by_all(
     assert ids(remote.scan(filter="id < 10").to_table()) == [0, 1, 2, 3, 4, 7, 8, 9]
     assert remote.scan(columns=["name"], limit=4).to_table().num_rows == 4
     assert sum(batch.num_rows for batch in remote.scan().to_batches()) == 98
+    assert pa.table(remote.scan()).num_rows == len(remote.scan().to_pandas()) == 98
     assert remote.schema.equals(events.schema)
     assert remote.primary_key == ("id",)
 
@@ -301,15 +305,19 @@ def test_oversized_puts_are_refused(tmp_path: Path) -> None:
         assert remote.count_rows() == 10
 
 
-def test_callers_beyond_the_limit_are_told_to_come_again(tmp_path: Path) -> None:
+def test_callers_beyond_the_limit_are_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_writer, "_IDLE_SECONDS", PATIENCE)
     table = wal_table(tmp_path / "table")
     with Gateway({"table": table}, limits=Limits(calls=2)) as gateway:
         first, second, third = (lancewal.connect(gateway.address, timeout=PATIENCE) for _ in range(3))
         writers = [first.writer(), second.writer()]
         for number, writer in enumerate(writers):
             writer.put(rows(number, 1))  # each holds its stream
-        with lancewal.connect(gateway.address, timeout=1) as hasty, pytest.raises(BusyError):
-            hasty.count_rows()
+        with flight.FlightClient(gateway.address) as hasty, pytest.raises(flight.FlightError) as refused:
+            list(hasty.do_action(flight.Action("count_rows", Request("count_rows", "table").encode())))
+        assert isinstance(as_error(refused.value), BusyError)
         writers[0].close()
         while gateway.calls_under_way > 1:
             threading.Event().wait(0.01)
@@ -406,3 +414,27 @@ def test_a_shard_whose_log_failed_takes_puts_with_an_id_again(tmp_path: Path) ->
 def remote_rows(gateway: Gateway) -> pa.Table:
     with lancewal.connect(gateway.address) as remote:
         return remote.scan().to_table()
+
+
+@given(st.integers(0, 10**20), st.integers(0, 10**20), st.integers(0, 10**9))
+def test_what_every_put_says_is_read_as_any_json_is(number: int, settled: int, num_rows: int) -> None:
+    """There is a short way for it, which must not take anything else, nor leave anything out."""
+    said = Numbered(number, settled).encode()
+    assert Numbered.decode(said) == Numbered.decode(json.dumps(json.loads(said)).encode())
+    answer = Answer(number, num_rows).encode()
+    assert json.loads(answer) == {"number": number, "rows": num_rows}
+    assert Answer.decode(answer) == Answer(number, num_rows)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"number":01,"settled":0}',
+        b'{"number":1,"settled":0}x',
+        b'{"number":-,"settled":0}',
+        b'{"number":1.5}',
+    ],
+)
+def test_metadata_that_look_like_a_puts_and_are_not_are_refused(said: bytes) -> None:
+    with pytest.raises(InvalidInputError):
+        Numbered.decode(said)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ import pytest
 import lancewal
 from lancewal.errors import ClosedError, InvalidInputError, LanceWalError
 from lancewal.gateway import shared as shared_module
-from tests.tables import APPEND_ONLY, ids, rows, wal_table
+from tests.gateway.producer import IDS
+from tests.tables import APPEND_ONLY, KEYED, rows, wal_table
 
 _ROOT = Path(__file__).parents[2]
+#: How far the numbers of two producers are apart.
+PRODUCER = 1_000_000
 
 
 class Producers:
@@ -30,7 +34,7 @@ class Producers:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        first, self._started = self._started * 1_000_000, self._started + 1
+        first, self._started = self._started * PRODUCER, self._started + 1
         what = [self._table.uri, str(self._directory), str(self._directory / f"notes-{first}"), str(first)]
         child = subprocess.Popen([sys.executable, "-m", "tests.gateway.producer", *what], cwd=_ROOT)
         self.running[child.pid] = child
@@ -52,29 +56,31 @@ class Producers:
         self.running.clear()
         return codes
 
-    def notes(self) -> tuple[set[int], set[int], list[tuple[float, float]]]:
-        """The ids that were acknowledged, those that were tried, and the begin and length of each put."""
-        done, tried, puts = set(), set(), []
+    def notes(self) -> tuple[dict[int, tuple[float, float]], set[int]]:
+        """The puts that were acknowledged, with when each began and ended, and those that were tried."""
+        done, tried = {}, set()
         for path in self._directory.glob("notes-*"):
-            for line in path.read_text().splitlines():
+            # A line that is just being written, or was when its process was killed, has no end.
+            for line in path.read_text().split("\n")[:-1]:
                 what, number, *times = line.split()
-                (done if what == "done" else tried).add(int(number))
-                if len(times) == 2:
-                    puts.append((float(times[0]), float(times[1])))
-        return done, tried, puts
+                if what == "try":
+                    tried.add(int(number))
+                else:
+                    done[int(number)] = (float(times[0]), float(times[1]))
+        return done, tried
 
 
 def acknowledged_puts_survive(
-    where: Path, processes: int, kills: int, puts: int, seconds: float = 0.0
+    where: Path, processes: int, kills: int, puts: int, seconds: float = 0.0, *, keyed: bool
 ) -> tuple[list[float], list[float]]:
-    """Run producers, kill their leader after every ``puts`` puts, and compare.
+    """Run producers of the same ids, kill their leader after every ``puts`` puts, and compare.
 
     Gives how long puts took, and take-overs: from a kill to the first answer to a put that began after it.
 
-    Without a key a doubled row would show. What is waited for is progress, whatever time it takes.
+    What is waited for is progress, whatever time it takes.
     """
     started = time.monotonic()
-    table = wal_table(where / "table", APPEND_ONLY, bucket=("id", 4))
+    table = wal_table(where / "table", KEYED if keyed else APPEND_ONLY, bucket=("id", 4))
     producers = Producers(table, where)
     for _ in range(processes):
         producers.start()
@@ -90,22 +96,70 @@ def acknowledged_puts_survive(
             producers.start()
     # A producer ends with code 0 only if no put raised anything, a FencedError included.
     assert producers.finish() == [0] * processes
-    done, tried, timed = producers.notes()
-    counted = Counter(ids(table.scan().to_table()))
+    done, tried = producers.notes()
+    found = [(row["id"], int(row["name"])) for row in table.scan().to_table().to_pylist()]
+    assert [each for each in found if each[1] not in tried or each[1] % IDS != each[0]] == []
+    if keyed:
+        newest_of_each_key(found, done)
+    else:
+        each_once(found, done)
+    take_overs = [min(ended for began, ended in done.values() if began > at) - at for at in kills_at]
+    return sorted(ended - began for began, ended in done.values()), take_overs
+
+
+def each_once(found: Sequence[tuple[int, int]], done: Mapping[int, object]) -> None:
+    """Without a key every put leaves a row: those that were acknowledged one each, none two."""
+    counted = Counter(number for _, number in found)
     assert [number for number in done if counted[number] != 1] == []
-    assert [number for number, count in counted.items() if count != 1 or number not in tried] == []
-    take_overs = [min(began + seconds for began, seconds in timed if began > at) - at for at in kills_at]
-    return sorted(seconds for _, seconds in timed), take_overs
+    assert [number for number, count in counted.items() if count != 1] == []
 
 
-def test_no_acknowledged_row_is_lost_or_doubled_when_the_leader_is_killed(tmp_path: Path) -> None:
-    acknowledged_puts_survive(tmp_path, processes=2, kills=1, puts=50)
+def newest_of_each_key(found: Sequence[tuple[int, int]], done: Mapping[int, tuple[float, float]]) -> None:
+    """With a key the row that is left may be that of any put that no later one has replaced.
+
+    Later is one that began after it was acknowledged, whoever made it; a producer makes one at a time. A put
+    that nobody answered may be anywhere in the order after those of its own producer.
+    """
+    left = dict(found)
+    assert len(left) == len(found), "a key has two rows"
+    assert {number % IDS for number in done} <= left.keys(), "a key is lost"
+    for key, number in left.items():
+        # Of a producer that was killed there is no later one than that without an answer.
+        ended = done[number][1] if number in done else float("inf")
+        replacing = [each for each, (began, _) in done.items() if each % IDS == key and began > ended]
+        assert replacing == [], f"key {key} has the row of put {number}"
+        own = [each for each in done if each % IDS == key and each // PRODUCER == number // PRODUCER]
+        assert max(own, default=0) <= number
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_no_acknowledged_row_is_lost_or_doubled_when_the_leader_is_killed(
+    tmp_path: Path, keyed: bool
+) -> None:
+    acknowledged_puts_survive(tmp_path, processes=2, kills=1, puts=50, keyed=keyed)
+
+
+def test_the_oracle_notices_what_it_is_for() -> None:
+    times = {1: (1.0, 2.0), 51: (3.0, 4.0), PRODUCER + 1: (1.5, 5.0)}
+    newest_of_each_key([(1, 51)], times)
+    newest_of_each_key([(1, PRODUCER + 1)], times)
+    newest_of_each_key([(1, 101)], times)  # nobody knows what became of it
+    for wrong in ([(1, 1)], [], [(1, 51), (1, 1)]):
+        with pytest.raises(AssertionError):
+            newest_of_each_key(wrong, times)
+    each_once([(1, 1), (1, 51), (1, 101)], {1: None, 51: None})
+    for found in ([(1, 1)], [(1, 1), (1, 1), (1, 51)], [(1, 1), (1, 51), (1, 101), (1, 101)]):
+        with pytest.raises(AssertionError):
+            each_once(found, {1: None, 51: None})
 
 
 @pytest.mark.soak
-def test_eight_processes_and_ten_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_eight_processes_and_ten_kills(tmp_path: Path, keyed: bool) -> None:
     began = time.monotonic()
-    took, take_overs = acknowledged_puts_survive(tmp_path, processes=8, kills=10, puts=1_000, seconds=60)
+    took, take_overs = acknowledged_puts_survive(
+        tmp_path, processes=8, kills=10, puts=1_000, seconds=60, keyed=keyed
+    )
     seconds, median = time.monotonic() - began, took[len(took) // 2] * 1e3
     print(f"\n{len(took)} puts in {seconds:.0f} s, median {median:.1f} ms, longest {took[-1]:.2f} s")
     print(f"take-overs took {', '.join(f'{each:.2f}' for each in sorted(take_overs))} s")

@@ -21,6 +21,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import lance
+import numpy as np
 import pyarrow as pa
 
 from lancewal.base.table import BaseTable
@@ -38,6 +39,10 @@ KEYED = pa.schema([pa.field("id", pa.int64(), False, KEY), VALUE])
 APPEND_ONLY = pa.schema([pa.field("id", pa.int64(), False), VALUE])
 
 KEYS = 400
+#: Without a key: every operation has ids of its own.
+IDS_OF_ONE = 100
+#: About how many operations there are while the reader reads once: on a busy machine both get slower.
+WRITES_OF_A_READ = 20
 #: Ages short enough for a test. Nothing in it stands still for as long as they are.
 AGES = {"sstables": 2.0, "orphans": 2.0, "wal_entries": 1.0, "manifest_versions": 4.0, "staging_files": 2.0}
 #: Everything is due all the time, but for logs: the writer that is tested tells nobody that it lives.
@@ -59,10 +64,18 @@ class Model:
         self.acknowledged = 0
         #: For each key the operations that changed it, and the value that each left (``None``: deleted).
         self._changes: dict[int, tuple[list[int], list[int | None]]] = {}
+        #: Without a key: the ids that were added, in the order of the operations, and where each one ends.
+        self._added: list[int] = []
+        self._ends = [0]
         self._lock = threading.Lock()
 
     def change(self, number: int, keys: Sequence[int], value: int | None) -> None:
         with self._lock:
+            if not self.keyed:
+                self._added += keys
+                self._ends.append(len(self._added))
+                self.started = number
+                return
             for key in keys:
                 numbers, values = self._changes.setdefault(key, ([], []))
                 numbers.append(number)
@@ -71,6 +84,9 @@ class Model:
 
     def check(self, found: pa.Table, since: int, until: int) -> None:
         """``found`` was read after operation ``since`` was acknowledged, and before ``until`` + 1 began."""
+        if not self.keyed:
+            self._check_added(found, since, until)
+            return
         pairs = list(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
         seen = dict(pairs)
         assert len(seen) == len(pairs), f"{len(pairs) - len(seen)} rows are doubled"
@@ -83,7 +99,24 @@ class Model:
             assert seen.pop(key, None) in possible, f"key {key} is not one of {possible}"
         assert not seen, f"rows that nobody wrote: {list(seen.items())[:5]}"
 
+    def _check_added(self, found: pa.Table, since: int, until: int) -> None:
+        """The same without a key. Such a table only grows: row by row each look would take longer than the
+        one before, until they left no time for what is tested."""
+        with self._lock:
+            possible = np.array(self._added[: self._ends[until]], dtype=np.int64)
+            needed = self._ends[since]
+        seen = np.sort(found["id"].to_numpy())
+        assert (np.diff(seen) > 0).all(), f"{int((np.diff(seen) == 0).sum())} rows are doubled"
+        assert np.isin(possible[:needed], seen).all(), "rows that were acknowledged are missing"
+        assert np.isin(seen, possible).all(), "rows that nobody wrote"
+        # An id tells the operation that wrote it.
+        assert (found["v"].to_numpy() == found["id"].to_numpy() // IDS_OF_ONE).all(), (
+            "a value is another one's"
+        )
+
     def final(self) -> dict[int, int]:
+        if not self.keyed:
+            return {number: number // IDS_OF_ONE for number in self._added}
         last = {key: values[-1] for key, (_, values) in self._changes.items()}
         return {key: value for key, value in last.items() if value is not None}
 
@@ -100,6 +133,7 @@ class Arena:
         self.store = ObjectStore.from_uri(where, fsync=False)
         self.model = Model(keyed)
         self.checks = 0
+        self._read_seconds = 0.0
         self._random = random.Random(seed)
         self._shards = [uuid4() for _ in range(shards)]
         self._writers: dict[UUID, ShardWriter] = {}
@@ -159,7 +193,8 @@ class Arena:
         if self.keyed:
             keys = self._random.sample(range(KEYS), self._random.randint(1, 20))
         else:
-            keys = list(range(number * 100, number * 100 + self._random.randint(1, 20)))
+            first = number * IDS_OF_ONE
+            keys = list(range(first, first + self._random.randint(1, 20)))
         model.change(number, keys, None if deletes else number)
         # A key has one shard.
         for place, shard_id in enumerate(self._shards):
@@ -172,10 +207,11 @@ class Arena:
             if number % 40 == 0:
                 writer.force_seal_active()
         model.acknowledged = number
-        time.sleep(0.004)
+        # Every entry is a file, and for ten minutes none may go: all that list them take longer with each.
+        time.sleep(max(0.004, self._read_seconds / WRITES_OF_A_READ))
 
     def _read(self) -> None:
-        since = self.model.acknowledged
+        since, began = self.model.acknowledged, time.monotonic()
         try:
             found = TableReader(self.store).scan().to_table()
         except StorageError:
@@ -183,6 +219,7 @@ class Arena:
             return
         self.model.check(found, since, self.model.started)
         self.checks += 1
+        self._read_seconds = time.monotonic() - began
 
 
 @dataclass

@@ -95,6 +95,16 @@ def appended(store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
     return written
 
 
+def appended_at_once(
+    store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
+) -> list[publish.ShardWrite]:
+    """All shards from one process, as a commit by format does it with few rows."""
+    base = base_of(store)
+    router = ShardRouter.for_table(base.details, base.schema)
+    parts = {shard: [part] for shard, part in router.route(stored(base, batch))}
+    return publish.append_rows(store, parts, transaction, base_version=base.version)
+
+
 def published(
     store: ObjectStore, batch: pa.RecordBatch, transaction: Transaction
 ) -> list[publish.ShardWrite]:
@@ -102,6 +112,7 @@ def published(
 
 
 Write = Callable[[ObjectStore, pa.RecordBatch, Transaction], list[publish.ShardWrite]]
+WAYS = [published, appended, appended_at_once]
 
 
 def content(store: ObjectStore) -> list[tuple[int, str]]:
@@ -190,7 +201,7 @@ def test_what_was_staged_too_long_ago_is_refused_before_anything_is_written(keye
     assert all(manifest.writer_epoch == 0 for manifest in discover_manifests(keyed))
 
 
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("write", WAYS)
 def test_a_transaction_that_is_run_again_writes_nothing(store: ObjectStore, write: Write) -> None:
     base = base_of(store)
     for version in (0, 1):
@@ -200,7 +211,7 @@ def test_a_transaction_that_is_run_again_writes_nothing(store: ObjectStore, writ
     assert content(store) == fed(store) == expected((0, 20))
 
 
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("write", WAYS)
 def test_the_same_versions_of_two_applications_are_different_writes(store: ObjectStore, write: Write) -> None:
     base = base_of(store)
     write(store, batch_of(base, 0, 10), Transaction("one", 0))
@@ -228,7 +239,7 @@ thoroughly = pytest.mark.parametrize(
 
 
 @thoroughly
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("write", WAYS)
 @pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["keyed", "append only"])
 def test_a_run_that_dies_at_any_storage_call_is_completed_by_the_next(
     tmp_path: Path, schema: pa.Schema, write: Write, most: int
@@ -253,7 +264,52 @@ def test_a_run_that_dies_at_any_storage_call_is_completed_by_the_next(
 
 
 @thoroughly
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize(("write", "again"), [(published, appended_at_once), (appended_at_once, published)])
+def test_a_run_that_dies_at_any_storage_call_is_completed_by_one_that_takes_the_other_way(
+    tmp_path: Path, write: Write, again: Write, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows before, many after, or the reverse; the feed has each of them once too, after compactions."""
+    monkeypatch.setattr(publish, "_CONCURRENT_SHARDS", 1)
+    probe = new_store(tmp_path / "probe", APPEND_ONLY)
+    total = storage_calls(probe, write, batch_of(base_of(probe), 0, 10))
+    store = new_store(tmp_path / "table", APPEND_ONLY)
+    base = base_of(store)
+    done, completed = [], 0
+    for version, (call, after) in enumerate(crash_points(total, most)):
+        faulty = FaultyStore(store)
+        faulty.faults.fail("*", nth=call, after=after, error=CrashError)
+        faulty.faults.fail("*", nth=call + 1, times=None, error=CrashError)
+        batch = batch_of(base, version * 10, 10)
+        try:
+            write(faulty, batch, Transaction("app", version))
+        except (CrashError, *FAILURES, PartialWriteError):
+            completed += any(each.skipped for each in again(store, batch, Transaction("app", version)))
+        done.append((version * 10, 10))
+        if version % 4 == 3:
+            table = lancewal.open(store.uri)
+            table.flush()
+            table.compact()
+    assert completed, "some runs died with a part of their shards written"
+    assert content(store) == fed(store) == expected(*done)
+
+
+def test_rows_of_a_run_that_died_before_its_confirmation_stay_in_the_feed_when_a_run_of_entries_ends_it(
+    store: ObjectStore,
+) -> None:
+    """The end of the transaction frees the proofs of SSTables: the feed took their pointer for dropped."""
+    base = base_of(store)
+    one, transaction = batch_of(base, 0, 1), Transaction("app", 0)
+    faulty = FaultyStore(store)
+    faulty.faults.fail("put_if_absent", nth=2, where="/wal/")
+    with pytest.raises(PartialWriteError):
+        published(faulty, one, transaction)
+    assert [each.skipped for each in appended_at_once(store, one, transaction)] == [True]
+    lancewal.open(store.uri).compact()
+    assert content(store) == fed(store) == expected((0, 1))
+
+
+@thoroughly
+@pytest.mark.parametrize("write", WAYS)
 def test_a_run_is_completed_although_compaction_and_collection_came_between(
     tmp_path: Path, write: Write, most: int
 ) -> None:
@@ -304,7 +360,7 @@ def test_a_storage_error_means_that_rows_are_not_there(tmp_path: Path, most: int
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("write", WAYS)
 def test_rows_that_are_written_are_not_denied_when_their_record_fails(
     store: ObjectStore, write: Write, after: bool
 ) -> None:
@@ -478,7 +534,7 @@ class Follower:
     "is_met", [writes_the_shard, pytest.param(any_call, marks=pytest.mark.soak)], ids=["few", "all"]
 )
 @pytest.mark.parametrize("rival", [claim, flush, put, publish_beside, compact])
-@pytest.mark.parametrize("write", [published, appended])
+@pytest.mark.parametrize("write", WAYS)
 def test_a_rival_at_any_storage_call_put_rows_into_the_feed_twice(
     tmp_path: Path, write: Write, rival: Rival, is_met: Callable[[Call], bool]
 ) -> None:

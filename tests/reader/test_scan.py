@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.reader import TableReader, base_source
 from lancewal.reader.base_source import without_rows
@@ -215,6 +216,7 @@ def test_the_base_is_read_no_further_than_the_stream_is(
 def test_columns_and_their_order_are_as_asked(table: TableUnderTest) -> None:
     found = table.live.scan(["name", "id"], filter="id = 5 OR name = 'six'").to_table()
     assert found.schema.names == ["name", "id"]
+    assert list(table.live.scan(["name"], filter="id = 5").to_pandas()["name"]) == ["five"]
     only = table.live.scan(["name"], filter="id > 4").to_table()
     assert sorted(only["name"].to_pylist()) == ["five", "six"]
     assert only.schema.equals(pa.schema([pa.field("name", pa.string())]), check_metadata=True)
@@ -238,6 +240,12 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(
 ) -> None:
     with pytest.raises(InvalidInputError):
         table.live.scan(**options)  # type: ignore[arg-type]
+
+
+def test_a_column_without_its_list_was_taken_for_letters(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", [{"id": 1, "i": 2, "d": 3}], key="id")
+    with pytest.raises(InvalidInputError, match=r"pass a list of names, such as \['id'\]"):
+        table.scan(columns="id")
 
 
 @pytest.mark.parametrize("filter", ["case when id > 3 then true else false end", "cast(name as int) = 1"])

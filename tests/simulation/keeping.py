@@ -30,8 +30,7 @@ from lancewal.maintenance import (
 )
 from lancewal.maintenance import gc as gc_room
 from lancewal.maintenance.commits import at_crash_points
-from lancewal.reader import TableState
-from lancewal.reader.fixed import FixedReader
+from lancewal.reader import FixedReader, TableState
 from lancewal.storage import HostClock, ObjectStore, layout
 from lancewal.upkeep import TaskOutcome, Upkeep, Work, plan_upkeep
 from lancewal.upkeep.rounds import clean_versions

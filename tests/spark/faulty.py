@@ -20,7 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from lancewal.publish import ShardWrite
 from lancewal.spark.low_latency import Appending
-from lancewal.spark.sink import BatchSink, StagedMessage, StreamSink
+from lancewal.spark.sink import BatchSink, StreamSink, TaskMessage
 from lancewal.spark.source import DefaultSource
 from lancewal.storage import ObjectStore
 from tests.patience import wait_until
@@ -120,7 +120,7 @@ def dying_commit() -> Iterator[None]:
 
 
 class FaultyBatchSink(BatchSink):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         suffer("before")
         message = super().write(iterator)
         suffer("after")
@@ -132,7 +132,7 @@ class FaultyBatchSink(BatchSink):
 
 
 class FaultyStreamSink(StreamSink):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         suffer("before")
         message = super().write(iterator)
         suffer("after")

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from lancewal.publish import ShardWrite
 from lancewal.spark import low_latency, session
 from lancewal.spark.low_latency import Appending
-from lancewal.spark.sink import BatchSink, StagedMessage
+from lancewal.spark.sink import BatchSink, TaskMessage
 from tests.patience import wait_until
 from tests.spark.conftest import TEST_CONF
 from tests.spark.faulty import SourceWithSinks
@@ -61,14 +61,14 @@ def is_loser(uri: str) -> bool:
 
 
 class SlowBatchSink(BatchSink):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         batches = list(iterator)
         late = is_loser(self._options.uri)
         message = super().write(iter(batches))
         if late:
             # Written in one piece: whoever sees the note reads all of it.
             done = note("writing")
-            done.write_text(json.dumps([each.entry.path for each in message.staged]))
+            done.write_text(json.dumps([len(message.rows), *(each.entry.path for each in message.staged)]))
             done.rename(note(f"{Path(self._options.uri).name} loser"))
         return message
 
@@ -116,6 +116,8 @@ def main(config: dict[str, Any]) -> None:
 def write(spark: SparkSession, way: str, uri: str) -> None:
     rows = spark.createDataFrame([(i, f"name_{i}") for i in range(ROWS)], "id long, name string")
     if way == "by format":
+        rows.repartition(3).write.format(FORMAT).mode("append").option("walBytes", 0).save(uri)
+    elif way == "by format, few rows":
         rows.repartition(3).write.format(FORMAT).mode("append").save(uri)
     elif way == "low latency":
         low_latency.write(rows, uri)

@@ -1,4 +1,4 @@
-"""The driver plans and commits; rows never pass through it, but for what a commit flushes."""
+"""The driver plans and commits; rows never pass through it, but for few and for what a commit flushes."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from lancewal.format import bucket_of
-from lancewal.publish import Transaction
+from lancewal.format import bucket_of, encode_record
+from lancewal.publish import TRANSACTIONS_DIR, Transaction
 from lancewal.shard import WalAppender
-from lancewal.spark import BatchReport, changes, feed_lag, stream
+from lancewal.spark import BatchReport, changes, feed_lag, sink_report, stream
 from lancewal.spark.feed_source import HAS_LIMITS
+from lancewal.spark.sink import StreamSink, take_rows
 from lancewal.storage import ObjectStore
-from tests.spark.tables import content, named, new_table
+from tests.spark.tables import content, named, new_table, options_of
 from tests.spark.test_low_latency import part_of, task
 from tests.tables import rows
 
@@ -46,6 +47,15 @@ def test_progress_has_rows_observed_figures_and_places_and_reports_have_the_rest
         assert batch.numInputRows == 12
         assert batch.observedMetrics["seen"].asDict() == {"rows": 12, "newest": 11}
     (report,) = reports
+    assert sink_report(query, table.uri) == sink_report(query.lastProgress, table.uri) == report
+    by_format_report = sink_report(other, table.uri)
+    assert by_format_report is not None
+    assert (by_format_report.rows, by_format_report.entries, by_format_report.skipped) == (12, 3, 0)
+    assert (by_format_report.batch_id, by_format_report.conflicts) == (0, 0)
+    assert by_format_report.wal_bytes > 0
+    assert by_format_report.tails.keys() == by_format_report.positions.keys() == report.tails.keys()
+    assert all(by_format_report.tails[shard] > tail > 0 for shard, tail in report.tails.items())
+    assert sink_report("nobody", table.uri) is None
     ends = {shard.shard_id: shard.wal_tip for shard in table.shards()}
     assert (report.rows, report.entries, report.conflicts) == (12, 3, 0)
     assert report.wal_bytes > 0
@@ -84,3 +94,26 @@ def test_a_claim_in_the_midst_of_a_write_is_a_conflict_and_nothing_is_lost(
     assert len(content(table)) == mine.num_rows
     report = BatchReport.of(7, [written])
     assert (report.batch_id, report.conflicts, report.entries) == (7, 2, 1)
+
+
+def test_figures_of_sstables_and_of_what_came_again_are_in_the_record_of_a_commit(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    message = take_rows(options_of(table, walBytes=0), iter([rows(0, 12)]), 0)
+    assert message.staged
+    StreamSink(options_of(table, txnAppId="mine")).commit([message], 3)
+    report = sink_report("mine", table.uri)
+    assert report is not None
+    assert (report.batch_id, report.rows, report.entries, report.wal_bytes) == (3, 12, 3, 0)
+    assert report.positions.keys() == {shard.shard_id for shard in table.shards()}
+    again = take_rows(options_of(table), iter([rows(0, 12)]), 0)
+    StreamSink(options_of(table, txnAppId="mine")).commit([again], 3)
+    assert sink_report("mine", table.uri) == report, "nothing was left to do"
+
+
+def test_a_record_of_an_earlier_release_has_no_figures(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    transaction = Transaction("mine", 3)
+    record = {"app": "mine", "floors": {}}
+    path = f"{TRANSACTIONS_DIR}/{transaction.digest}/{3:020d}.done"
+    ObjectStore.from_uri(table.uri).put(path, encode_record(record))
+    assert sink_report("mine", table.uri) == BatchReport.of(3, [])

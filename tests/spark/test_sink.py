@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import lancewal
 from lancewal.publish.staging import is_staged
 from lancewal.shard.discovery import discover_manifests
-from lancewal.spark.sink import StagedMessage, StreamSink, stage_rows
+from lancewal.spark.sink import StreamSink, TaskMessage, stage_rows
 from lancewal.storage import ObjectStore
 from tests.spark.tables import (
     content,
@@ -41,6 +41,7 @@ def test_rows_from_spark_are_read_by_python_and_by_pylance_after_compaction(
     save(df, uri, createIfMissing=True, primaryKey="id", numBuckets=3)
     assert content(uri) == named(0, 50)
     table = lancewal.open(uri)
+    table.flush()
     table.compact()
     in_base = lance.dataset(uri).to_table().to_pylist()
     assert sorted((row["id"], row["name"]) for row in in_base) == named(0, 50)
@@ -137,7 +138,7 @@ def test_a_stream_without_identity_is_refused_on_a_table_without_a_key(tmp_path:
         def partitionId(self) -> int:  # noqa: N802
             return 0
 
-    def write(table: lancewal.Table, schema: pa.Schema, **options: Any) -> StagedMessage:
+    def write(table: lancewal.Table, schema: pa.Schema, **options: Any) -> TaskMessage:
         from lancewal.spark import sink
 
         patched = pytest.MonkeyPatch()
@@ -150,7 +151,7 @@ def test_a_stream_without_identity_is_refused_on_a_table_without_a_key(tmp_path:
     keyless = new_table(tmp_path / "keyless", APPEND_ONLY)
     with pytest.raises(Exception, match="txnAppId"):
         write(keyless, APPEND_ONLY)
-    assert write(keyless, APPEND_ONLY, txnAppId="mine").staged
+    assert write(keyless, APPEND_ONLY, txnAppId="mine").rows
     keyed = new_table(tmp_path / "keyed")
     message = write(keyed, KEYED)
     StreamSink(options_of(keyed)).commit([message], 0)

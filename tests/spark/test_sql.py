@@ -68,6 +68,7 @@ def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSes
     with pytest.raises(Exception, match="cannot change a primary key"):
         ask(spark, "UPDATE here.docs SET id = id + 1")
     assert len(content(uri)) == 2
+    ask(spark, "CALL here.flush('docs')")
     assert json.loads(ask(spark, "CALL here.compact(table => 'docs')")[0][0])["rows_in"] > 0
     assert json.loads(ask(spark, "CALL here.gc('docs', dry_run => true)")[0][0])["dry_run"]
     assert json.loads(ask(spark, "CALL here.verify('docs')")[0][0])["ok"]

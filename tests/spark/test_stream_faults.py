@@ -23,12 +23,16 @@ FAULTS = ["before raise", "before kill", "after raise", "after kill"]
 NOW = {"availableNow": True}
 
 
-def start(spark: SparkSession, path: str, files: ChangeFiles, uri: str, checkpoint: Path) -> StreamingQuery:
+def start(
+    spark: SparkSession, path: str, files: ChangeFiles, uri: str, checkpoint: Path, attempt: int = 0
+) -> StreamingQuery:
     change_column = "op" if files.keyed else None
     df = files.stream(spark)
     if path == "wal":
         return low_latency.stream(df, uri, str(checkpoint), trigger=NOW, change_type_column=change_column)
     writer = df.writeStream.format(faulty.FORMAT).option("checkpointLocation", str(checkpoint))
+    if path == "sstables" or (path == "either" and attempt % 2):
+        writer = writer.option("walBytes", 0)
     if change_column is not None:
         writer = writer.option("changeTypeColumn", change_column)
     return writer.trigger(**NOW).start(uri)  # type: ignore[arg-type]
@@ -39,7 +43,7 @@ def run_to_the_end(
 ) -> int:
     """Restart the query from its checkpoint until it gets through; how often it had to be."""
     for attempt in range(attempts):
-        query = start(spark, path, files, uri, checkpoint)
+        query = start(spark, path, files, uri, checkpoint, attempt)
         try:
             query.awaitTermination()
             return attempt
@@ -84,6 +88,7 @@ def check_stream(
     lancewal.open(table.uri).flush()
     lancewal.open(table.uri).compact()
     assert content(table) == files.expected()
+    assert changes_in(table.uri) == files.changes
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
@@ -92,3 +97,11 @@ def test_a_stream_lands_exactly_once_while_tasks_and_commits_die(
     spark: SparkSession, tmp_path: Path, path: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_stream(spark, tmp_path, path, keyed, batches=4, faults=4, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("path", ["sstables", "either"])
+def test_a_stream_by_format_lands_once_also_as_sstables_and_where_a_batch_comes_again_the_other_way(
+    spark: SparkSession, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other start of the query sends few rows to logs; the commit before it died at some write."""
+    check_stream(spark, tmp_path, path, keyed=False, batches=4, faults=4, monkeypatch=monkeypatch)

@@ -146,11 +146,31 @@ class Rounds:
             self.killed += kill(self._chance.choice(workers))
 
 
-def kill_all_kinds(spark: SparkSession, where: Path, keyed: bool, times: int, seed: int) -> Rounds:
+def kill_all_kinds(
+    spark: SparkSession,
+    where: Path,
+    keyed: bool,
+    times: int,
+    seed: int,
+    *,
+    workers: int = 1,
+    compactions: int = 1,
+) -> Rounds:
+    """Up to ``times`` kills of processes, until Spark lost so many workers and has compacted so often.
+
+    How long a kill takes depends on the machine: what is waited for is what the test is about.
+    """
     with Arena(where, keyed=keyed, seed=seed) as arena:
         rounds = Rounds(spark, arena, seed)
         # With the ages of upkeep: those of the tests' own collector are shorter than Spark may stand still.
-        kill_some(arena, times, seed, ["upkeep"], beside=rounds)
+        kill_some(
+            arena,
+            times,
+            seed,
+            ["upkeep"],
+            beside=rounds,
+            enough=lambda: rounds.killed >= workers and rounds.compacted >= compactions,
+        )
         for _ in range(20):
             # Whether the job or one of the processes gets to it is chance; both have to.
             if rounds.killed and rounds.compacted:
@@ -174,4 +194,4 @@ def test_three_processes_and_the_spark_job_killed_at_random(spark: SparkSession,
 def test_three_processes_and_the_spark_job_killed_many_times(
     spark: SparkSession, tmp_path: Path, keyed: bool
 ) -> None:
-    kill_all_kinds(spark, tmp_path / "table", keyed, times=40, seed=9)
+    kill_all_kinds(spark, tmp_path / "table", keyed, times=40, seed=9, workers=12, compactions=4)

@@ -23,8 +23,12 @@ def kill_some(
     seed: int,
     jobs: Sequence[str] = _JOBS,
     beside: Callable[[], object] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Three at work at any time; again and again one of them is killed and another one comes."""
+    """Three at work at any time; again and again one of them is killed and another one comes.
+
+    That is done ``times`` times, or fewer once the test has seen ``enough``.
+    """
     moments = random.Random(seed)
     at_work = [Child.start(arena, jobs) for _ in range(3)]
     with children(at_work):
@@ -39,6 +43,8 @@ def kill_some(
             arena.healthy()
             at_work[victim] = Child.start(arena, jobs)
             at_work[victim].until_ready()
+            if enough():
+                break
         assert all(child.process.poll() is None for child in at_work), "a child failed by itself"
 
 

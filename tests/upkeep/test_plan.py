@@ -164,3 +164,26 @@ def test_what_is_paused_is_left_out() -> None:
     plan = plan_upkeep(status(bad, good), paused=lambda work, shard_id: shard_id == bad.shard_id)
     assert [task.shards for task in plan] == [(good.shard_id,)]
     assert len(plan_upkeep(status(bad), paused=lambda work, shard_id: True)) == 0
+
+
+def test_more_bytes_of_garbage_than_wanted_are_kept_for_less_long() -> None:
+    found = status(shard(garbage=Lag(3, None, 900, ago(days=2))))
+    recent = replace(found, duties=(duty(Work.COLLECT, ago(minutes=3)),))
+    assert due(recent) == due(recent, max_garbage_bytes=900) == []
+    [task] = plan_upkeep(recent, UpkeepSettings(max_garbage_bytes=899))
+    assert (task.work, task.min_age) == (Work.COLLECT, timedelta(minutes=10))
+    assert task.to_dict()["min_age"] == 600.0
+    assert "at most" in task.reason
+    # Not with every look: what is younger than ten minutes stays in any case.
+    just_now = replace(found, duties=(duty(Work.COLLECT, ago(minutes=2)),))
+    assert due(just_now, max_garbage_bytes=899) == []
+    # An age that is shorter anyway stays as it is.
+    short = UpkeepSettings(max_garbage_bytes=899, garbage_age=timedelta(minutes=1))
+    assert [each.min_age for each in plan_upkeep(found, short)] == [timedelta(minutes=1)]
+
+
+def test_what_checkpoints_hold_would_have_been_collected_in_vain_again_and_again() -> None:
+    found = status(shard(garbage=Lag(3, None, 900, ago(days=2))), held=Lag(2, None, 500, ago(days=2)))
+    recent = replace(found, duties=(duty(Work.COLLECT, ago(minutes=3)),))
+    assert due(recent, max_garbage_bytes=400) == []
+    assert due(recent, max_garbage_bytes=399) == [Work.COLLECT]

@@ -23,7 +23,7 @@ from lancewal.service import note_duty, read_duties
 from lancewal.service.owners import machine
 from lancewal.shard import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
-from lancewal.upkeep import Upkeep, Work
+from lancewal.upkeep import Done, Means, Upkeep, Work
 from tests.tables import KEYED, fast, ids, rows, wal_table
 
 #: Everything at once.
@@ -288,3 +288,22 @@ def test_rows_that_an_index_lacks_are_indexed(tmp_path: Path) -> None:
 
 def rows_table(start: int, count: int) -> pa.Table:
     return pa.Table.from_batches([rows(start, count)], KEYED)
+
+
+def test_too_much_garbage_goes_after_ten_minutes_and_not_after_a_day(table: lancewal.Table) -> None:
+    ages: list[timedelta] = []
+
+    class Asked(Means):
+        def collect(self, min_age: timedelta) -> Done:
+            ages.append(min_age)
+            return Done()
+
+    sstables(table, 2)
+    table.compact()
+    assert table.status().garbage.num_bytes > 10
+    store = ObjectStore.from_uri(table.uri, fsync=False)
+    for most in (None, 10):
+        asked = Upkeep(store, lambda: BaseTable.open(store.uri, store=store), Asked())
+        asked.round({"max_garbage_bytes": most})
+        store.delete_many([info.path for info in store.list(layout.CLOCK_DIR) if "upkeep" in info.path])
+    assert ages == [timedelta(days=1), timedelta(minutes=10)]

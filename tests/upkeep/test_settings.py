@@ -26,6 +26,8 @@ from tests.tables import KEYED, rows, wal_table
         ("garbage_age", 5),
         ("garbage_age", timedelta(-1)),
         ("version_age", timedelta(minutes=9)),
+        ("max_garbage_bytes", 0),
+        ("max_garbage_bytes", True),
         ("interval", timedelta(0)),
         ("max_share", 0),
         ("max_share", 1.5),
@@ -41,6 +43,9 @@ def test_settings_are_stored_changed_and_shown(tmp_path: Path) -> None:
     table = wal_table(tmp_path / "t", upkeep={"max_sstables": 7, "garbage_age": timedelta(hours=2)})
     assert table.status().upkeep == UpkeepSettings(max_sstables=7, garbage_age=timedelta(hours=2))
     assert table.set_upkeep(max_share=0.25).max_sstables == 7
+    assert table.set_upkeep(max_garbage_bytes=5).max_garbage_bytes == 5
+    assert lancewal.open(tmp_path / "t").status().upkeep.max_garbage_bytes == 5
+    assert table.set_upkeep(max_garbage_bytes=None) == table.status().upkeep
     again = lancewal.open(tmp_path / "t")
     assert (again.status().upkeep.max_sstables, again.status().upkeep.max_share) == (7, 0.25)
     assert again.status().to_dict()["upkeep"]["settings"]["garbage_age"] == 7200.0

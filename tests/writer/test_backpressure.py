@@ -9,7 +9,6 @@ import pytest
 
 from lancewal.errors import StorageError
 from lancewal.writer import WriteStats
-from lancewal.writer.backlog import Backlog
 from lancewal.writer.group_commit import Put, PutState
 from lancewal.writer.intake import Rows
 from lancewal.writer.shard_writer import Backpressure
@@ -29,7 +28,6 @@ class Memory:
         self.held = held
         self.make_room = relieve
         self.bytes_at_last_put = held[0]
-        self.backlog = Backlog(most=1)
 
     @property
     def unflushed_bytes(self) -> int:

@@ -53,6 +53,11 @@ def test_freeze_limit_above_the_backpressure_limit_is_refused_with_both_numbers(
         {"backpressure_log_interval": None},
         {"async_index_interval": timedelta.max},
         {"manifest_scan_batch_size": 1025},
+        {"slowdown_sstables": None},
+        {"stop_sstables": 0},
+        {"stop_sstables": True},
+        {"stop_timeout": None},
+        {"stop_timeout": 30},
     ],
 )
 def test_nonsense_is_refused_and_named(setting: dict[str, object]) -> None:
@@ -80,6 +85,8 @@ _configs = st.builds(
     max_wal_flush_interval=st.none() | _millis,
     stats_log_interval=st.none() | _millis,
     backpressure_log_interval=_millis,
+    stop_sstables=st.none() | st.integers(1, 1000),
+    stop_timeout=_millis,
     max_memtable_size=st.integers(1, 1000),
     max_unflushed_memtable_bytes=st.integers(1000, 10**15),
 )

@@ -255,6 +255,29 @@ def test_a_put_that_found_no_room_kept_the_rows_of_all_its_tries(tmp_path: Path)
 @pytest.mark.parametrize("taken_in", [True, False])
 def test_an_interrupted_put_that_a_leader_took_in_landed_twice(tmp_path: Path, taken_in: bool) -> None:
     """Its thread went while another inserted its rows: its id said that they were not written."""
+    writer = _interrupted_while_a_leader_inserts(tmp_path, taken_in)
+    for _ in range(2):
+        writer.put(some(20, 1), put_id=PutId("one", 2))
+    writer.close()
+    assert ids(lancewal.open(tmp_path / "table").scan().to_table()) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("taken_in", [True, False])
+def test_an_interrupted_put_that_was_refused_when_it_was_sent_again_landed_twice(
+    tmp_path: Path, taken_in: bool
+) -> None:
+    """The refused one had taken the place of the interrupted one, and was forgotten with it."""
+    writer = _interrupted_while_a_leader_inserts(tmp_path, taken_in)
+    rows_again = writer._intake.shaped([some(20, 1)])
+    with writer._backpressure.held_back(), pytest.raises(BusyError):
+        writer.write_rows(rows_again, PutId("one", 2), patience=0.0)
+    writer.put(some(20, 1), put_id=PutId("one", 2))
+    writer.close()
+    assert ids(lancewal.open(tmp_path / "table").scan().to_table()) == [0, 10, 20]
+
+
+def _interrupted_while_a_leader_inserts(tmp_path: Path, taken_in: bool) -> ShardWriter:
+    """A writer with rows 0 and 10, and a put of row 20, as ``one`` 2, whose thread is gone."""
     base = BaseTable.open(append_only(tmp_path).uri)
     store = FaultyStore(ObjectStore.from_uri(base.uri, fsync=False))
     writer = open_writer(base, store=store)
@@ -285,10 +308,7 @@ def test_an_interrupted_put_that_a_leader_took_in_landed_twice(tmp_path: Path, t
     for thread in (first, leader):
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    for _ in range(2):
-        writer.put(some(20, 1), put_id=PutId("one", 2))
-    writer.close()
-    assert ids(lancewal.open(base.uri).scan().to_table()) == [0, 10, 20]
+    return writer
 
 
 def _put_until_interrupted(writer: ShardWriter) -> None:

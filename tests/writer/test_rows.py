@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import datetime as dt
 import json
@@ -89,6 +90,8 @@ FORMS: dict[str, Callable[[], Any]] = {
     "model": Model,
     "numpy in a dict": lambda: {"id": np.int32(1), "text": "a", "vector": np.array([0.1, 2.0])},
     "half floats": lambda: {"id": 1, "text": "a", "vector": np.array([0.1, 2.0], np.float32)},
+    "objects of numpy": lambda: np.array([ROW], dtype=object),
+    "objects of pandas": lambda: pd.Series([ROW]),
     "pandas": lambda: pd.DataFrame([ROW]),
     "pandas with arrays": lambda: pd.DataFrame({"id": [1], "text": ["a"], "vector": [np.array([0.1, 2.0])]}),
     "polars": lambda: pl.DataFrame([ROW]),
@@ -147,22 +150,32 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "digits of a time": ([{"id": 1, "at": NOON.replace(microsecond=1)}], "column at .* row 0"),
     "another length": (
         [{"id": 1, "vector": [1.0, 2]}, {"id": 2, "vector": [1.0]}],
-        "column vector .* row 1 is",
+        r"column vector .* row 1 is \[1.0\]: it has 1 items, the table has 2; change the value",
     ),
     "too large for a float": ([{"id": 1, "vector": [1e300, 0.0]}], "column vector .* row 0 is"),
     "words in a vector": ([{"id": 1, "vector": ["a", "b"]}], "column vector, row 0"),
     "an unknown column": ([{"id": 1, "nope": 2}], "no column nope; its columns are id, text"),
     "no key": ([{"text": "a"}], "column id is missing"),
-    "a null key": ([{"id": 1}, {"id": None}], "1 nulls in key column id"),
-    "a field too many": ([{"id": 1, "place": {"z": 1}}], "column place, row 0"),
+    "a null key": ([{"id": 1}, {"id": None}], "1 nulls in key column id.*the first in row 1"),
+    "a field too many": ([{"id": 1, "place": {"z": 1}}], "column place, row 0.*no field z in it: leave it"),
     "digits in a struct": ([{"id": 1, "place": {"x": 1, "y": 0.1}}], "column place .* row 0"),
-    "a list for a number": ({"id": [1, 2]}, "column id, row 0"),
+    "a list for a number": ({"id": [1, 2]}, "column id, row 0.*a row has one value .* pass a list of dicts"),
+    "text for a list": ([{"id": 1, "tags": "ab"}], "column tags, row 0: 'ab' is str.*; convert the value$"),
+    "bare values": ([(1, "a")], r"cannot read rows from int \(1\); pass a dict"),
+    "a class": (Document, "class Document; pass objects of it"),
+    "a key that is the index": (
+        pd.DataFrame({"text": ["a"]}, pd.Index([1], name="id")),
+        "id is .*reset_index",
+    ),
+    "one column of pandas": (pd.Series([1]), "Series, which is one column"),
+    "a plan of polars": (pl.LazyFrame({"id": [1]}), "pass what its collect"),
+    "numbers without names": (np.zeros((2, 2)), "array of float64, whose columns have no names"),
     "something else": ([{"id": 1, "text": object()}], "column text, row 0"),
     "rows of two kinds": ([{"id": 1}, 7], "row 1 is 7"),
     "no columns": ([{}], "no columns"),
     "a number for a name": ([{1: 2}], "names of columns are text"),
     "mixed pandas": (pd.DataFrame({"id": [1, 2], "text": ["a", 5]}), "column text, row 1: 5 is int"),
-    "no rows": (7, "cannot read rows from int; pass a dict"),
+    "no rows": (7, r"cannot read rows from int \(7\); pass a dict"),
     "JSON that is none": ([{"id": 1, "json": "{"}], "no JSON"),
 }
 
@@ -226,7 +239,10 @@ def test_the_gateway_takes_the_same_rows(table: lancewal.Table) -> None:
                 writer.put({"id": "x"})
         with remote.writer(cast=False) as writer, pytest.raises(InvalidInputError, match='cast="numbers"'):
             writer.put(pa.table({"id": pa.array([6], pa.int8())}))
-    assert sorted(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == [1, 2, 3, 4]
+        with remote.writer(cast=True) as writer:
+            writer.put({"id": "7", "small": "3"})
+            writer.put(iter([{"id": "8"}]))
+    assert sorted(table.scan(columns=["id"]).to_table()["id"].to_pylist()) == [1, 2, 3, 4, 7, 8]
 
 
 _scalars = st.one_of(
@@ -256,9 +272,62 @@ def test_any_row_becomes_a_batch_or_is_refused_by_a_typed_error(rows: list[dict[
     assert batch.num_rows == len(rows)
 
 
-def test_uuids_are_told_how(table: lancewal.Table) -> None:
-    with table.writer() as writer, pytest.raises(InvalidInputError, match="column text, row 0: UUID"):
-        writer.put({"id": 1, "text": uuid.uuid4()})
+@pytest.mark.parametrize("cast", ["numbers", True])
+def test_uuids_are_told_how(table: lancewal.Table, cast: Any) -> None:
+    """Their bytes may be text by chance, which is not what they say."""
+    number = uuid.UUID(bytes=b"sixteen letters!")
+    with table.writer(cast=cast) as writer:
+        with pytest.raises(InvalidInputError, match=r"column text, row 0: UUID.*pass str\(\) of it"):
+            writer.put({"id": 1, "text": number})
+        assert table.count_rows() == 0
+
+
+AS_TEXT = {
+    "id": "7",
+    "small": "3",
+    "score": "1.5",
+    "at": "2026-01-02 12:00:00",
+    "price": "1.25",
+    "flag": "true",
+}
+CONVERTED = {"id": 7, "small": 3, "score": 1.5, "at": dt.datetime(2026, 1, 2, 12), "price": Decimal("1.25")}
+
+
+def test_a_writer_that_casts_refused_dicts_and_told_callers_to_cast(table: lancewal.Table) -> None:
+    with table.writer(cast=True) as writer:
+        writer.put(AS_TEXT)
+        writer.put(pd.DataFrame([{**AS_TEXT, "id": "8"}], dtype=object))
+        writer.put({**AS_TEXT, "id": "9"} for _ in range(1))
+        writer.put({"id": 10, "text": 5, "tags": [1], "place": {"x": "4"}})
+        with pytest.raises(InvalidInputError, match=r"column small .* row 0 is 'x'"):
+            writer.put({"id": 11, "small": "x"})
+        writer.delete([{"id": "9"}])
+    for key in (7, 8):
+        found = table.lookup(key, columns=[*CONVERTED, "flag"])
+        assert found == {**CONVERTED, "id": key, "flag": True}
+    other = table.lookup(10, columns=["text", "tags", "place"])
+    assert other == {"text": "5", "tags": ["1"], "place": {"x": 4, "y": None}}
+    assert table.count_rows() == 3
+
+
+def test_coroutines_cast_as_their_writer_does(table: lancewal.Table) -> None:
+    async def put() -> None:
+        async with lancewal.AsyncTable(table).writer(cast=True) as writer:
+            await writer.put(AS_TEXT)
+
+    asyncio.run(put())
+    assert table.lookup(7, columns=["small"]) == {"small": 3}
+
+
+def test_days_of_numpy_were_refused_and_so_were_its_records(tmp_path: Path) -> None:
+    days = [{"id": 1, "x": np.datetime64("2026-01-02")}, {"id": 2, "x": np.datetime64("NaT", "D")}]
+    record = np.array([(3, "2026-01-03")], dtype=[("id", "i8"), ("x", "M8[D]")])[0]
+    columns = pa.schema([("id", pa.int64()), ("x", pa.date32())])
+    table = lancewal.create(tmp_path / "t", columns, key="id", unsharded=True, writer_defaults=fast())
+    with table.writer() as writer:
+        writer.put(days)
+        writer.put(record)
+    assert _in_order(table) == [dt.date(2026, 1, 2), None, dt.date(2026, 1, 3)]
 
 
 def _stored(tmp_path: Path, type_: pa.DataType, rows: Any) -> list[Any]:

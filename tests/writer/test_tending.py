@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 
 import lancewal
 from lancewal.base import BaseTable
-from lancewal.errors import BusyError
+from lancewal.errors import BusyError, ClosedError, FencedError, StorageError
+from lancewal.format import PutId
 from lancewal.maintenance import compact
 from lancewal.storage import ObjectStore, RowMemory
 from lancewal.storage.memory import PATIENCE as FLUSH_PATIENCE
 from lancewal.writer import modes, shard_writer
 from lancewal.writer.backlog import COMPACTED_LATELY, FIRST_DELAY, LONGEST_DELAY, Backlog
+from lancewal.writer.group_commit import Put
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until
-from tests.tables import open_writer, rows, wal_table
+from tests.tables import ids, open_writer, rows, wal_table
 
 
 def test_a_trickle_of_rows_does_not_stay_in_the_log_for_ever(tmp_path: Path) -> None:
@@ -71,6 +74,121 @@ def test_puts_slow_down_while_compaction_is_behind_and_go_on_when_it_caught_up(
     before = writer.stats().slowdown_count
     writer.put(rows(101, 1))
     assert writer.stats().slowdown_count == before
+    writer.close()
+
+
+def _full(base: BaseTable, store: ObjectStore, **settings: Any) -> Any:
+    """A writer of a shard with as many SSTables as it may have."""
+    return _listing(
+        base, store, **{"stop_sstables": 6, "stop_timeout": timedelta(seconds=PATIENCE), **settings}
+    )
+
+
+def _stopped(writer: Any) -> tuple[threading.Thread, list[BaseException]]:
+    """A thread whose put is stopped, and what it will have raised."""
+    raised: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            writer.put(rows(100, 1))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    wait_until(lambda: writer.stats().stop_count == 1, "a put that is stopped")
+    assert ids(writer.scan()) == []
+    return thread, raised
+
+
+def test_a_put_is_stopped_at_the_bound_and_goes_on_when_compaction_caught_up(base: BaseTable) -> None:
+    """Nobody tends this writer: whoever waits looks for itself."""
+    store = ObjectStore.from_uri(base.uri, fsync=False)
+    writer = _full(base, store)
+    assert writer.stats().stop_count == 0, "one below the bound nobody waits"
+    thread, raised = _stopped(writer)
+    compact(store)
+    thread.join(PATIENCE)
+    assert (raised, ids(writer.scan())) == ([], [100])
+    stats = writer.stats()
+    assert (stats.stop_count, stats.stop_refusals) == (1, 0)
+    assert stats.stop_wait > timedelta(0)
+    writer.put(rows(101, 1))
+    assert writer.stats().stop_count == 1
+    writer.close()
+
+
+def test_a_put_that_is_stopped_for_too_long_is_refused_and_lands_once_when_it_is_sent_again(
+    base: BaseTable,
+) -> None:
+    store = ObjectStore.from_uri(base.uri, fsync=False)
+    writer = _full(base, store, stop_timeout=timedelta(milliseconds=20))
+    for patience in (None, 0.0, 0.01):
+        with pytest.raises(BusyError, match=r"6 SSTables.*send it again"):
+            writer.write_rows(writer._intake.shaped([rows(100, 1)]), PutId("one", 1), patience)
+    assert writer.stats().stop_refusals == 3
+    assert ids(writer.scan()) == []
+    compact(store)
+    writer.tend()
+    for _ in range(2):
+        writer.put(rows(100, 1), put_id=PutId("one", 1))
+    writer.close()
+    assert ids(lancewal.open(base.uri).scan().to_table()) == [*range(8), 100]
+
+
+def test_closing_a_writer_ends_the_wait_of_its_puts(base: BaseTable) -> None:
+    writer = _full(base, ObjectStore.from_uri(base.uri, fsync=False))
+    thread, raised = _stopped(writer)
+    writer.close()
+    thread.join(PATIENCE)
+    assert [type(error) for error in raised] == [ClosedError]
+
+
+def test_a_put_that_is_stopped_learns_that_the_shard_has_another_writer(base: BaseTable) -> None:
+    """As a refusal it would be sent again for ever: nobody would open the shard anew."""
+    writer = _full(base, ObjectStore.from_uri(base.uri, fsync=False))
+    thread, raised = _stopped(writer)
+    with open_writer(base, writer.shard_id):
+        thread.join(PATIENCE)
+    assert [type(error) for error in raised] == [FencedError]
+    writer.close()
+
+
+def test_looks_that_fail_are_repeated(base: BaseTable) -> None:
+    store = FaultyStore(ObjectStore.from_uri(base.uri, fsync=False))
+    writer = _full(base, store)
+    failed: list[int] = []
+    read = writer._brake._read_newest
+
+    def failing_twice() -> Any:
+        if len(failed) < 2:
+            failed.append(1)
+            raise StorageError("no storage today")
+        return read()
+
+    writer._brake._read_newest = failing_twice
+    compact(store)
+    writer.put(rows(100, 1))
+    assert len(failed) == 2
+    writer.close()
+
+
+def test_a_writer_that_is_opened_on_a_long_list_knows_it_at_once(base: BaseTable) -> None:
+    store = ObjectStore.from_uri(base.uri, fsync=False)
+    with _full(base, store, stop_sstables=None) as first:
+        assert not first._mode.backlog.stops
+    with (
+        open_writer(base, first.shard_id, stop_sstables=6, stop_timeout=timedelta(0)) as second,
+        pytest.raises(BusyError),
+    ):
+        second.put(rows(100, 1))
+
+
+def test_delays_and_room_share_the_patience_of_a_put(base: BaseTable) -> None:
+    writer = _listing(base, ObjectStore.from_uri(base.uri, fsync=False), slowdown_sstables=4)
+    put = Put(writer._intake.shaped([rows(100, 1)]), writer._mode, None)
+    assert writer._brake.hold(put, 0.5 * FIRST_DELAY) == 0.0
+    assert writer._brake.hold(put, None) is None
     writer.close()
 
 
@@ -188,3 +306,12 @@ def test_a_flush_that_hangs_does_not_hold_up_the_writers_of_other_tables(
     for writer in (stuck, healthy):
         writer.close()
     assert memory.total == 0
+
+
+def test_sstables_that_a_job_brings_count_at_once(base: BaseTable) -> None:
+    writer = _listing(base, ObjectStore.from_uri(base.uri, fsync=False), slowdown_sstables=4)
+    manifest = writer.manifest()
+    more = replace(manifest, sstables=manifest.sstables + manifest.sstables[:3])
+    writer.insert_generations(lambda: None, lambda appender: (None, more))
+    assert writer._mode.backlog.excess == 5
+    writer.close()

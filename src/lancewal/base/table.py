@@ -327,7 +327,7 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
                     f"there is no version {version} of a Lance table at {uri}; it may have been cleaned up"
                 ) from cause
             raise TableNotFoundError(
-                f"there is no Lance table at {uri}; write one with lance.write_dataset first"
+                f"there is no Lance table at {uri}; check the path, or make one with lancewal.create"
             ) from cause
         if _STORAGE_FAILED.search(str(cause)):
             raise

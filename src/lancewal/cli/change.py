@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lancewal.cli import console, options
-from lancewal.cli.exits import CommandError, guarded, resumable
+from lancewal.cli.exits import REFUSED, CommandError, guarded, resumable
 from lancewal.cli.rows import parse_keys
 
 if TYPE_CHECKING:
@@ -169,4 +170,13 @@ def _new_value(field: pa.Field, text: str) -> Any:
 
 def _confirm(verb: str, table: Table, count: int) -> None:
     asked = f"{verb} {console.plural(count, 'row')} of {console.visible(table.uri)}?"
-    typer.confirm(asked, abort=True, err=True)
+    try:
+        agreed = typer.confirm(asked, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise CommandError(
+            "nobody was there to answer; pass --yes to do it without a question", REFUSED
+        ) from None
+    if not agreed:
+        raise typer.Abort

@@ -124,9 +124,7 @@ def ingest(
     if engine is options.Engine.SPARK:
         from lancewal.cli.spark import SparkParts
 
-        if take_over is not options.TakeOver.WHEN_GONE:
-            raise typer.BadParameter("--take-over is for --engine local; Spark's tasks go through the owners")
-        parts = SparkParts(opened, storage, drop_unknown=drop_unknown)
+        parts = SparkParts(opened, storage, drop_unknown=drop_unknown, take_over=take_over.value)
     new_job = partial(
         Ingestion,
         table,

@@ -36,9 +36,7 @@ def flush(
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
-        if take_over is not options.TakeOver.WHEN_GONE:
-            raise typer.BadParameter("--take-over is for --engine local; Spark's tasks go through the owners")
-        _on_spark(opened, "flush", option=option, json=json)
+        _on_spark(opened, "flush", option=option, json=json, take_over=take_over.value)
         return
     before = opened.status().unflushed
     with console.progress(json=json, counted=False) as shown:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lancewal.ingest import PreparedPart, SourceFile
     from lancewal.maintenance import BackupReport
     from lancewal.publish import Transaction
+    from lancewal.service import TakeOver
     from lancewal.spark import ShardOutcome
     from lancewal.table import Table
 
@@ -58,8 +59,16 @@ class SparkParts:
     #: Rows become SSTables at once.
     wal_bytes = 0
 
-    def __init__(self, table: Table, storage_options: dict[str, str], *, drop_unknown: bool = False) -> None:
+    def __init__(
+        self,
+        table: Table,
+        storage_options: dict[str, str],
+        *,
+        drop_unknown: bool = False,
+        take_over: TakeOver = "when_gone",
+    ) -> None:
         self._table = table
+        self._take_over = take_over
         self._storage = storage_options
         self._drop_unknown = drop_unknown
         self._session: SparkSession | None = None
@@ -82,6 +91,7 @@ class SparkParts:
 
     def write(self, file: SourceFile, rows: DataFrame, transaction: Transaction) -> int:
         writer = rows.write.format("lancewal").mode("append").option("roundFloats", "true")
+        writer = writer.option("walBytes", self.wal_bytes).option("takeOver", self._take_over)
         for name, value in self._storage.items():
             writer = writer.option(f"storage.{name}", value)
         writer = writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -32,7 +32,7 @@ _SHOWN_INDEXES = 2
 _SHOWN_OWNERS = 4
 _SHOWN_CHECKPOINTS = 4
 #: Lines of a full screen that are not shards.
-_OTHER_LINES = 21
+_OTHER_LINES = 23
 
 
 @dataclass
@@ -118,6 +118,10 @@ def _waiting(status: TableStatus, width: int) -> Table:
         _age(compact, now),
         style=_dim_when(not compact.count),
     )
+    garbage = status.garbage
+    if garbage.count:
+        # Without an age: a file is as old as its rows, not as long nobody has needed it.
+        grid.add_row("garbage", console.plural(garbage.count, "file"), "", _bytes(garbage), "", style="dim")
     behind = sorted((i for i in status.indexes if i.rows_behind), key=lambda index: -index.rows_behind)
     named = console.plural(len(status.indexes), "index", "indexes")
     if status.indexes and not behind:
@@ -149,6 +153,9 @@ def _upkeep(status: TableStatus) -> list[RenderableType]:
 
     due = ", ".join(task.work for task in plan_upkeep(status)) or "nothing is due"
     lines: list[RenderableType] = [Text.assemble(("upkeep           ", "dim"), due)]
+    own = _own_settings(status)
+    if own:
+        lines.append(Text.assemble(("                 ", "dim"), f"kept within {own}"))
     for duty in status.duties:
         ago = console.duration(max(0.0, (status.taken_at - duty.at).total_seconds()))
         where = f"process {duty.pid} on {duty.host}"
@@ -158,6 +165,18 @@ def _upkeep(status: TableStatus) -> list[RenderableType]:
         failed = (f", failed {console.plural(duty.failures, 'time')}", "yellow") if duty.failures else ""
         lines.append(Text.assemble(("                 ", "dim"), visible(text), failed))
     return lines
+
+
+def _own_settings(status: TableStatus) -> str:
+    """What the table is kept within that is not the default."""
+    usual, own = type(status.upkeep)().to_dict(), status.upkeep.to_dict()
+    shown = []
+    for name, value in own.items():
+        if value != usual[name]:
+            is_age = isinstance(getattr(status.upkeep, name), timedelta)
+            text = console.duration(value) if is_age else console.size(value) if "bytes" in name else value
+            shown.append(f"{name} {text}")
+    return ", ".join(shown)
 
 
 def _checkpoints(status: TableStatus) -> list[RenderableType]:

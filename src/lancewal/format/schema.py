@@ -327,6 +327,24 @@ def refuse_added(schema: TableSchema, *names: str) -> None:
         )
 
 
+def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:
+    """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
+    if columns is None:
+        return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
+    if isinstance(columns, str):  # or its letters would be the names
+        raise InvalidInputError(f"columns is {columns!r}; pass a list of names, such as [{columns!r}]")
+    names = list(columns)
+    unknown = [name for name in names if name not in schema.field_ids]
+    if unknown:
+        raise InvalidInputError(
+            f"the table has no column {', '.join(map(repr, unknown))}; "
+            f"its columns are {', '.join(schema.names)}"
+        )
+    if not names or len(set(names)) < len(names):
+        raise InvalidInputError(f"select columns by name, each once and at least one, not {names}")
+    return readable_columns(schema, names) if schema.blob_columns else names
+
+
 def readable_columns(schema: TableSchema, names: Iterable[str]) -> list[str]:
     """``names``, unless they include blob columns, whose values merged reads cannot show."""
     chosen = list(names)

@@ -60,7 +60,9 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
         raise CastRefusedError(f"{column.type} cannot become {target}: {error}") from None
     except pa.ArrowException as error:
         row = _first_failing(column, target)
-        raise CastRefusedError(f"row {row} is {_shown(column, row)}: {error}", row) from None
+        raise CastRefusedError(
+            f"row {row} is {_shown(column, row)}: {_other_length(column[row], target) or error}", row
+        ) from None
     change = _first_change(column, converted, rounding)
     if change is not None:
         row, why = change
@@ -168,6 +170,14 @@ def _first_failing(column: pa.Array, target: pa.DataType) -> int:
         except pa.ArrowException:
             high = middle
     return low
+
+
+def _other_length(value: pa.Scalar, target: pa.DataType) -> str | None:
+    """Says that a list has not the length of the table's vectors, which Arrow says in other words."""
+    if not pa.types.is_fixed_size_list(target) or not _is_list(value.type) or not value.is_valid:
+        return None
+    length = len(value.values)
+    return None if length == target.list_size else f"it has {length} items, the table has {target.list_size}"
 
 
 def _unwrapped(array: pa.Array) -> pa.Array:

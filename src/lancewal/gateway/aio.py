@@ -38,8 +38,7 @@ T = TypeVar("T")
 
 
 class _Writer(Protocol):
-    @property
-    def schema(self) -> pa.Schema: ...
+    def batches(self, data: Any) -> list[pa.RecordBatch]: ...
 
     def put(self, data: Any) -> Any: ...
 
@@ -195,7 +194,7 @@ class AsyncWriter:
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         self._line = _Line(open_writer)
-        self._columns: pa.Schema | None = None
+        self._batches: Callable[[Any], list[pa.RecordBatch]] | None = None
         # The thread does not keep this object alive: where it is dropped without close, the thread ends.
         weakref.finalize(self, self._line.end).atexit = False
 
@@ -205,12 +204,12 @@ class AsyncWriter:
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
-        if self._columns is None and not isinstance(data, pa.RecordBatch | pa.Table):
-            # The table's columns decide what rows of Python become.
-            self._columns = await asyncio.get_running_loop().run_in_executor(
-                None, lambda: self._line.opened().schema
+        if self._batches is None and not isinstance(data, pa.RecordBatch | pa.Table):
+            # The table's columns, and the writer's settings, decide what rows of Python become.
+            self._batches = await asyncio.get_running_loop().run_in_executor(
+                None, lambda: self._line.opened().batches
             )
-        batches = [batch for batch in as_batches(data, self._columns) if batch.num_rows]
+        batches = [batch for batch in (self._batches or as_batches)(data) if batch.num_rows]
         if not batches:
             return 0
         rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)

@@ -45,17 +45,18 @@ class Call:
         self.peer = peer
         self.waits_since: float | None = None
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """While the call waits for its client."""
+    def waiting(self) -> Call:
+        """For a ``with`` while the call waits for its client."""
+        return self
+
+    def __enter__(self) -> None:
         # Without the lock of all calls: first it is said, then looked whether somebody waits for it.
         self.waits_since = time.monotonic()
         if self._calls.closed:
             self._calls.notify()
-        try:
-            yield
-        finally:
-            self.waits_since = None
+
+    def __exit__(self, *_: object) -> None:
+        self.waits_since = None
 
 
 class Calls:

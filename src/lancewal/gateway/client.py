@@ -274,6 +274,13 @@ class RemoteScan:
         """All rows in memory."""
         return self._table._get(Request("scan", self._table._name, self._args))[0]
 
+    def to_pandas(self) -> Any:
+        """All rows at once as a frame of pandas, which you install yourself."""
+        return self.to_table().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_batches().__arrow_c_stream__(requested_schema)
+
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as they come. A connection that is lost meanwhile fails the read."""
         args = {**self._args, **self._table._at}

@@ -97,13 +97,17 @@ class RemoteWriter:
         """The columns that :meth:`put` takes."""
         return self._intake.schema.plain
 
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """Rows that are in memory, in any form that :meth:`put` takes, as Arrow; nothing is written."""
+        return self._intake.batches(data)
+
     def put(self, data: Any) -> RemoteResult:
         """Write rows: what :meth:`TableWriter.put` takes. Large ones are sent as several puts."""
         batches: Iterable[pa.RecordBatch]
         if is_stream(data):
-            batches = streamed_batches(data, self._intake.plain)
+            batches = streamed_batches(data, self._intake.plain, casts=self._intake.casts)
         else:
-            found = [batch for batch in self._intake.batches(data) if batch.num_rows]
+            found = [batch for batch in self.batches(data) if batch.num_rows]
             batches = [_joined(found)] if found else []
         return RemoteResult(sum(self._gathered("put", batch) for batch in batches if batch.num_rows))
 

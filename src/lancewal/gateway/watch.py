@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,20 +52,32 @@ class CallTimes:
                 del found[: _REMEMBERED // 2]
             found.append(seconds)
 
-    @contextmanager
-    def timed(self, table: str, kind: str) -> Iterator[None]:
-        """Add how long the body took, also when it failed."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(table, kind, time.perf_counter() - began)
+    def timed(self, table: str, kind: str) -> _Timed:
+        """Add how long the body of a ``with`` took, also when it failed."""
+        return _Timed(self, table, kind)
 
     def since_last_look(self) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
         """All durations, in seconds; from now on others are counted."""
         with self._lock:
             found, self._seconds = self._seconds, defaultdict(list)
         return {key: np.array(seconds) for key, seconds in found.items()}
+
+
+class _Timed:
+    """A class, because every put has one: a generator would take several times as long."""
+
+    __slots__ = ("_began", "_kind", "_table", "_times")
+
+    def __init__(self, times: CallTimes, table: str, kind: str) -> None:
+        self._times = times
+        self._table = table
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._times.add(self._table, self._kind, time.perf_counter() - self._began)
 
 
 class Watch:

@@ -256,11 +256,13 @@ def read_record(source: ObjectStore, backup_id: str | None = None) -> BackupReco
     """The record of a backup, by default of the newest."""
     known = list_backups(source)
     if not known:
-        raise InvalidInputError(f"there is no finished backup at {source.uri}")
+        raise InvalidInputError(
+            f"there is no finished backup at {source.uri}; check the place, or back up again"
+        )
     wanted = known[-1] if backup_id is None else backup_id
     if wanted not in known:
         raise InvalidInputError(
-            f"there is no backup {wanted!r} at {source.uri}; there are {', '.join(known)}"
+            f"there is no backup {wanted!r} at {source.uri}; those that are there: {', '.join(known)}"
         )
     return BackupRecord.from_json(source.get(_record_path(wanted)), _record_path(wanted))
 

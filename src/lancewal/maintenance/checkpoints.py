@@ -377,8 +377,8 @@ def checkpoint_state(store: ObjectStore, name: str) -> TableState:
 
 def _unknown(store: ObjectStore, name: str) -> InvalidInputError:
     known = sorted({each.place.name for each in _stored(store) if each.recorded and not each.is_over})
-    there = f"there are {', '.join(known)}" if known else "there are none"
-    return InvalidInputError(f"there is no checkpoint {name!r} of the table at {store.uri}; {there}")
+    there = f"its checkpoints are {', '.join(known)}" if known else "it has none"
+    return InvalidInputError(f"the table at {store.uri} has no checkpoint {name!r}; {there}")
 
 
 def _read(store: ObjectStore, place: _Place) -> _Record | None:

@@ -50,6 +50,10 @@ class UpkeepSettings:
     ``garbage_age``
         How long files are kept that nobody needs any more, as ``min_age`` of ``Table.gc``. Where a writer
         that stood still could lose rows, ten minutes count at least.
+    ``max_garbage_bytes``
+        Above this they are kept for ten minutes only, so that a busy table does not fill its disk within
+        ``garbage_age``. ``None``, the default, is without a bound: readers, and followers of the log, may
+        rely on the age. What checkpoints hold does not count.
     ``interval``
         How often somebody who keeps the table in shape looks whether something is due.
     ``max_share``
@@ -68,6 +72,7 @@ class UpkeepSettings:
     max_index_lag: int = 10_000
     max_small_files: int = 32
     garbage_age: timedelta = timedelta(days=1)
+    max_garbage_bytes: int | None = None
     version_age: timedelta = timedelta(days=7)
     interval: timedelta = timedelta(seconds=10)
     max_share: float = 0.5
@@ -96,6 +101,16 @@ class UpkeepSettings:
                 f"there is no upkeep setting {', '.join(unknown)}; there are {', '.join(known)}"
             )
         return dataclasses.replace(self, **changes)
+
+    def kept_for(self, garbage_bytes: int) -> timedelta:
+        """How long garbage stays where there is so much of it.
+
+        >>> UpkeepSettings(max_garbage_bytes=1000).kept_for(1001)
+        datetime.timedelta(seconds=600)
+        """
+        most = self.max_garbage_bytes
+        too_much = most is not None and garbage_bytes > most
+        return min(self.garbage_age, MIN_DELETION_AGE) if too_much else self.garbage_age
 
     def to_dict(self) -> dict[str, Any]:
         """As they are stored and printed: ages in seconds.
@@ -153,5 +168,7 @@ def _check(name: str, value: object) -> None:
     elif isinstance(default, float):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise InvalidInputError(f"{name} must be above 0 and at most 1, got {value!r}")
+    elif default is None and value is None:
+        return
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidInputError(f"{name} must be a whole number of at least 1, got {value!r}")

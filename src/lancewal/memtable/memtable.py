@@ -20,15 +20,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import InvalidInputError
 from lancewal.format import (
     TOMBSTONE,
     KeySet,
     TableSchema,
+    checked_columns,
     key_values,
     no_rows,
     one_array,
-    readable_columns,
     shown,
 )
 from lancewal.index import FullTextIndex, FullTextParams, IndexStore
@@ -451,22 +450,6 @@ def selected(
     if kept > _FEW * len(mask) and _has_small_chunks(rows):
         chosen = chosen.combine_chunks()
     return chosen if kept == len(mask) else chosen.filter(pa.array(mask))
-
-
-def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:
-    """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
-    if columns is None:
-        return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
-    names = list(columns)
-    unknown = [name for name in names if name not in schema.field_ids]
-    if unknown:
-        raise InvalidInputError(
-            f"the table has no column {', '.join(map(repr, unknown))}; "
-            f"its columns are {', '.join(schema.names)}"
-        )
-    if not names or len(set(names)) < len(names):
-        raise InvalidInputError(f"select columns by name, each once and at least one, not {names}")
-    return readable_columns(schema, names) if schema.blob_columns else names
 
 
 def _has_small_chunks(rows: pa.Table) -> bool:

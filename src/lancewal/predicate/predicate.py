@@ -178,7 +178,7 @@ def _new_frame(schema: pa.Schema) -> DataFrame:
     return _context().read_batches([pa.RecordBatch.from_arrays(nothing, schema=schema.remove_metadata())])
 
 
-def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
+def _parse(frame: DataFrame, sql: str, schema: pa.Schema, what: str = "filter") -> Expr:
     # Most filters mean the same in both dialects; translating is slower.
     if '"' not in sql:
         with suppress(Exception):
@@ -186,7 +186,7 @@ def _parse(frame: DataFrame, sql: str, schema: pa.Schema) -> Expr:
     try:
         return frame.parse_sql_expr(dialect.for_datafusion(sql, schema.names))
     except Exception as error:
-        raise _refusal(sql, error) from error
+        raise _refusal(sql, error, what) from error
 
 
 def _check_boolean(frame: DataFrame, expression: Expr, sql: str) -> None:
@@ -198,20 +198,20 @@ def _check_boolean(frame: DataFrame, expression: Expr, sql: str) -> None:
         raise InvalidInputError(f"the filter {sql!r} gives {type_}, not true or false")
 
 
-def _evaluate(expression: Expr, rows: pa.Table, sql: str) -> pa.ChunkedArray:
+def _evaluate(expression: Expr, rows: pa.Table, sql: str, what: str = "filter") -> pa.ChunkedArray:
     batches = rows.combine_chunks().to_batches()
     if not batches:
         return pa.chunked_array([], pa.bool_())
     try:
         return _context().read_batches(batches).select(expression.alias("matches")).to_arrow_table().column(0)
     except Exception as error:
-        raise _refusal(sql, error) from error
+        raise _refusal(sql, error, what) from error
 
 
-def _refusal(sql: str, error: Exception) -> InvalidInputError:
+def _refusal(sql: str, error: Exception, what: str = "filter") -> InvalidInputError:
     words = str(error).removeprefix("DataFusion error: ").replace('"?table?".', "").replace("?table?.", "")
     words = " ".join(words.split())
-    return InvalidInputError(f"the filter {sql!r} is refused: {words}")
+    return InvalidInputError(f"the {what} {sql!r} is refused: {words}")
 
 
 class Expression:
@@ -231,16 +231,16 @@ class Expression:
         """
         _refuse_other_than_text(sql)
         frame = _frame(hashable(schema))
-        parsed = _parse(frame, sql, schema)
+        parsed = _parse(frame, sql, schema, "expression")
         try:
             frame.select(parsed.alias("value")).to_arrow_table()
         except Exception as error:
-            raise _refusal(sql, error) from error
+            raise _refusal(sql, error, "expression") from error
         return cls(sql, parsed)
 
     def evaluate(self, rows: pa.Table) -> pa.ChunkedArray:
         """Its value for each row; refuses rows for which it has none, as in a division by zero."""
-        return _evaluate(self._parsed, rows, self.sql)
+        return _evaluate(self._parsed, rows, self.sql, "expression")
 
 
 def _refuse_other_than_text(sql: object) -> None:

@@ -15,9 +15,9 @@ from lancewal.publish.feed import (
 from lancewal.publish.publishing import (
     Adopt,
     Adoption,
-    ShardWrite,
     StagedAge,
     adopt_sstables,
+    append_rows,
     append_transaction,
     begin_append,
     finish_append,
@@ -25,7 +25,14 @@ from lancewal.publish.publishing import (
 )
 from lancewal.publish.sstable_pointers import SsTablePointer
 from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
-from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, TransactionLog, Unsettled
+from lancewal.publish.transactions import (
+    TRANSACTIONS_DIR,
+    Run,
+    ShardWrite,
+    Transaction,
+    TransactionLog,
+    Unsettled,
+)
 
 __all__ = [
     "CHANGE_TYPE",
@@ -51,6 +58,7 @@ __all__ = [
     "TransactionLog",
     "Unsettled",
     "adopt_sstables",
+    "append_rows",
     "append_transaction",
     "begin_append",
     "ending_before_pointers",

@@ -1,8 +1,8 @@
 """Writes of jobs that span shards and may be run again: each lands in each shard exactly once.
 
 There are two ways in. :func:`publish` lists SSTables that tasks have staged, and
-:func:`append_transaction` appends one WAL entry. Both first take the shard over, then ask
-whether it has the transaction already, and only then write. Why that is exactly once:
+:func:`append_transaction` appends one WAL entry (:func:`append_rows`: in all shards). Both first take the
+shard over, then ask whether it has the transaction already, and only then write. Why that is exactly once:
 
 - **A shard changes hands at the claim.** Once a run has claimed a shard (epoch raised, WAL
   fenced by a sentinel), no earlier run can commit a manifest or append an entry there. What it
@@ -62,7 +62,14 @@ from lancewal.errors import (
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
-from lancewal.publish.transactions import History, Run, Transaction, TransactionLog, find_entry
+from lancewal.publish.transactions import (
+    History,
+    Run,
+    ShardWrite,
+    Transaction,
+    TransactionLog,
+    find_entry,
+)
 from lancewal.shard import (
     Shard,
     ShardManifestStore,
@@ -70,6 +77,7 @@ from lancewal.shard import (
     discover_manifests,
     find_tip,
     first_readable,
+    first_unsettled,
     is_flushed,
 )
 from lancewal.storage import ObjectStore, boot_time, both, layout, ordered_map
@@ -78,28 +86,12 @@ from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 logger = logging.getLogger(__name__)
 
 
-#: Shards that are published at a time: more where each request is a network round trip. ``DrainBudget``
+#: Shards that are written at a time: more where each request is a network round trip. ``DrainBudget``
 #: bounds what they hold of their logs.
 _CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
 _LONGEST_PAUSE_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class ShardWrite:
-    """What a transaction did in one shard; ``skipped``: an earlier run had written it.
-
-    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry, ``conflicts`` how often
-    somebody else took the shard over in the midst of it.
-    """
-
-    shard_id: UUID
-    rows: int
-    skipped: bool
-    position: int | None = None
-    wal_bytes: int = 0
-    conflicts: int = 0
 
 
 class StagedAge:
@@ -212,8 +204,7 @@ def publish(
             failed[shard.shard_id] = error
             return None
 
-    workers = _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
-    written = [w for w in ordered_map(one, by_shard.items(), workers) if w is not None]
+    written = [w for w in ordered_map(one, by_shard.items(), _shards_at_a_time(store)) if w is not None]
     if failed:
         rows = {w.shard_id: w.rows for w in written if not w.skipped}
         raise PartialWriteError("publish", failed, rows) from next(iter(failed.values()))
@@ -221,15 +212,17 @@ def publish(
         log.forget()
     else:
         with _rows_are_written():
-            log.finish()
+            log.finish(written)
     return written
 
 
-def begin_append(store: ObjectStore, transaction: Transaction) -> Run | None:
+def begin_append(store: ObjectStore, transaction: Transaction, *, find_tips: bool = True) -> Run | None:
     """Prepare for :func:`append_transaction` in any number of processes; ``None`` when all is written.
 
     Called once, before the first of them, by the process that calls :func:`finish_append` after
-    the last. The run that has begun may be passed on to both, which then read less.
+    the last. The run that has begun may be passed on to both, which then read less. Without ``find_tips``
+    the first version of an application is looked for from the replay cursors on: more is read where some
+    run comes again, and less where none does.
     """
     log = TransactionLog(store, transaction)
     history = log.read()
@@ -239,11 +232,13 @@ def begin_append(store: ObjectStore, transaction: Transaction) -> Run | None:
     floors = log.floors(history)
     if not floors:
         manifests = discover_manifests(store)
-        tips = ordered_map(
-            lambda manifest: find_tip(store, manifest.shard_id, manifest),
-            manifests,
-            1 if store.is_local else 16,
-        )
+
+        def floor(manifest: ShardManifest) -> int:
+            if find_tips:
+                return find_tip(store, manifest.shard_id, manifest)
+            return first_unsettled(manifest)
+
+        tips = ordered_map(floor, manifests, 1 if store.is_local else 16)
         floors = {m.shard_id: tip for m, tip in zip(manifests, tips, strict=True)}
     run = Run(transaction.version, floors=floors)
     log.start(run)
@@ -258,6 +253,7 @@ def append_transaction(
     *,
     base_version: int | None = None,
     run: Run | None = None,
+    only_attempt: bool = False,
 ) -> ShardWrite:
     """Append ``batches`` (in the table's stored form) as one entry, unless an earlier run has.
 
@@ -265,6 +261,10 @@ def append_transaction(
 
     Takes the shard over. :func:`begin_append` must have been called for the transaction; one that
     was not begun, or was forgotten after its end, is refused with a :class:`ConflictError`.
+
+    ``only_attempt``: nobody else writes to this shard for ``run``, as a task that was tried again might. Then
+    nothing is searched for where the records name no other run: a run is recorded before it claims
+    anything, so one that they do not name after our claim can only claim after us.
     """
     rows = sum(batch.num_rows for batch in batches)
     log = TransactionLog(store, transaction, [] if run is None else [run])
@@ -279,7 +279,11 @@ def append_transaction(
             raise _OverError
         return shard.require(present) if present is not None else shard.create(store, manifests)
 
+    tried = False
+
     def once() -> ShardWrite:
+        nonlocal tried
+        alone, tried = only_attempt and not tried, True
         seen: list[History] = []
         try:
             appender = WalAppender.open(
@@ -295,12 +299,20 @@ def append_transaction(
             return ShardWrite(shard.shard_id, rows, True)
         claimed = appender.claimed
         assert claimed is not None, "a claim leaves a manifest"
-        end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
-        found = _earlier_write(store, log, claimed, end, seen[0])
+        found = None
+        if not alone or seen[0].runs_of(transaction.version) != [run]:
+            end = appender.sentinel_position or find_tip(store, shard.shard_id, claimed)
+            found = _earlier_write(store, log, claimed, end, seen[0])
         if found is not None:
+            if found.run_id is not None:
+                # An earlier run came by SSTables. Once the transaction is done no proof of them is kept, and
+                # the feed would drop a pointer that nothing confirms.
+                with _rows_are_written():
+                    appender.append_pointer(confirmation_tags(found.run_id))
             return ShardWrite(shard.shard_id, rows, True, found.position)
         result = appender.append(list(batches), tags=transaction.tags, base_version=base_version)
-        return ShardWrite(shard.shard_id, rows, False, result.position, result.wal_bytes)
+        tail = result.position - claimed.replay_after_wal_entry_position
+        return ShardWrite(shard.shard_id, rows, False, result.position, result.wal_bytes, tail=tail)
 
     return _retrying_lost_claims(once)
 
@@ -324,7 +336,57 @@ def finish_append(
         if write.position is not None:
             floors[write.shard_id] = max(write.position + 1, floors.get(write.shard_id, 0))
     with _rows_are_written():
-        log.finish(floors)
+        log.finish(written, floors)
+
+
+def append_rows(
+    store: ObjectStore,
+    parts: Mapping[Shard, Sequence[pa.RecordBatch]],
+    transaction: Transaction | None = None,
+    *,
+    base_version: int | None = None,
+) -> list[ShardWrite]:
+    """Append all rows of a write from this process: what :func:`publish` is for SSTables.
+
+    ``parts`` has everything that the write has for each shard. A run of the same transaction may have come,
+    or come later, by SSTables: each way looks for both kinds of proof after its claim, and either writes
+    the whole part of a shard at once. So it does not matter which way a repetition takes. Without a
+    ``transaction`` a repeated call writes again.
+    """
+    is_anonymous = transaction is None
+    transaction = transaction or Transaction.anonymous()
+    run = begin_append(store, transaction, find_tips=False)
+    if run is None:
+        return []
+    failed: dict[UUID, Exception] = {}
+
+    def one(item: tuple[Shard, Sequence[pa.RecordBatch]]) -> ShardWrite | None:
+        shard, batches = item
+        try:
+            return append_transaction(
+                store, shard, batches, transaction, base_version=base_version, run=run, only_attempt=True
+            )
+        except Exception as error:
+            # Finish the other shards before the caller gets the error.
+            failed[shard.shard_id] = error
+            return None
+
+    try:
+        written = [w for w in ordered_map(one, parts.items(), _shards_at_a_time(store)) if w is not None]
+        if failed:
+            rows = {w.shard_id: w.rows for w in written if not w.skipped}
+            raise PartialWriteError("append", failed, rows) from next(iter(failed.values()))
+        if not is_anonymous:
+            finish_append(store, transaction, written, run)
+        return written
+    finally:
+        if is_anonymous:
+            # Nobody can run it again under this name.
+            TransactionLog(store, transaction).forget()
+
+
+def _shards_at_a_time(store: ObjectStore) -> int:
+    return _CONCURRENT_SHARDS if store.is_local else _CONCURRENT_REMOTE_SHARDS
 
 
 @contextmanager

@@ -24,8 +24,8 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -75,6 +75,40 @@ class Transaction:
     def wrote(self, entry: WalEntry) -> bool:
         """Whether the rows of ``entry`` are this transaction's."""
         return not entry.sentinel and entry.tags.get(TRANSACTION_TAG) == self.tags[TRANSACTION_TAG]
+
+
+@dataclass(frozen=True)
+class ShardWrite:
+    """What a transaction did in one shard; ``skipped``: an earlier run had written it.
+
+    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry, ``conflicts`` how often
+    somebody else took the shard over in the midst of it. ``tail`` is how many positions of the log no SSTable
+    holds, with the entry that was appended.
+    """
+
+    shard_id: UUID
+    rows: int
+    skipped: bool
+    position: int | None = None
+    wal_bytes: int = 0
+    conflicts: int = 0
+    tail: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        return {name: value for name, value in asdict(self).items() if name != "shard_id"}
+
+    @classmethod
+    def from_dict(cls, shard_id: UUID, stored: Mapping[str, Any]) -> ShardWrite:
+        position = stored["position"]
+        return cls(
+            shard_id,
+            int(stored["rows"]),
+            bool(stored["skipped"]),
+            None if position is None else int(position),
+            int(stored["wal_bytes"]),
+            int(stored["conflicts"]),
+            int(stored["tail"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -142,12 +176,16 @@ class TransactionLog:
         }
         self._put(_started_name(run), record)
 
-    def finish(self, floors: Mapping[UUID, int] | None = None) -> None:
-        """Record that all shards have this version; ``floors`` bound the next one's entries from below."""
+    def finish(self, written: Sequence[ShardWrite] = (), floors: Mapping[UUID, int] | None = None) -> None:
+        """Record that all shards have this version; ``floors`` bound the next one's entries from below.
+
+        What was ``written`` by its last run is for those who ask how the application is doing.
+        """
         version = self.transaction.version
         record = {
             "app": self.transaction.app_id,
             "floors": {str(shard): position for shard, position in (floors or {}).items()},
+            "written": {str(each.shard_id): each.to_dict() for each in written},
         }
         self._put(f"{version:020d}.done", record)
         # Not this version's own: a concurrent listing might see neither those nor the new record.
@@ -159,19 +197,34 @@ class TransactionLog:
 
     def floors(self, history: History) -> dict[UUID, int] | None:
         """The floors in the newest ``done`` record; ``None`` if there is none."""
+        _, path, content = self._done_record(history)
+        if content is None:
+            return None
+        with reading_record(path):
+            return {UUID(shard): int(position) for shard, position in content["floors"].items()}
+
+    def last_written(self) -> tuple[int, list[ShardWrite]] | None:
+        """The newest version that is done, whatever this one's, and what its last run wrote."""
+        done, path, content = self._done_record(self.read())
+        if content is None:
+            return None
+        with reading_record(path):
+            # Records of earlier releases do not have it.
+            stored = content.get("written", {})
+            return done, [ShardWrite.from_dict(UUID(shard), each) for shard, each in stored.items()]
+
+    def _done_record(self, history: History) -> tuple[int, str, dict[str, Any] | None]:
+        """The version, path and content of the newest ``done`` record; no content if there is none."""
         while True:
             done = history.done
-            if done < 0:
-                return None
             path = f"{self._directory}/{done:020d}.done"
+            if done < 0:
+                return done, path, None
             try:
-                content = _get(self._store, path)
+                return done, path, _get(self._store, path)
             except FileNotFoundError:
                 logger.debug("version %d of %s was replaced by a later one", done, self._directory)
                 history = self.read()
-                continue
-            with reading_record(path):
-                return {UUID(shard): int(position) for shard, position in content["floors"].items()}
 
     def _put(self, name: str, record: Mapping[str, object]) -> None:
         self._store.put(f"{self._directory}/{name}", encode_record(record))

@@ -1,9 +1,8 @@
 """Merged reads: one consistent state of a table, scanned, looked up and searched."""
 
 from lancewal.reader.base_source import BaseSource, byte_width
-from lancewal.reader.fixed import FixedReader
 from lancewal.reader.front import Queries
-from lancewal.reader.lookup import LookupResult
+from lancewal.reader.lookup import LookupResult, asked_keys, is_one_key
 from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.pruning import ShardIdentity, ShardPruner
 from lancewal.reader.scan import Scan
@@ -12,8 +11,7 @@ from lancewal.reader.source import SHARD_ID, SOURCE, Newer, Request, Source, new
 from lancewal.reader.sql import run_sql
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
-from lancewal.reader.table_reader import MaxStaleness, TableReader, asked_keys, is_one_key
-from lancewal.reader.view import TableView
+from lancewal.reader.table_reader import FixedReader, MaxStaleness, TableReader, TableView
 
 __all__ = [
     "SHARD_ID",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from lancewal.format import no_rows
-from lancewal.memtable import checked_columns
+from lancewal.errors import InvalidInputError
+from lancewal.format import TableSchema, checked_columns, from_python, no_rows
 from lancewal.reader.merge import Snapshot
 from lancewal.reader.source import ABSENT, Found, Mask, Rows, Source, labelled, shown_schema
 from lancewal.sstable import KeyProbe
+from lancewal.writer import Intake, is_key_sequence, is_tabular
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 # All results share them, so nobody may write to them.
@@ -152,3 +154,49 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
             ask(source, asked)
     ask(snapshot.base_source, unknown)
     return parts
+
+
+def is_one_key(keys: Any, schema: TableSchema) -> bool:
+    """Whether a caller asks for one key, and so for one row."""
+    if isinstance(keys, tuple):
+        several = not keys or any(isinstance(each, dict | tuple) for each in keys)
+        return not several and len(schema.primary_key) > 1
+    return not (is_key_sequence(keys) or is_tabular(keys))
+
+
+def asked_keys(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]:
+    """What a caller passed as keys, as key columns in key order."""
+    if isinstance(keys, dict):
+        keys = [keys]
+    if isinstance(keys, (list, tuple)) and keys and all(isinstance(key, (dict, tuple)) for key in keys):
+        keys = _from_records(keys, schema)
+    elif isinstance(keys, tuple) and len(schema.primary_key) > 1:
+        keys = _from_records([keys], schema)
+    batches = intake.key_batches(keys)
+    names = schema.primary_key
+    if not batches:
+        return [pa.array([], schema.plain.field(name).type) for name in names]
+    if len(batches) == 1:
+        return [batches[0].column(name) for name in names]
+    return [pa.concat_arrays([batch.column(name) for batch in batches]) for name in names]
+
+
+def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
+    """Composite keys as dictionaries or tuples in key order, as a table."""
+    names = schema.primary_key
+    columns: list[list[Any]] = [[] for _ in names]
+    for key in keys:
+        values = [key.get(name) for name in names] if isinstance(key, dict) else list(key)
+        if len(values) != len(names):
+            raise InvalidInputError(
+                f"a key has the columns {', '.join(names)}; {key!r} has {len(values)} values"
+            )
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    try:
+        arrays = [
+            from_python(c, schema.plain.field(name).type) for name, c in zip(names, columns, strict=True)
+        ]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"the keys do not fit the columns {', '.join(names)}: {error}") from None
+    return pa.Table.from_arrays(arrays, list(names))

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, product
+from typing import Any
 
 import pyarrow as pa
 
 from lancewal.base import row_count
 from lancewal.errors import InvalidInputError
-from lancewal.format import readable_columns
-from lancewal.memtable import checked_columns
+from lancewal.format import checked_columns, readable_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
 from lancewal.reader.merge import ShardSnapshot, Snapshot
@@ -77,6 +77,10 @@ class Scan:
             if pinned is not None and self.limit is None and not self.offset:
                 return self._pinned(pinned)
             return pa.Table.from_batches(self._batches(), self.schema)
+
+    def to_pandas(self) -> Any:
+        """All rows at once as a frame of pandas, which you install yourself."""
+        return self.to_table().to_pandas()
 
     def to_batches(self) -> pa.RecordBatchReader:
         """The rows as a stream; no more than a few batches are held at a time."""

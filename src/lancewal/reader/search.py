@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import no_rows, refuse_added
+from lancewal.format import checked_columns, no_rows, refuse_added
 from lancewal.index import (
     OPERATORS,
     CorpusStatistics,
@@ -24,7 +24,6 @@ from lancewal.index import (
     is_text,
     is_vector,
 )
-from lancewal.memtable import checked_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.merge import Level, Snapshot
 from lancewal.reader.source import (

@@ -17,6 +17,7 @@ from lancewal.service.requests import (
     flush_one_through_owner,
     flush_through_owners,
     is_owned,
+    may_claim,
     publish_through_owners,
     seal_through_owner,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "is_owned",
     "look_at_clock",
     "look_at_owners",
+    "may_claim",
     "note_duty",
     "open_owned",
     "owners_in",

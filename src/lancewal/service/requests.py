@@ -123,9 +123,15 @@ def flush_through_owners(
         raise PartialWriteError("flush", failed, {}) from next(iter(failed.values()))
 
 
-def flush_one_through_owner(base: BaseTable, manifest: ShardManifest, store: ObjectStore) -> int:
+def flush_one_through_owner(
+    base: BaseTable, manifest: ShardManifest, store: ObjectStore, take_over: TakeOver = "when_gone"
+) -> int:
     """As :func:`flush_through_owners`, for one shard; how many rows."""
-    settled = flush_by_owners(store, [manifest]).get(manifest.shard_id)
+    settled: int | Exception | None = None
+    if take_over == "when_gone":
+        settled = flush_by_owners(store, [manifest]).get(manifest.shard_id)
+    elif checked_take_over(take_over) == "never":
+        settled = _left_alone(store, [manifest.shard_id]).get(manifest.shard_id)
     if isinstance(settled, Exception):
         raise settled
     return flush_shard(base, manifest, store) if settled is None else settled
@@ -235,13 +241,24 @@ def _left_alone(store: ObjectStore, shards: Sequence[UUID]) -> dict[UUID, Except
     return {shard: owner.error(shard, why) for shard, owner in owners.items()}
 
 
-def is_owned(store: ObjectStore) -> bool:
+def may_claim(store: ObjectStore, take_over: TakeOver) -> bool:
+    """Whether rows may go to logs, whose shards are claimed for it.
+
+    Else they are staged, and :func:`publish_through_owners` says for each shard who writes it, or refuses.
+    """
+    if take_over == "now":
+        return True
+    return not is_owned(store, also_gone=take_over == "never")
+
+
+def is_owned(store: ObjectStore, *, also_gone: bool = False) -> bool:
     """Whether somebody has shards of the table and is not gone: then rows go through owners."""
     presence = presence_at(store.uri)
     if presence.shards():
         return True
     try:
-        return any(o.shards and not o.gone for o in look_at_owners(store) if o.owner_id != presence.owner_id)
+        others = [each for each in look_at_owners(store) if each.owner_id != presence.owner_id]
+        return any(each.shards and (also_gone or not each.gone) for each in others)
     except LanceWalError as error:
         logger.warning("the owners of %s are not known: %s", store.uri, error)
         return False

@@ -231,10 +231,6 @@ class ShardRouter:
         """The shards that exist whatever the rows are: every bucket, or the one. Identity has none."""
         return [self._shard(value) for value in self._known_values()]
 
-    def shard_of_bucket(self, bucket: int) -> Shard | None:
-        """The shard of one bucket; ``None`` when there is no such bucket."""
-        return self._shard(bucket) if 0 <= bucket < self._num_buckets else None
-
     @property
     def num_buckets(self) -> int:
         """How many buckets there are; 0 for every other transform."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lancewal.spark.feed_source import changes
     from lancewal.spark.jobs import JobFailedError, ShardOutcome, backup, compact, flush, gc, upkeep, verify
     from lancewal.spark.low_latency import batch_writer, route, stream, write
-    from lancewal.spark.progress import BatchReport, feed_lag
+    from lancewal.spark.progress import BatchReport, feed_lag, sink_report
     from lancewal.spark.row_changes import delete, merge, update
     from lancewal.spark.search import full_text_search, vector_search
     from lancewal.spark.search_functions import register_functions
@@ -47,6 +47,7 @@ _HOMES = {
     "register_functions": "search_functions",
     "route": "low_latency",
     "session": "spark_session",
+    "sink_report": "progress",
     "spark_schema": "columns",
     "stream": "low_latency",
     "update": "row_changes",
@@ -77,6 +78,7 @@ __all__ = [
     "register_functions",
     "route",
     "session",
+    "sink_report",
     "spark_schema",
     "stream",
     "update",

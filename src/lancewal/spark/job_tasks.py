@@ -36,7 +36,7 @@ from lancewal.maintenance import (
     plan_compaction,
 )
 from lancewal.maintenance import verify as verify_table
-from lancewal.service import flush_one_through_owner
+from lancewal.service import checked_take_over, flush_one_through_owner
 from lancewal.shard import ShardManifestStore, discover_manifests
 from lancewal.spark.columns import arrow_schema
 from lancewal.spark.options import OpenTable, Options
@@ -141,7 +141,9 @@ def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
 def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
     (part,) = parts
     manifest = ShardManifestStore(table.store, UUID(part["shard_id"])).require_latest()
-    return [(part["shard_id"], {"rows": flush_one_through_owner(table.base, manifest, table.store)}, None)]
+    take_over = checked_take_over(arguments.get("take_over", "when_gone"))
+    rows = flush_one_through_owner(table.base, manifest, table.store, take_over)
+    return [(part["shard_id"], {"rows": rows}, None)]
 
 
 def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:

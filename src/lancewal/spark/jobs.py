@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from uuid import UUID
 
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError, ShardOwnedError
@@ -32,6 +32,7 @@ from lancewal.maintenance import (
     finish_compaction,
     plan_compaction,
 )
+from lancewal.service import TakeOver, checked_take_over
 from lancewal.spark.options import BACKUP_PREFIX, OpenTable, Options
 from lancewal.spark.spark_session import session, slots_of
 from lancewal.storage import ObjectStore
@@ -70,19 +71,25 @@ class JobFailedError(PartialWriteError):
 
 
 def flush(
-    spark: SparkSession, uri: str, *, storage_options: Mapping[str, str] | None = None
+    spark: SparkSession,
+    uri: str,
+    *,
+    take_over: TakeOver = "when_gone",
+    storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
     """Move the rows of all write-ahead logs to SSTables.
 
     The owner of a shard is asked to flush it. A shard with such rows that nobody has is claimed: **a writer
-    that nobody knows of (Lance's own) is fenced**. Raises a :class:`JobFailedError` at the end when some
+    that nobody knows of (Lance's own) is fenced**. ``take_over="now"`` claims shards of other processes too,
+    "never" refuses those. Raises a :class:`JobFailedError` at the end when some
     shards failed; so do the other jobs.
 
     .. code-block:: python
 
         rows = sum(outcome.details["rows"] for outcome in flush(spark, "s3://bucket/documents"))
     """
-    return _finished("flush", _run(spark, "flush", uri, storage_options))
+    checked_take_over(take_over)
+    return _finished("flush", _run(spark, "flush", uri, storage_options, take_over=take_over))
 
 
 def compact(
@@ -342,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if report.ok else 1
     try:
         if given.job == "flush":
-            outcomes = flush(spark, given.uri, storage_options=storage)
+            outcomes = flush(spark, given.uri, take_over=given.take_over, storage_options=storage)
         elif given.job == "compact":
             outcomes = compact(
                 spark,
@@ -376,6 +383,12 @@ def _parser() -> argparse.ArgumentParser:
         "--storage", action="append", default=[], metavar="KEY=VALUE", help="a storage option"
     )
     parser.add_argument("--master", help="Spark's master; by default what spark-submit says, else local[*]")
+    parser.add_argument(
+        "--take-over",
+        choices=get_args(TakeOver),
+        default="when_gone",
+        help="flush: when shards that another process has are taken from it",
+    )
     parser.add_argument("--max-commit-bytes", type=int, help="compact: rows that go into one commit")
     either = argparse.BooleanOptionalAction
     parser.add_argument(

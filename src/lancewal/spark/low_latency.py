@@ -35,7 +35,7 @@ from lancewal.publish import (
     begin_append,
     finish_append,
 )
-from lancewal.service import is_owned
+from lancewal.service import TakeOver, may_claim
 from lancewal.shard import BUCKET, IDENTITY, Shard, ShardRouter
 from lancewal.spark.columns import SparkRows, bucket_column, quoted
 from lancewal.spark.options import OpenTable, Options
@@ -63,6 +63,7 @@ def write(
     txn_version: int | None = None,
     change_type_column: str | None = None,
     order_by: str | Sequence[str] = (),
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> None:
@@ -71,15 +72,16 @@ def write(
     With ``txn_app_id`` and ``txn_version`` a write that was done before, in full or in part, is
     completed and not repeated. ``change_type_column`` holds "upsert" or "delete" for each row.
     ``order_by``: of several rows with one key the greatest in these columns wins; columns that the
-    table does not have are not written. ``options`` are those of the format, such as
-    ``createIfMissing``.
+    table does not have are not written. ``take_over`` is for shards that another process has: "when_gone"
+    leaves the rows to it while it lives, "now" takes the shards from it, "never" refuses rows for its shards.
+    ``options`` are those of the format, such as ``createIfMissing``.
 
     .. code-block:: python
 
         write(rows, "s3://bucket/documents", txn_app_id="nightly", txn_version=20240501)
         write(changes, "s3://bucket/documents", change_type_column="op", order_by="sequence")
     """
-    parsed = format_options(uri, change_type_column, storage_options, options)
+    parsed = format_options(uri, change_type_column, storage_options, options, take_over)
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidInputError("pass txn_app_id and txn_version together, or neither")
     order = _names(order_by)
@@ -102,6 +104,7 @@ def stream(
     query_name: str | None = None,
     output_mode: str = "append",
     report: Callable[[BatchReport], object] | None = None,
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
@@ -111,14 +114,14 @@ def stream(
     stream's identity is its query id, which is in ``checkpoint``; ``txn_app_id`` replaces it, for
     a stream that continues from another checkpoint with the same batch ids. With ``output_mode``
     "update" the changed rows of an aggregation replace their older versions. ``report`` is called in the
-    driver after each micro-batch with what was written.
+    driver after each micro-batch with what was written. ``take_over`` as in :func:`write`.
 
     .. code-block:: python
 
         query = stream(incoming, "s3://bucket/documents", "s3://bucket/checkpoints/documents")
         query.awaitTermination()
     """
-    parsed = format_options(uri, change_type_column, storage_options, options)
+    parsed = format_options(uri, change_type_column, storage_options, options, take_over)
     if output_mode not in ("append", "update"):
         raise InvalidInputError(
             f"output_mode is {output_mode!r}; it can be append, or update where the table has a key. "
@@ -158,13 +161,15 @@ def batch_writer(
     *,
     change_type_column: str | None = None,
     order_by: str | Sequence[str] = (),
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for ``foreachBatch`` that appends each micro-batch to a table once, under its number.
 
     For queries that do more with a micro-batch than write it to one table; ``txn_app_id`` names the query
-    and the table's part in it, and stays the same when the query is started again.
+    and the table's part in it, and stays the same when the query is started again. ``take_over`` as in
+    :func:`write`.
 
     .. code-block:: python
 
@@ -177,7 +182,7 @@ def batch_writer(
 
         pages.writeStream.foreachBatch(both).option("checkpointLocation", checkpoint).start()
     """
-    parsed = format_options(uri, change_type_column, storage_options, options)
+    parsed = format_options(uri, change_type_column, storage_options, options, take_over)
     return MicroBatches(dict(parsed.values), txn_app_id, _names(order_by))
 
 
@@ -208,7 +213,12 @@ class MicroBatches:
             self._checked = True
         written = write_transaction(batch, options, transaction, self.order_by, keep=self.keep)
         if self.report is not None:
-            self.report(BatchReport.of(batch_id, written))
+            if written is None:
+                taken = TransactionLog(OpenTable.open(options).store, transaction).last_written()
+                told = BatchReport.of(batch_id, taken[1] if taken else [], through_owners=True)
+            else:
+                told = BatchReport.of(batch_id, written)
+            self.report(told)
 
 
 def write_transaction(
@@ -231,7 +241,7 @@ def write_transaction(
     if run is None:
         return []
     try:
-        if is_owned(table.store):
+        if not may_claim(table.store, options.take_over):
             # A claim would fence whoever writes there: SSTables are staged, and owners adopt them.
             rows = _routed(df, table.base, router, order_by, _one_task_per_shard(df, router)).drop(*unstored)
             _write_by_format(rows if keep is None else keep(rows), options, transaction)
@@ -242,14 +252,7 @@ def write_transaction(
         appending = APPENDING.of(table, router, options, transaction, run, tasks)
         found = rows.mapInArrow(appending, WRITTEN).collect()
         written = [
-            ShardWrite(
-                UUID(str(each.shard_id)),
-                each.rows,
-                each.skipped,
-                each.position,
-                each.wal_bytes,
-                each.conflicts,
-            )
+            ShardWrite(UUID(str(each.shard_id)), *(getattr(each, name) for name in _FIGURES))
             for each in found
         ]
         appending.commit(table.store, written)
@@ -269,7 +272,9 @@ def _write_by_format(rows: DataFrame, options: Options, transaction: Transaction
 
 
 #: What a task reports of each shard.
-WRITTEN = "shard_id string, rows long, skipped boolean, position long, wal_bytes long, conflicts long"
+WRITTEN = (
+    "shard_id string, rows long, skipped boolean, position long, wal_bytes long, conflicts long, tail long"
+)
 _WRITTEN_FIELDS = pa.schema(
     [
         ("shard_id", pa.string()),
@@ -278,8 +283,11 @@ _WRITTEN_FIELDS = pa.schema(
         ("position", pa.int64()),
         ("wal_bytes", pa.int64()),
         ("conflicts", pa.int64()),
+        ("tail", pa.int64()),
     ]
 )
+#: The fields of a ``ShardWrite``, in their order, but for the shard.
+_FIGURES = _WRITTEN_FIELDS.names[1:]
 
 
 @dataclass(frozen=True)
@@ -336,14 +344,7 @@ class Appending:
         assert context is not None, "Spark calls this in tasks only"
         written = self.append(batches, context.partitionId())
         reports = [
-            {
-                "shard_id": str(each.shard_id),
-                "rows": each.rows,
-                "skipped": each.skipped,
-                "position": each.position,
-                "wal_bytes": each.wal_bytes,
-                "conflicts": each.conflicts,
-            }
+            {"shard_id": str(each.shard_id), **{name: getattr(each, name) for name in _FIGURES}}
             for each in written
         ]
         if reports:
@@ -494,8 +495,14 @@ def format_options(
     change_type_column: str | None,
     storage_options: Mapping[str, str] | None,
     options: Mapping[str, str] | None,
+    take_over: TakeOver = "when_gone",
 ) -> Options:
-    changes = {} if change_type_column is None else {"changeTypeColumn": change_type_column}
-    parsed = Options.of(uri, storage_options, {**(options or {}), **changes})
+    """The options of a function that has arguments for some of them; its own are the stronger ones."""
+    given = dict(options or {})
+    if change_type_column is not None:
+        given["changeTypeColumn"] = change_type_column
+    if take_over != "when_gone":
+        given["takeOver"] = take_over
+    parsed = Options.of(uri, storage_options, given)
     parsed.refuse(["txnAppId", "txnVersion"], "is for the format; pass txn_app_id and txn_version")
     return parsed

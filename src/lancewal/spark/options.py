@@ -12,6 +12,7 @@ from lancewal.base import BaseTable
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.maintenance import checkpoint_state
 from lancewal.reader import StateReader, TableState
+from lancewal.service import TakeOver, checked_take_over
 from lancewal.storage import ObjectStore, Shelf, layout
 
 #: Every option, as users write it.
@@ -25,7 +26,15 @@ FEED_OPTIONS = (
     "shards",
     "changeTypes",
 )
-WRITE_OPTIONS = ("changeTypeColumn", "roundFloats", "txnAppId", "txnVersion", "stagingBytes")
+WRITE_OPTIONS = (
+    "changeTypeColumn",
+    "roundFloats",
+    "txnAppId",
+    "txnVersion",
+    "stagingBytes",
+    "walBytes",
+    "takeOver",
+)
 CREATE_OPTIONS = (
     "createIfMissing",
     "primaryKey",
@@ -129,6 +138,11 @@ class Options:
     def _prefixed(self, prefix: str) -> dict[str, str]:
         found = {name: value for name, value in self.values.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): value for name, value in found.items()}
+
+    @property
+    def take_over(self) -> TakeOver:
+        """When a write may take the shards of another process."""
+        return checked_take_over(self.text("takeOver") or "when_gone")
 
     def without(self, name: str) -> Options:
         return Options({other: value for other, value in self.values.items() if other != name.lower()})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lancewal.errors import InvalidInputError
+from lancewal.service import TakeOver
 from lancewal.spark.columns import quoted
 from lancewal.spark.low_latency import FORMAT
 from lancewal.spark.options import OpenTable, Options
@@ -23,9 +24,16 @@ _OLD, _NEW = "target", "source"
 
 
 def delete(
-    spark: SparkSession, uri: str, where: str, *, storage_options: Mapping[str, str] | None = None
+    spark: SparkSession,
+    uri: str,
+    where: str,
+    *,
+    take_over: TakeOver = "when_gone",
+    storage_options: Mapping[str, str] | None = None,
 ) -> None:
     """Delete the rows for which ``where`` is true, an expression of Spark's SQL.
+
+    ``take_over`` as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -34,7 +42,7 @@ def delete(
     options = Options.of(uri, storage_options)
     key = _key(options, "delete")
     rows = _rows(spark, options).filter(where).select(*map(quoted, key))
-    _write(rows, options, "delete")
+    _write(rows, options, "delete", take_over)
 
 
 def update(
@@ -43,9 +51,12 @@ def update(
     set: Mapping[str, str],
     where: str | None = None,
     *,
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
     """Set columns to expressions of Spark's SQL, in the rows for which ``where`` is true.
+
+    ``take_over`` as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -62,7 +73,7 @@ def update(
         (F.expr(set[name]).cast(types[name]) if name in set else quoted(name)).alias(name)
         for name in rows.columns
     ]
-    _write(changed.select(*columns), options, "upsert")
+    _write(changed.select(*columns), options, "upsert", take_over)
 
 
 def merge(
@@ -72,6 +83,7 @@ def merge(
     update: Mapping[str, str] | None = None,
     delete: str | None = None,
     insert: bool = True,
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
     """Bring the rows of ``source`` into the table, by its primary key.
@@ -80,7 +92,7 @@ def merge(
     ``target.…`` name the two rows (by default every column that ``source`` has is set), or deleted where the
     expression ``delete`` is true. A row whose key it does not have is inserted, unless ``insert`` is false.
     Two rows of ``source`` with one key are refused, before anything is written: nobody could say which of
-    them is meant. ``source`` is evaluated twice for that.
+    them is meant. ``source`` is evaluated twice for that. ``take_over`` as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -111,7 +123,7 @@ def merge(
         updated = F.expr(chosen[name]) if name in chosen else kept
         columns.append(F.when(known, updated).otherwise(inserted).cast(field.dataType).alias(name))
     wanted = joined if insert else joined.filter(known)
-    _write(wanted.select(*columns, kind.alias(_CHANGE)), options, None)
+    _write(wanted.select(*columns, kind.alias(_CHANGE)), options, None, take_over)
 
 
 def _rows(spark: SparkSession, options: Options) -> DataFrame:
@@ -150,11 +162,11 @@ def _refuse_repeated(source: DataFrame, key: tuple[str, ...]) -> None:
         )
 
 
-def _write(rows: DataFrame, options: Options, kind: str | None) -> None:
+def _write(rows: DataFrame, options: Options, kind: str | None, take_over: TakeOver) -> None:
     """As one write of the format: it lands as a whole, whatever task dies."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if kind is not None:
         rows = rows.withColumn(_CHANGE, F.lit(kind))
     writer = rows.write.format(FORMAT).mode("append").options(**options.values)
-    writer.option("changeTypeColumn", _CHANGE).save()
+    writer.option("changeTypeColumn", _CHANGE).option("takeOver", take_over).save()

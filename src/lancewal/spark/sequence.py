@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as st
 
 from lancewal.errors import InvalidInputError
+from lancewal.service import TakeOver
 from lancewal.spark.columns import DELETES, for_table, quoted
 from lancewal.spark.low_latency import MicroBatches, format_options, start_stream
 from lancewal.spark.options import OpenTable, Options
@@ -40,6 +41,7 @@ def apply_changes(
     txn_app_id: str | None = None,
     trigger: Mapping[str, Any] | None = None,
     query_name: str | None = None,
+    take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
@@ -49,7 +51,7 @@ def apply_changes(
     is dropped, in its own micro-batch and in later ones. ``change_type_column`` says which events are
     deletes. A row that was deleted has no sequence any more, and an older event that comes in a later
     micro-batch brings it back; with ``deleted_column``, a boolean column of the table, deletes are kept as
-    rows where it is true, and no such event does.
+    rows where it is true, and no such event does. ``take_over`` as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -58,7 +60,8 @@ def apply_changes(
             events, uri, checkpoint, sequence_by="_sequence", change_type_column="_op", deleted_column="gone"
         )
     """
-    parsed = format_options(uri, None if deleted_column else change_type_column, storage_options, options)
+    change_type = None if deleted_column else change_type_column
+    parsed = format_options(uri, change_type, storage_options, options, take_over)
     in_sequence = InSequence.of(parsed, df.schema, sequence_by)
     if deleted_column is not None:
         df = _with_deletes_kept(df, in_sequence, change_type_column, deleted_column)

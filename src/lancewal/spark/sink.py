@@ -1,9 +1,17 @@
-"""The bulk sink: tasks stage rows of any shards, and the driver publishes them.
+"""The sink by format: tasks stage rows of any shards, or hand few of them over, and the driver commits.
 
 Tasks claim nothing and list nothing. The driver's commit gets the messages of the winning
 attempts only, so an attempt that failed, was killed or lost a speculation is never published,
 whenever it writes. A stream's commit is a transaction of (query id, batch id), see
 ``lancewal.publish``.
+
+A task with few rows sends them along with its message and asks the storage for nothing. If that is all that
+the write has, and nobody owns a shard of the table, the commit appends them: one WAL entry for each shard, a
+few requests instead of an SSTable with its indexes. Else it stages them itself and publishes all SSTables.
+Which way a run takes depends on where Spark puts the rows and on who writes beside it, so a run that comes
+again may take the other one. That is safe because a shard gets its whole part of the write at once either
+way, and because both ways claim the shard first and then look for both kinds of proof
+(``lancewal.publish``).
 
 Also the checks before any write, and the creation of a table if a write asks for it.
 """
@@ -13,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 import lance
@@ -22,8 +31,10 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from lancewal.base import BaseTable, lance_errors, table_schema
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     InvalidInputError,
+    LanceWalError,
     NotInitializedError,
     OutcomeUnknownError,
     StorageError,
@@ -31,9 +42,16 @@ from lancewal.errors import (
 )
 from lancewal.format import MemWalDetails, TableSchema
 from lancewal.initialization import DEFAULT_BUCKETS, create_table, initialize, with_key
-from lancewal.publish import DEFAULT_STAGING_BYTES, Staged, Stager, Transaction
-from lancewal.service import publish_through_owners
-from lancewal.shard import BUCKET, IDENTITY, ShardRouter
+from lancewal.publish import (
+    DEFAULT_STAGING_BYTES,
+    ShardWrite,
+    Staged,
+    Stager,
+    Transaction,
+    append_rows,
+)
+from lancewal.service import flush_through_owners, may_claim, publish_through_owners
+from lancewal.shard import BUCKET, IDENTITY, Shard, ShardManifestStore, ShardRouter
 from lancewal.spark.columns import SparkRows, arrow_schema
 from lancewal.spark.options import OpenTable, Options
 
@@ -43,30 +61,79 @@ logger = logging.getLogger(__name__)
 _QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
-@dataclass
-class StagedMessage(WriterCommitMessage):
-    """What one task wrote, on its way to the driver."""
+#: A write of up to so many bytes goes to the write-ahead logs, unless the option walBytes says otherwise.
+DEFAULT_WAL_BYTES = 4 << 20
+#: The most that one task sends to the driver.
+_MOST_SENT_BYTES = 1 << 20
+#: Logs that have become longer are flushed by the commit: where only writes by format come, and somebody
+#: compacts, nobody else might. Some of a log's positions are sentinels.
+LONG_TAIL, LONG_TAIL_BYTES = 256, 64 << 20
 
+
+@dataclass
+class TaskMessage(WriterCommitMessage):
+    """What one task has for the driver: SSTables that it staged, or its rows in Arrow's stream format."""
+
+    partition: int
     staged: list[Staged] = field(default_factory=list)
+    rows: bytes = field(default=b"", repr=False)
     query_id: str | None = None
+
+
+def take_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> TaskMessage:
+    """The work of a task: few rows go along with its message, more are staged."""
+    most = _sent_bytes(_wal_bytes(options), partition)
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            size += batch.nbytes
+        if size > most:
+            return TaskMessage(partition, stage_rows(options, chain(held, batches), partition))
+    if not held:
+        return TaskMessage(partition)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, held[0].schema) as writer:
+        for batch in held:
+            writer.write_batch(batch)
+    return TaskMessage(partition, rows=sink.getvalue().to_pybytes())
+
+
+def _wal_bytes(options: Options) -> int:
+    number = options.number("walBytes", least=0)
+    return DEFAULT_WAL_BYTES if number is None else number
+
+
+def _sent_bytes(wal_bytes: int, partition: int) -> int:
+    """The most that a task may send.
+
+    A task does not know how many there are, but at least as many as its number says. Shares of evenly spread
+    rows fit whenever the whole does, and ten thousand tasks together send a few times ``wal_bytes`` at worst.
+    """
+    return min(_MOST_SENT_BYTES, wal_bytes // (partition + 1))
 
 
 def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> list[Staged]:
     """Write a task's rows as staged SSTables."""
     table = OpenTable.open(options)
     rows = SparkRows(table.base.schema, table.base.storage_version, options)
-    stager = Stager(
+    stager = _stager(table, options, partition)
+    for batch in batches:
+        stored = rows.stored(batch)
+        if stored is not None:
+            stager.add(stored)
+    return stager.finish()
+
+
+def _stager(table: OpenTable, options: Options, partition: int) -> Stager:
+    return Stager(
         table.base,
         table.store,
         ShardRouter.of_table(table.base, table.store),
         order=(partition,),
         max_bytes=options.number("stagingBytes") or DEFAULT_STAGING_BYTES,
     )
-    for batch in batches:
-        stored = rows.stored(batch)
-        if stored is not None:
-            stager.add(stored)
-    return stager.finish()
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -79,11 +146,11 @@ class BatchSink(DataSourceArrowWriter):
             raise InvalidInputError("option txnAppId needs txnVersion, a number that grows with every write")
         self._transaction = None if app_id is None or version is None else Transaction(app_id, version)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        return StagedMessage(stage_rows(self._options, iterator, _context().partitionId()))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+        return take_rows(self._options, iterator, _context().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _publish(self._options, messages, self._transaction)
+        commit_write(self._options, messages, self._transaction)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _log_abort(messages)
@@ -97,17 +164,19 @@ class StreamSink(DataSourceStreamArrowWriter):
             raise InvalidInputError("a stream's version is its batch id; leave the option txnVersion out")
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         context = _context()
         query_id = context.getLocalProperty(_QUERY_ID_PROPERTY)
         if not query_id and self._options.text("txnAppId") is None:
             _refuse_without_key(self._options)
-        return StagedMessage(stage_rows(self._options, iterator, context.partitionId()), query_id)
+        message = take_rows(self._options, iterator, context.partitionId())
+        message.query_id = query_id
+        return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        told = (m.query_id for m in messages if isinstance(m, StagedMessage) and m.query_id)
+        told = (m.query_id for m in messages if isinstance(m, TaskMessage) and m.query_id)
         app_id = self._options.text("txnAppId") or next(told, None)
-        _publish(self._options, messages, None if app_id is None else Transaction(app_id, batchId))
+        commit_write(self._options, messages, None if app_id is None else Transaction(app_id, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         _log_abort(messages)
@@ -119,13 +188,72 @@ def _context() -> TaskContext:
     return context
 
 
-def _publish(
+def commit_write(
     options: Options, messages: Sequence[WriterCommitMessage | None], transaction: Transaction | None
-) -> None:
-    staged = [s for message in messages if isinstance(message, StagedMessage) for s in message.staged]
+) -> list[ShardWrite]:
+    """Bring what the tasks have for the driver into the table; what was done in each shard."""
+    told = sorted((m for m in messages if isinstance(m, TaskMessage)), key=lambda m: m.partition)
     table = OpenTable.open(options)
-    written = publish_through_owners(table.base, table.store, staged, transaction)
+    sent = _sent_rows(table, options, told)
+    staged = [each for message in told for each in message.staged]
+    total = sum(batch.nbytes for batches in sent.values() for batch in batches)
+    take_over = options.take_over
+    # Who owns shards is asked right before they would be claimed.
+    if sent and not staged and total <= _wal_bytes(options) and may_claim(table.store, take_over):
+        router = ShardRouter.of_table(table.base, table.store)
+        parts: dict[Shard, list[pa.RecordBatch]] = {}
+        for batch in chain.from_iterable(sent.values()):
+            for shard, part in router.route(batch):
+                parts.setdefault(shard, []).append(part)
+        written = append_rows(table.store, parts, transaction, base_version=table.base.version)
+        logger.info("appended rows to the logs of %d shards", len(written))
+        _flush_long_logs(table, written)
+        return written
+    staged += _staged_here(table, options, told, sent)
+    written = publish_through_owners(table.base, table.store, staged, transaction, take_over)
     logger.info("published %d SSTables in %d shards", len(staged), len(written))
+    return written
+
+
+def _sent_rows(
+    table: OpenTable, options: Options, told: Sequence[TaskMessage]
+) -> dict[int, list[pa.RecordBatch]]:
+    """The rows that tasks sent, by task, in stored form. All are checked before anything is written."""
+    rows = SparkRows(table.base.schema, table.base.storage_version, options)
+    found: dict[int, list[pa.RecordBatch]] = {}
+    for message in told:
+        if message.rows:
+            stored = map(rows.stored, pa.ipc.open_stream(message.rows))
+            found[message.partition] = [batch for batch in stored if batch is not None]
+    return {partition: batches for partition, batches in found.items() if batches}
+
+
+def _staged_here(
+    table: OpenTable, options: Options, told: Sequence[TaskMessage], sent: dict[int, list[pa.RecordBatch]]
+) -> list[Staged]:
+    """SSTables of the rows that tasks sent; neighbours share them, and others keep their place between."""
+    staged: list[Staged] = []
+    for _, neighbours in groupby(told, lambda message: bool(message.staged)):
+        partitions = [message.partition for message in neighbours if message.partition in sent]
+        if partitions:
+            stager = _stager(table, options, partitions[0])
+            for batch in chain.from_iterable(sent[partition] for partition in partitions):
+                stager.add(batch)
+            staged += stager.finish()
+    return staged
+
+
+def _flush_long_logs(table: OpenTable, written: Sequence[ShardWrite]) -> None:
+    long = [w for w in written if w.tail > LONG_TAIL or w.tail * w.wal_bytes > LONG_TAIL_BYTES]
+    if not long:
+        return
+    config = ShardWriterConfig.from_defaults(table.base.details.writer_config_defaults)
+    try:
+        manifests = [ShardManifestStore(table.store, each.shard_id).require_latest() for each in long]
+        flush_through_owners(table.base, manifests, table.store, config)
+    except LanceWalError as error:
+        # The rows are written; the next commit tries again.
+        logger.warning("%d long logs are not flushed: %s", len(long), error)
 
 
 def _refuse_without_key(options: Options) -> None:
@@ -139,7 +267,7 @@ def _refuse_without_key(options: Options) -> None:
 def _log_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
     # Nothing is removed: a commit that failed half-way may have published some of it. Garbage
     # collection deletes the rest.
-    staged = sum(len(m.staged) for m in messages if isinstance(m, StagedMessage))
+    staged = sum(len(m.staged) for m in messages if isinstance(m, TaskMessage))
     logger.warning("a write was aborted; %d staged SSTables are left to garbage collection", staged)
 
 
@@ -153,6 +281,8 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
         )
     options.refuse(["versionAsOf"], "is for reads; a checkpoint never changes")
     options.number("stagingBytes")
+    options.number("walBytes", least=0)
+    _ = options.take_over
     if (options.text("txnAppId") is None) and options.text("txnVersion") is not None:
         raise InvalidInputError("option txnVersion needs txnAppId")
     base = open_for_writing(options, schema)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from uuid import UUID
 
 import lance
@@ -24,12 +26,14 @@ from lancewal.format import (
     RowSum,
     SsTableEntry,
     TableSchema,
+    column_sources,
+    field_id,
+    is_blob,
     numbers,
     one_array,
     without_null_words_in,
 )
 from lancewal.predicate import Predicate
-from lancewal.sstable.columns import Alignment
 from lancewal.sstable.key_index import ABSENT, KeyOrder, KeyProbe, Mask, Rows
 from lancewal.sstable.opened import ROW_ADDRESS, OpenedSsTable, forget_sstable, open_sstable
 from lancewal.storage import ObjectStore, layout, lazy_property
@@ -38,6 +42,46 @@ from lancewal.storage import ObjectStore, layout, lazy_property
 ROW_OFFSET = "_rowoffset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _KEY_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How every column of a table's current schema is made from an SSTable's columns."""
+
+    sources: Mapping[str, ColumnSource]
+    stored_names: frozenset[str]
+    #: Columns that are blobs here: a scan would show their places instead of their values.
+    stored_blobs: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
+        """``stored`` holds the SSTable's columns, annotated with their field ids.
+
+        ``written_for`` is the version of the table that had them, ``None`` if it is not known.
+        """
+        sources = column_sources(stored, schema, written_for)
+        shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
+        ids = {field_id(field) for field in stored if is_blob(field)}
+        blobs = frozenset(name for name in schema.blob_columns if schema.field_ids[name] in ids)
+        return cls(shown, frozenset(stored.names) - {TOMBSTONE}, blobs)
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether the SSTable has the current schema's columns, and no others."""
+        return len(self.sources) == len(self.stored_names) and all(s.is_same for s in self.sources.values())
+
+    def select(self, columns: Sequence[str]) -> list[ColumnSource]:
+        unknown = [name for name in columns if name not in self.sources]
+        if unknown:
+            raise InvalidInputError(f"no such columns: {unknown}; the table has {list(self.sources)}")
+        if self.stored_blobs:
+            blobs = [name for name in columns if name in self.stored_blobs]
+            if blobs:
+                raise InvalidInputError(
+                    f"an SSTable holds values of the blob column {', '.join(blobs)}, which lancewal cannot "
+                    "read or compact yet; compact it with the tool that wrote it"
+                )
+        return [self.sources[name] for name in columns]
 
 
 class SsTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -38,13 +38,16 @@ class UpkeepTask:
     work: Work
     reason: str
     shards: tuple[UUID, ...] = ()
+    #: Of a collection: how long garbage is kept.
+    min_age: timedelta | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        found = {
             "work": str(self.work),
             "reason": self.reason,
             "shards": [str(shard) for shard in self.shards],
         }
+        return found if self.min_age is None else {**found, "min_age": self.min_age.total_seconds()}
 
     def __str__(self) -> str:
         return f"{self.work}: {self.reason}"
@@ -156,12 +159,21 @@ class _Look:
         )
 
     def collect(self) -> UpkeepTask | None:
-        """Regularly while there is garbage: what goes has to have been seen by an earlier collection."""
-        garbage = self.status.garbage
-        if not garbage.count or self._was_done(Work.COLLECT, self.settings.garbage_age):
+        """Regularly while there is garbage: what goes has to have been seen by an earlier collection.
+
+        More often while there is too much, because it is kept for less long then. What checkpoints hold would
+        stay in any case.
+        """
+        garbage, most = self.status.garbage, self.settings.max_garbage_bytes
+        free = garbage.num_bytes - self.status.held.num_bytes
+        age = self.settings.kept_for(free)
+        if not garbage.count or self._was_done(Work.COLLECT, age):
             return None
         reason = f"{garbage.count} files ({_size(garbage.num_bytes)}) that no newest state needs"
-        return self._of_table(Work.COLLECT, reason)
+        if most is not None and free > most:
+            reason += f", at most {_size(most)} are wanted"
+        task = self._of_table(Work.COLLECT, reason)
+        return None if task is None else replace(task, min_age=age)
 
     def _was_done(self, work: Work, age: timedelta) -> bool:
         """Whether it was done a short while ago, as measured by how long such things are kept."""

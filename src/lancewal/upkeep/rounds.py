@@ -269,7 +269,7 @@ class Upkeep:
         return Done(f"{clean_versions(self._store, settings.version_age)} bytes of old versions removed")
 
     def _collect(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
-        return self._means.collect(settings.garbage_age)
+        return self._means.collect(settings.garbage_age if task.min_age is None else task.min_age)
 
 
 _WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], bool]], Done]] = {

@@ -1,20 +1,31 @@
-"""Backlog: how far compaction is behind a shard's writer, and for how long each put is delayed for it.
+"""Backlog: how far compaction is behind a shard's writer, and what that does to its puts.
 
 A writer learns with every flush which SSTables its shard has. Above ``slowdown_sstables`` each put is delayed
 a little, twice as long for every SSTable more, so that reads do not grow without limit and puts meet no wall.
 
 Only where somebody compacts: slowing down helps nobody else. That is known from the lists themselves: their
 oldest generation has moved within the last minutes. So a table that nobody compacts is written at full speed,
-and one whose compactor died is again after some minutes. A delay is never longer than :data:`LONGEST_DELAY`,
-and no put is stopped for good.
+and one whose compactor died is again after some minutes. A delay is never longer than :data:`LONGEST_DELAY`.
+
+``stop_sstables`` is the wall, for those who want one: from so many SSTables on puts wait until there are
+fewer, whether somebody compacts or not. Nobody waits for good: after ``stop_timeout`` a put is refused, to be
+sent again. Whoever waits looks at the manifest itself, so that no wait depends on another thread.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from lancewal.errors import BusyError, StorageError
 from lancewal.format import ShardManifest
+from lancewal.writer.group_commit import Put, PutState
+from lancewal.writer.state import WriterState, WriteStats
+
+logger = logging.getLogger(__name__)
 
 #: Of a small put, with the first SSTable that is too many.
 FIRST_DELAY = 0.002
@@ -23,18 +34,28 @@ LONGEST_DELAY = 5.0
 _SMALL_BYTES = 64 << 10
 #: For how long a compaction that was seen counts as somebody who compacts.
 COMPACTED_LATELY = 600.0
+#: How often puts that are stopped look whether compaction has caught up; all of them together.
+_LOOK_SECONDS = 0.5
 
 
 class Backlog:
     """What one writer knows of its shard's SSTables."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, most: int, stop_at: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._most = most
+        self._stop_at = stop_at
         self._clock = clock
         self._oldest: int | None = None
         self._moved = float("-inf")
-        #: SSTables above the setting, as of the last look; puts look at it first.
+        self.listed = 0
+        #: SSTables above the setting, as of the last look.
         self.excess = 0
+        #: Whether puts have to wait until there are fewer.
+        self.stops = False
+        #: One of both; puts look at it first.
+        self.behind = False
 
     def note(self, manifest: ShardManifest) -> None:
         """Take over what the newest manifest lists."""
@@ -43,7 +64,10 @@ class Backlog:
         if self._oldest is not None and oldest > self._oldest:
             self._moved = self._clock()
         self._oldest = oldest
-        self.excess = max(0, len(listed) - self._most)
+        self.listed = len(listed)
+        self.excess = max(0, self.listed - self._most)
+        self.stops = self._stop_at is not None and self.listed >= self._stop_at
+        self.behind = self.excess > 0 or self.stops
 
     def delay(self, num_bytes: int) -> float:
         """Seconds that a put of so many bytes waits.
@@ -57,3 +81,93 @@ class Backlog:
             return 0.0
         weight = max(1.0, num_bytes / _SMALL_BYTES)
         return min(FIRST_DELAY * weight * 2.0 ** min(self.excess - 1, 30), LONGEST_DELAY)
+
+
+@dataclass(eq=False)
+class Brake:
+    """Holds the puts of one writer back while compaction is behind. No lock is held in any wait, and a writer
+    that ends, or fails, ends them all."""
+
+    _backlog: Backlog
+    _read_newest: Callable[[], ShardManifest | None]
+    _stop_timeout: float
+    _state: WriterState
+    _stats: WriteStats
+    _next_look: float = field(init=False, default=0.0)
+
+    def look(self) -> bool:
+        """Read the newest manifest; whether the shard is still this writer's."""
+        newest = self._read_newest()
+        if newest is None or newest.writer_epoch > self._state.epoch:
+            return False
+        self._backlog.note(newest)
+        return True
+
+    def hold(self, put: Put, patience: float | None) -> float | None:
+        """Wait as long as compaction demands; what is left of ``patience``.
+
+        Raises :class:`BusyError` where that, or ``stop_timeout``, was not enough, and what the writer raises
+        that has ended.
+        """
+        began = time.monotonic()
+        if self._backlog.stops:
+            self._stop(put, self._stop_timeout if patience is None else min(patience, self._stop_timeout))
+        spent = time.monotonic() - began
+        left = None if patience is None else max(0.0, patience - spent)
+        delay = self._backlog.delay(put.rows.num_bytes)
+        delay = delay if left is None else min(delay, left)
+        if delay > 0.0:
+            self._slow_down(delay)
+        return None if left is None else left - delay
+
+    def _slow_down(self, delay: float) -> None:
+        until = time.monotonic() + delay
+        self._stats.add(slowdown_count=1, slowdown_wait=delay)
+        while (left := until - time.monotonic()) > 0:
+            seen = self._state.changes
+            self._state.check_usable()
+            self._state.wait_for_change(seen, left)
+
+    def _stop(self, put: Put, timeout: float) -> None:
+        began = time.monotonic()
+        logger.info(
+            "a put waits for compaction: %d SSTables", self._backlog.listed, extra=self._state.context
+        )
+        self._stats.add(stop_count=1)
+        try:
+            while self._backlog.stops:
+                seen = self._state.changes
+                self._state.check_usable()
+                if not self._has_looked():
+                    return  # the log will say who has the shard now
+                left = began + timeout - time.monotonic()
+                if self._backlog.stops and left <= 0.0:
+                    self._refuse(put, time.monotonic() - began)
+                if self._backlog.stops:
+                    self._state.wait_for_change(seen, min(left, _LOOK_SECONDS))
+        finally:
+            self._stats.add(stop_wait=time.monotonic() - began)
+
+    def _has_looked(self) -> bool:
+        """Look if it is time, and wake the others; whether the shard is still this writer's.
+
+        Two may look at the same time, which does no harm. A look that failed is repeated.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return True
+        self._next_look = now + _LOOK_SECONDS
+        is_ours = True
+        with suppress(StorageError):
+            is_ours = self.look()
+        self._state.note_change()
+        return is_ours
+
+    def _refuse(self, put: Put, waited: float) -> None:
+        put.state = PutState.REFUSED  # no leader knows of it: its id need not keep its rows
+        self._stats.add(stop_refusals=1)
+        raise BusyError(
+            f"shard {self._state.shard_id} has {self._backlog.listed} SSTables: stop_sstables lets no put "
+            f"in before a compaction has taken some; this one has waited {waited:.1f} s. No row of it was "
+            "written to the shard: send it again, and see that somebody compacts the table"
+        )

@@ -203,10 +203,11 @@ class FlushQueue:
         stats: WriteStats,
         *,
         row_sums: bool,
-        slowdown_sstables: int,
+        backlog: Backlog,
     ) -> None:
         self._row_sums = row_sums
-        self.backlog = Backlog(slowdown_sstables)
+        #: Learns of the shard's SSTables with every flush.
+        self.backlog = backlog
         #: Freezes what was asked for, and told when something was flushed; set by the mode.
         self.before_flush: Callable[[], object] = _nothing
         self.after_flush: Callable[[], object] = _nothing

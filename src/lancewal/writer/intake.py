@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError, LanceWalError
@@ -150,6 +151,11 @@ class Intake:
         self._least_row_bytes = sum(_least_bytes(field.type) for field in schema.columns)
         self._no_tombstones = _false(1)
 
+    @property
+    def casts(self) -> bool:
+        """Whether values of other kinds are converted, such as numbers from text."""
+        return self._cast in (True, "exact", "round")
+
     def casting(self, cast: Cast) -> Intake:
         """The same, with another ``cast``."""
         return Intake(self.schema, cast=cast, storage_version=self._storage_version, newest=self._newest)
@@ -162,7 +168,9 @@ class Intake:
         """``data`` as Arrow has it, in whatever form it comes; nothing is checked that Arrow says itself."""
         if isinstance(data, pa.RecordBatch):
             return [data]
-        return list(data.to_batches()) if isinstance(data, pa.Table) else as_batches(data, self.plain)
+        if isinstance(data, pa.Table):
+            return list(data.to_batches())
+        return as_batches(data, self.plain, casts=self.casts)
 
     def shaped(self, batches: Sequence[pa.RecordBatch]) -> Rows:
         """``batches`` as rows to write, in ``schema.stored``."""
@@ -217,7 +225,7 @@ class Intake:
         """``keys`` as batches of exactly the key columns, in key order, checked."""
         names = self.schema.primary_key
         if is_tabular(keys) or is_row(keys):
-            batches = as_batches(keys, self._key_plain)
+            batches = as_batches(keys, self._key_plain, casts=self.casts)
         else:
             if len(names) != 1:
                 raise InvalidInputError(
@@ -338,7 +346,8 @@ class Intake:
                         "a new one"
                     )
         return InvalidInputError(
-            f"the table has no column {shown}; its columns are {', '.join(self.schema.names)}"
+            f"the table has no column {shown}; its columns are {', '.join(self.schema.names)}. Leave it out, "
+            "or add it to the table and open a new writer"
         )
 
     def _conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert | None:
@@ -377,8 +386,10 @@ class Intake:
     def _refuse_nulls(self, column: pa.Array, name: str, index: int) -> None:
         if column.null_count:
             what = "key column" if name in self.schema.primary_key else "column"
+            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             raise InvalidInputError(
-                f"batch {index} has {column.null_count} nulls in {what} {name}, which cannot be null"
+                f"batch {index} has {column.null_count} nulls in {what} {name}, which cannot be null, the "
+                f"first in row {row}; give it a value, or leave the row out"
             )
 
 
@@ -424,7 +435,8 @@ def _caster(target: pa.DataType, name: str, *, rounding: bool) -> _Convert:
         try:
             return exactly(column, target, rounding=rounding)
         except CastRefusedError as error:
-            hint = "" if rounding or not has_floats(target) else '; cast="round" rounds floats'
+            rounds = not rounding and has_floats(target)
+            hint = "; change the value" + (', or open the writer with cast="round"' if rounds else "")
             raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}{hint}") from None
 
     return convert

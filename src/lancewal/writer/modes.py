@@ -77,6 +77,11 @@ class MemTableMode:
         self._log = log
         self._state = state
         self._stats = stats
+        claimed = appender.claimed
+        #: How far compaction is behind.
+        self.backlog = Backlog(config.slowdown_sstables, config.stop_sstables)
+        if claimed is not None:
+            self.backlog.note(claimed)
         self._flushes = FlushQueue(
             base,
             indexes,
@@ -86,10 +91,8 @@ class MemTableMode:
             state,
             stats,
             row_sums=config.row_sums,
-            slowdown_sstables=config.slowdown_sstables,
+            backlog=self.backlog,
         )
-        #: How far compaction is behind.
-        self.backlog = self._flushes.backlog
         self._flushes.before_flush = self.seal_active
         self._flushes.after_flush = self._note_flushed
         self._memory = row_memory
@@ -99,7 +102,6 @@ class MemTableMode:
         self._unindexed_since: float | None = None
         #: What ``unflushed_bytes`` became when rows were last inserted: flushes have lowered it since.
         self.bytes_at_last_put = 0
-        claimed = appender.claimed
         generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
         self._active = self._new_memtable(generation, 0)
 

@@ -110,6 +110,9 @@ class PutIds:
                     session.landed[put_id.number] = put.end_position
                 elif put.state is not PutState.REFUSED:
                     session.interrupted[put_id.number] = put
+                elif put.earlier is not None and put.refusal is None:
+                    # Refused before a leader saw it: what became of the earlier one is still to be found out.
+                    session.interrupted[put_id.number] = put.earlier
             del session.under_way[put_id.number]
 
     def _session(self, put_id: PutId) -> _Session:

@@ -11,9 +11,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import date, datetime, time
+from enum import Enum
 from operator import is_
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -30,42 +33,71 @@ _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeE
 #: Rows that come one by one are put so many at a time.
 _ROWS_AT_A_TIME = 1024
 _BYTES = (bytes, bytearray, memoryview)
+_NUMPY_DAY = np.dtype("M8[D]")
 _SHOWN_VALUE = 60
 
 
-def as_batches(data: Any, table: pa.Schema | None = None) -> list[pa.RecordBatch]:
+def as_batches(data: Any, table: pa.Schema | None = None, *, casts: bool = False) -> list[pa.RecordBatch]:
     """Record batches from whatever holds rows.
 
-    ``table`` are the columns that they are for, if that is known.
+    ``table`` are the columns that they are for, if that is known. With ``casts`` the writer converts values
+    of other kinds, such as numbers from text: they are left as they are.
     """
     if isinstance(data, pa.RecordBatch):
         return [data]
     if isinstance(data, pa.Table):
         return list(data.to_batches())
     if is_row(data):
-        return [_from_rows([data], table)]
+        return [_from_rows([data], table, casts)]
     if _is_pandas(data):
-        return _from_pandas(data, table)
+        return _from_pandas(data, table, casts)
     if isinstance(data, np.ndarray) and data.dtype.names:
-        return [_from_columns({name: _numpy_field(data, name) for name in data.dtype.names}, table)]
+        fields = {name: _numpy_field(data, name) for name in data.dtype.names}
+        return [_from_columns(fields, table, casts)]
     try:
         if _is_polars(data):
             _refuse_objects(data)
             # Not its stream: Arrow cannot decode the categories that are in it.
-            return [_from_frame(b, table) for b in data.to_arrow().to_batches() if b.num_rows]
+            return [_from_frame(b, table, casts) for b in data.to_arrow().to_batches() if b.num_rows]
         if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
             return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
     except pa.ArrowException as error:
         raise InvalidInputError(f"cannot read rows from this {type(data).__name__}: {error}") from error
-    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+    if _has_parts(data):
         items = list(data)
         if items and is_row(items[0]):
-            return [_from_rows(items, table)]
-        return [batch for item in items for batch in as_batches(item, table)]
-    raise InvalidInputError(
-        f"cannot read rows from {type(data).__name__}; pass a dict, a dataclass, a RecordBatch, Table or "
-        "RecordBatchReader, a pandas or polars frame, a structured numpy array, a list of these, or any "
-        "object with __arrow_c_stream__"
+            return [_from_rows(items, table, casts)]
+        return [batch for item in items for batch in as_batches(item, table, casts=casts)]
+    raise _unreadable(data)
+
+
+def _has_parts(data: Any) -> bool:
+    """Whether ``data`` may be a collection of rows, frames or batches."""
+    if isinstance(data, np.ndarray) or _is_series(data):
+        return any(map(is_row, data[:1]))  # most hold bare values
+    return isinstance(data, Iterable) and not isinstance(data, str | bytes)
+
+
+def _unreadable(data: Any) -> InvalidInputError:
+    """Says what to do with something that holds no rows, or does not name their columns."""
+    kind = type(data)
+    if isinstance(data, type):
+        return InvalidInputError(f"cannot read rows from the class {data.__name__}; pass objects of it")
+    if kind.__module__.startswith("polars") and kind.__name__ == "LazyFrame":
+        return InvalidInputError("cannot read rows from LazyFrame; pass what its collect() returns")
+    if _is_series(data):
+        return InvalidInputError(
+            f"cannot read rows from {kind.__name__}, which is one column; pass a frame, or a dict for one row"
+        )
+    if isinstance(data, np.ndarray):
+        return InvalidInputError(
+            f"cannot read rows from an array of {data.dtype}, whose columns have no names; pass a structured "
+            'array, or dicts such as {"id": 1, "vector": array[0]}'
+        )
+    return InvalidInputError(
+        f"cannot read rows from {kind.__name__} ({_shown(data)}); pass a dict, a dataclass, a RecordBatch, "
+        "Table or RecordBatchReader, a pandas or polars frame, a structured numpy array, a list of these, or "
+        "any object with __arrow_c_stream__"
     )
 
 
@@ -106,11 +138,13 @@ def _unknown_part(field: pa.Field) -> str | None:
 
 
 def is_row(data: Any) -> bool:
-    """Whether ``data`` is one row: a dict, a dataclass, a named tuple or a model with fields."""
+    """Whether ``data`` is one row: a dict, a dataclass, a named tuple, a record of numpy or a model."""
     if isinstance(data, Mapping):
         return True
     if isinstance(data, type):
         return False
+    if isinstance(data, np.void):
+        return bool(data.dtype.names)
     return dataclasses.is_dataclass(data) or hasattr(data, "_asdict") or hasattr(data, "model_dump")
 
 
@@ -147,23 +181,26 @@ def is_stream(data: Any) -> bool:
     return hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator)
 
 
-def streamed_batches(stream: Any, table: pa.Schema | None = None) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream, as they come; single rows are gathered."""
+def streamed_batches(
+    stream: Any, table: pa.Schema | None = None, *, casts: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream, as they come; single rows are gathered. As :func:`as_batches` otherwise."""
     if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
         rows: list[Any] = []
         for item in stream:
             if is_row(item):
                 rows.append(item)
                 if len(rows) == _ROWS_AT_A_TIME:
-                    yield _from_rows(rows, table)
+                    yield _from_rows(rows, table, casts)
                     rows = []
                 continue
             if rows:
-                yield _from_rows(rows, table)
+                yield _from_rows(rows, table, casts)
                 rows = []
-            yield from streamed_batches(item, table) if is_stream(item) else as_batches(item, table)
+            read = streamed_batches if is_stream(item) else as_batches
+            yield from read(item, table, casts=casts)
         if rows:
-            yield _from_rows(rows, table)
+            yield _from_rows(rows, table, casts)
     else:
         try:
             reader = pa.RecordBatchReader.from_stream(stream)
@@ -172,12 +209,13 @@ def streamed_batches(stream: Any, table: pa.Schema | None = None) -> Iterator[pa
         yield from reader
 
 
-def _from_rows(rows: Sequence[Any], table: pa.Schema | None) -> pa.RecordBatch:
+def _from_rows(rows: Sequence[Any], table: pa.Schema | None, casts: bool) -> pa.RecordBatch:
     dicts = []
     for place, row in enumerate(rows):
         if not is_row(row):
             raise InvalidInputError(
-                f"row {place} is {_shown(row)}, of type {type(row).__name__}; the rows before are like dicts"
+                f"row {place} is {_shown(row)}, of type {type(row).__name__}; the rows before are like "
+                "dicts: make it one, or leave it out"
             )
         dicts.append(_fields(row))
     names = dict.fromkeys(name for row in dicts for name in row)
@@ -186,7 +224,7 @@ def _from_rows(rows: Sequence[Any], table: pa.Schema | None) -> pa.RecordBatch:
             raise InvalidInputError(f"a row has the column {name!r}; names of columns are text")
     if not names:
         raise InvalidInputError("the rows have no columns; pass dicts with a value for each column")
-    return _from_columns({name: [row.get(name) for row in dicts] for name in names}, table)
+    return _from_columns({name: [row.get(name) for row in dicts] for name in names}, table, casts)
 
 
 def _fields(row: Any) -> Mapping[str, Any]:
@@ -196,17 +234,23 @@ def _fields(row: Any) -> Mapping[str, Any]:
         return dict(row._asdict())
     if hasattr(row, "model_dump"):
         return dict(row.model_dump())
+    if isinstance(row, np.void):
+        return {name: row[name] for name in row.dtype.names or ()}
     # Not asdict: it copies every number of a vector.
     return {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
 
 
-def _from_pandas(frame: Any, table: pa.Schema | None) -> list[pa.RecordBatch]:
+def _from_pandas(frame: Any, table: pa.Schema | None, casts: bool) -> list[pa.RecordBatch]:
     names = list(map(str, frame.columns))
     if len(set(names)) != len(names):
         raise InvalidInputError(f"the frame has a column name twice: {', '.join(names)}")
     if not len(frame):
         return []
-    return [_from_columns({str(name): _pandas_column(frame[name]) for name in frame.columns}, table)]
+    for name in frame.index.names:
+        if name is not None and table is not None and name in table.names and name not in names:
+            raise InvalidInputError(f"column {name} is the frame's index; pass frame.reset_index()")
+    columns = {str(name): _pandas_column(frame[name]) for name in frame.columns}
+    return [_from_columns(columns, table, casts)]
 
 
 def _refuse_objects(frame: Any) -> None:
@@ -216,8 +260,8 @@ def _refuse_objects(frame: Any) -> None:
             raise InvalidInputError(f"column {name} holds objects of Python in polars; convert it")
 
 
-def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None) -> pa.RecordBatch:
-    return _from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), table)
+def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None, casts: bool) -> pa.RecordBatch:
+    return _from_columns(dict(zip(batch.schema.names, batch.columns, strict=True)), table, casts)
 
 
 def _pandas_column(column: Any) -> Any:
@@ -253,16 +297,16 @@ def _numpy_column(column: Any) -> pa.Array:
     )
 
 
-def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None) -> pa.RecordBatch:
+def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None, casts: bool) -> pa.RecordBatch:
     made = {}
     for name, values in columns.items():
         place = -1 if table is None else table.get_field_index(name)
         field = None if table is None or place < 0 else table.field(place)
-        made[name] = _column(name, values, field)
+        made[name] = _column(name, values, field, casts)
     return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 
 
-def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
+def _column(name: str, values: Any, field: pa.Field | None, casts: bool) -> pa.Array:
     """``values`` as an array that the writer takes for the table's ``field``."""
     if field is not None and is_json(field.type) and not isinstance(values, pa.Array):
         values = [_json_text(name, row, value) for row, value in enumerate(values)]
@@ -273,11 +317,23 @@ def _column(name: str, values: Any, field: pa.Field | None) -> pa.Array:
     if field is None or is_json(field.type):
         return array
     if not same_kind(array.type, field.type) and not isinstance(values, pa.Array):
+        if casts and _has_casts(array.type, field.type):
+            return array
         array = _typed(name, values, field, None)
     _refuse_a_guessed_zone(name, array, field.type)
     if is_float_list(field.type) and same_kind(array.type, field.type):
         return _rounded(array, field.type, name)
     return array
+
+
+def _has_casts(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Arrow can convert values of another kind and means the same by it as Python.
+
+    It does not for a UUID, whose bytes it would take for text.
+    """
+    if pa.types.is_nested(given) != pa.types.is_nested(wanted) or isinstance(given, pa.BaseExtensionType):
+        return False
+    return not _cannot_be_told(given) and not _cannot_be_told(wanted)
 
 
 def _refuse_a_guessed_zone(name: str, array: pa.Array, wanted: pa.DataType) -> None:
@@ -366,6 +422,8 @@ def _plain(value: Any) -> Any:
         return value if all(map(is_, changed.values(), value.values())) else changed
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {key: _plain(part) for key, part in _fields(value).items()}
+    if isinstance(value, np.datetime64) and value.dtype == _NUMPY_DAY:
+        return value.item()
     pandas = sys.modules.get("pandas")
     return None if pandas is not None and (value is pandas.NA or value is pandas.NaT) else value
 
@@ -386,9 +444,23 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
     text = f"column {name}, row {row}: {_shown(values[row])} is {type(values[row]).__name__}{wanted}"
     if field is None or error is not None:
         raise InvalidInputError(f"{text}: {error}; convert the value") from None
-    raise InvalidInputError(
-        f"{text}; convert the value, or open the writer with cast=True, which also takes numbers from text"
-    )
+    raise InvalidInputError(f"{text}; {_way_out(values[row], field.type)}")
+
+
+def _way_out(value: Any, wanted: pa.DataType) -> str:
+    """What a caller can do with a value of another kind than the column's."""
+    if isinstance(value, Enum | UUID):
+        return "pass its .value" if isinstance(value, Enum) else "pass str() of it"
+    with suppress(*_FAILURES, CastRefusedError):
+        exactly(_inferred([value]), wanted, rounding=True)
+        return "convert the value, or open the writer with cast=True, which also takes numbers from text"
+    if isinstance(value, list) and not pa.types.is_nested(wanted):
+        return "a row has one value for each column: pass a list of dicts, or pyarrow.table(…) of lists"
+    if isinstance(value, Mapping) and pa.types.is_struct(wanted):
+        known = {wanted.field(place).name for place in range(wanted.num_fields)}
+        if unknown := [str(name) for name in value if name not in known]:
+            return f"the table has no field {', '.join(unknown)} in it: leave it out"
+    return "convert the value"
 
 
 def _by_parts(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
@@ -469,7 +541,8 @@ def _rounded(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     try:
         return exactly(array, target, rounding=True)
     except CastRefusedError as error:
-        raise InvalidInputError(f"column {name} cannot be converted to {target}: {error}") from None
+        text = f"column {name} cannot be converted to {target}: {error}; change the value"
+        raise InvalidInputError(text) from None
 
 
 def _common_length(column: pa.ChunkedArray) -> int | None:

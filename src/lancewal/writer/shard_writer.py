@@ -26,13 +26,13 @@ from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked, row_memory, span
-from lancewal.writer.backlog import Backlog
+from lancewal.writer.backlog import Brake
 from lancewal.writer.flush import WalFlushWorker
 from lancewal.writer.group_commit import CommitLog, Put, PutState
 from lancewal.writer.intake import Adapter, Intake, Rows
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats, WriteMode
 from lancewal.writer.put_ids import PutIds
-from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot
+from lancewal.writer.state import WriterState, WriteStats, WriteStatsSnapshot, close_after
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,9 @@ class Durability:
 
     _log: CommitLog
     _end_position: int
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(done={self.done()})"
 
     def done(self) -> bool:
         """Whether the rows are durable; does not wait."""
@@ -99,9 +102,6 @@ class Memory(Protocol):
     def bytes_at_last_put(self) -> int:
         """About as much as ``unflushed_bytes`` or more, without going through what is there."""
 
-    #: How far compaction is behind.
-    backlog: Backlog
-
     def make_room(self) -> None:
         """See that something is under way that lowers ``unflushed_bytes``."""
 
@@ -143,9 +143,6 @@ class Backpressure:
 
         Raises when the writer is closed, or has failed, and :class:`BusyError` when patience ran out.
         """
-        backlog = self._memory.backlog
-        if backlog.excess and (delay := backlog.delay(put.rows.num_bytes)) > 0.0:
-            self._slow_down(delay, patience)
         if self._lets_in(put, counted=False) or self._lets_in(put):
             return
         started = time.monotonic()
@@ -178,16 +175,6 @@ class Backpressure:
                     )
         finally:
             self._stats.add(backpressure_count=1, backpressure_wait=time.monotonic() - started)
-
-    def _slow_down(self, delay: float, patience: float | None) -> None:
-        """Wait because compaction is behind; no lock is held, and a writer that ends ends it."""
-        delay = delay if patience is None else min(delay, patience)
-        until = time.monotonic() + delay
-        self._stats.add(slowdown_count=1, slowdown_wait=delay)
-        while (left := until - time.monotonic()) > 0:
-            seen = self._state.changes
-            self._state.check_usable()
-            self._state.wait_for_change(seen, left)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -266,6 +253,9 @@ class ShardWriter:
             state,
             stats,
         )
+        self._brake = Brake(
+            mode.backlog, appender.manifests.read_latest, config.stop_timeout.total_seconds(), state, stats
+        )
         self._wal_flusher = WalFlushWorker(config, log, state)
         interval = config.stats_log_interval
         self._log_stats_every = float("inf") if interval is None else interval.total_seconds()
@@ -342,6 +332,8 @@ class ShardWriter:
             with put.present, span("lancewal.put", self._state.trace, rows=rows.num_rows):
                 if put_id is not None and (end := self._put_ids.begin(put)) is not None:
                     return self._landed_before(end)
+                if self._mode.backlog.behind:
+                    patience = self._brake.hold(put, patience)
                 self._backpressure.admit(put, patience)
                 if self.config.durable_write:
                     self._log.commit_put(put)
@@ -430,10 +422,8 @@ class ShardWriter:
         if not self.usable:
             return
         self._mode.seal_if_old()
-        if self._mode.backlog.excess:
-            newest = self.manifest()
-            if newest is not None:
-                self._mode.backlog.note(newest)
+        if self._mode.backlog.behind and self._brake.look():
+            self._state.note_change()
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""
@@ -464,6 +454,7 @@ class ShardWriter:
                     result, manifest = commit(self._appender)
                     if manifest is not None:
                         self._mode.continue_at(manifest.current_generation)
+                        self._mode.backlog.note(manifest)
                 except BaseException as error:
                     failure = error
                     if not isinstance(failure, LanceWalError):
@@ -534,13 +525,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except LanceWalError as close_error:
-            if error is None:
-                raise
-            # The body's error is the cause worth seeing; this one would hide it.
-            logger.warning("close failed after an error: %s", close_error, extra=self._state.context)
+        close_after(error, self.close, self._state.context)
 
 
 def _nothing() -> None:

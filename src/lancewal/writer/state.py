@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
@@ -20,6 +21,21 @@ E = TypeVar("E", bound=BaseException)
 
 #: How long the garbage collector waits for a thread of a writer that was dropped.
 DROPPED_PATIENCE_SECONDS = 1.0
+
+
+def close_after(
+    error: BaseException | None, close: Callable[[], None], context: Mapping[str, object] | None = None
+) -> None:
+    """Close a writer at the end of its ``with`` block, which ended with ``error``, if any.
+
+    The block's error is the cause worth seeing; one of ``close`` would hide it.
+    """
+    try:
+        close()
+    except LanceWalError as close_error:
+        if error is None:
+            raise
+        logger.warning("close failed after an error: %s", close_error, extra=context)
 
 
 def fresh_copy(error: LanceWalError) -> LanceWalError:
@@ -186,6 +202,9 @@ class WriteStatsSnapshot:
     backpressure_wait: timedelta = timedelta(0)
     slowdown_count: int = 0
     slowdown_wait: timedelta = timedelta(0)
+    stop_count: int = 0
+    stop_wait: timedelta = timedelta(0)
+    stop_refusals: int = 0
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)

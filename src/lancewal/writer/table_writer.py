@@ -32,7 +32,7 @@ from lancewal.writer.intake import Cast, Intake, Rows
 from lancewal.writer.matching import Find, Matching
 from lancewal.writer.rows import is_stream, streamed_batches
 from lancewal.writer.shard_writer import ShardWriter, WriteResult
-from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added
+from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, added, close_after
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,9 @@ class TableWriteResult:
 
     num_rows: int
     shards: Mapping[UUID, WriteResult]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_rows={self.num_rows}, shards={len(self.shards)})"
 
     def done(self) -> bool:
         """Whether all rows are durable; does not wait."""
@@ -153,6 +156,10 @@ class TableWriter:
     def schema(self) -> pa.Schema:
         """The columns that :meth:`put` takes."""
         return self._intake.schema.plain
+
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """Rows that are in memory, in any form that :meth:`put` takes, as Arrow; nothing is written."""
+        return self._intake.batches(data)
 
     @property
     def shard_writers(self) -> Mapping[UUID, ShardWriter]:
@@ -310,17 +317,11 @@ class TableWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except LanceWalError as close_error:
-            if error is None:
-                raise
-            # The body's error is the cause worth seeing; this one would hide it.
-            logger.warning("close failed after an error: %s", close_error)
+        close_after(error, self.close)
 
     def _put_stream(self, stream: Any, progress: _Progress) -> None:
         try:
-            for batch in streamed_batches(stream, self._intake.plain):
+            for batch in streamed_batches(stream, self._intake.plain, casts=self._intake.casts):
                 self._write("put", batch, progress)
         except InvalidInputError as error:
             before = sum(progress.rows.values())
@@ -337,7 +338,7 @@ class TableWriter:
         """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
         self._refuse_if_closed()
         accepted = data if isinstance(data, Rows) else None
-        batches = accepted.batches if accepted else [b for b in self._intake.batches(data) if b.num_rows]
+        batches = accepted.batches if accepted else [b for b in self.batches(data) if b.num_rows]
         if not batches:
             return
         call = threading.Lock()
