@@ -34,7 +34,7 @@ from lancewal.maintenance.needs import StoredLooks
 from lancewal.maintenance.plan import CompactionPlan, plan_compaction
 from lancewal.maintenance.settings import UpkeepSettings, read_upkeep_settings, store_upkeep_settings
 from lancewal.publish.sstable_pointers import SsTablePointer
-from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
+from lancewal.publish.transactions import Run, ShardWrite, Transaction, TransactionLog, Unsettled
 from lancewal.reader import ShardPlace, TableState
 from lancewal.service.duties import note_duty, read_duties
 from lancewal.service.owners import encoded_owner, read_owners
@@ -174,8 +174,12 @@ def _records() -> Iterator[Format]:
     assert log.read().runs
     yield _stored(started, "start of a transaction", lambda: (log.read(), len(Unsettled.read(started))))
     done = TransactionLog(ended, Transaction("app", 3))
-    done.finish({SHARD: 9})
-    yield _stored(ended, "end of a transaction", lambda: (done.read(), done.floors(done.read())))
+    done.finish([ShardWrite(SHARD, 7, False, 9, 1_200, 1, 2)], {SHARD: 9})
+    yield _stored(
+        ended,
+        "end of a transaction",
+        lambda: (done.read(), done.floors(done.read()), done.last_written()),
+    )
     journal = Journal(begun, "/files")
     journal.begin(0, Part("a.parquet", 10, 20, 0, 5, False))
     yield _stored(begun, "journal of an ingest", journal.read)
