@@ -47,7 +47,7 @@ with lancewal.connect(sys.argv[1]) as table, table.writer() as writer:
 _PEER = """
 import sys
 from bench.tables import vector_batches, vector_schema
-where, calls, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+where, calls, tasks, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 batches = vector_batches(calls, rows=20, dimension=8)
 {prepare}
 if what == "prepare":
@@ -57,6 +57,7 @@ begin = opened()
 print("ready", flush=True)
 sys.stdin.readline()
 begin()
+print("done", flush=True)
 """
 _LANCE = """
 import lance
@@ -114,28 +115,34 @@ from slatedb.uniffi import DbBuilder, ObjectStore, Settings, WriteBatch
 def make():
     os.makedirs(where)
 def opened():
-    async def run():
+    async def build():
         settings = Settings.default()
         settings.set("flush_interval", '"1ms"')
         builder = DbBuilder(f"{where}/db".lstrip("/"), ObjectStore.resolve("file:///"))
         builder.with_settings(settings)
-        db = await builder.build()
-        async def client():
-            for batch in batches:
-                writes = WriteBatch()
-                for row in batch.to_pylist():
-                    writes.put(b"%d" % row.pop("id"), repr(row).encode())
-                await db.write(writes)
-        await asyncio.gather(*(client() for _ in range(16)))
-        await db.shutdown()
-    return lambda: asyncio.run(run())
+        return await builder.build()
+    runner = asyncio.Runner()
+    db = runner.run(build())
+    async def client():
+        for batch in batches:
+            writes = WriteBatch()
+            for row in batch.to_pylist():
+                writes.put(b"%d" % row.pop("id"), repr(row).encode())
+            await db.write(writes)
+    async def clients():
+        await asyncio.gather(*(client() for _ in range(tasks)))
+    return lambda: runner.run(clients())
 """
-#: Each with the processes that write, and how many puts at a time each of them has under way.
+#: The peers for each number of clients, with the processes that write and the puts that each of them has
+#: under way at a time. More processes make those that commit to a table slower: they conflict.
 _PEERS = {
-    "Lance merge_insert, 4 processes": (_LANCE, 4, 1),
-    "LanceDB merge_insert, 4 processes": (_LANCEDB, 4, 1),
-    "Delta merge, 4 processes": (_DELTA, 4, 1),
-    "SlateDB, 16 tasks of a process": (_SLATEDB, 1, 16),
+    16: {
+        "Lance merge_insert, 4 processes": (_LANCE, 4, 1),
+        "LanceDB merge_insert, 4 processes": (_LANCEDB, 4, 1),
+        "Delta merge, 4 processes": (_DELTA, 4, 1),
+        "SlateDB, 16 tasks of a process": (_SLATEDB, 1, 16),
+    },
+    128: {"SlateDB, 128 tasks of a process": (_SLATEDB, 1, 128)},
 }
 
 
@@ -236,8 +243,8 @@ def gateway(context: Context) -> list[Comparison]:
             found.append(
                 Comparison(name, rates["gateway"], rates["local"], "puts/s", True, "in this process", 0.5)
             )
+            found += _beside_peers(context, clients, rates["gateway"])
             if clients == CLIENTS[0]:
-                found += _beside_peers(context, rates["gateway"])
                 apart = _rate_apart(address, clients, len(some))
                 name = f"{clients} clients, each a process of its own"
                 found.append(Comparison(name, apart, rates["local"], "puts/s", True, "in this process"))
@@ -250,22 +257,22 @@ def _latency(name: str, laps: dict[str, Laps], percent: float) -> Comparison:
     return Comparison(name, through, local, "ms", False, "in this process")
 
 
-def _beside_peers(context: Context, ours: float) -> list[Comparison]:
-    """The gateway's 16 clients beside each peer that is installed."""
+def _beside_peers(context: Context, clients: int, ours: float) -> list[Comparison]:
+    """So many clients of the gateway beside each peer that is installed."""
     found = []
-    for name, (program, processes, tasks) in _PEERS.items():
+    for name, (program, processes, tasks) in _PEERS[clients].items():
         theirs = _peer_rate(context, program, processes, tasks)
         if theirs is not None:
-            what = f"16 clients, beside {name}"
+            what = f"{clients} clients, beside {name}"
             found.append(Comparison(what, ours, theirs, "puts/s", True, name.partition(",")[0], 20.0))
     return found
 
 
 def _peer_rate(context: Context, program: str, processes: int, tasks: int) -> float | None:
     """Puts per second of a peer; ``None`` if it is not installed."""
-    where = context.directory(f"peer-{abs(hash(program))}") / "table"
+    where = context.directory(f"peer-{abs(hash((program, tasks)))}") / "table"
     calls = context.size(full=25, quick=2)
-    command = [sys.executable, "-c", _PEER.format(prepare=program), str(where), str(calls)]
+    command = [sys.executable, "-c", _PEER.format(prepare=program), str(where), str(calls), str(tasks)]
     prepared = subprocess.run([*command, "prepare"], capture_output=True, text=True, check=False)
     if "ModuleNotFoundError" in prepared.stderr:
         return None
@@ -280,5 +287,8 @@ def _peer_rate(context: Context, program: str, processes: int, tasks: int) -> fl
     for child in children:
         _tell(child, "go")
     for child in children:
+        expect(_heard(child), "done")
+    seconds = time.perf_counter() - started
+    for child in children:
         expect(child.wait(), 0)
-    return processes * tasks * calls / (time.perf_counter() - started)
+    return processes * tasks * calls / seconds

@@ -17,7 +17,7 @@ from pathlib import Path
 from pyspark.sql import functions as F  # noqa: N812
 
 from lancewal.spark import compact, flush, session, write
-from tests.spark.processes import LOCAL_CLUSTER, command_line
+from tests.spark.processes import LOCAL_CLUSTER, children_of, command_line
 
 CONF = {
     "spark.driver.memory": "512m",
@@ -90,11 +90,7 @@ def driver_side(root: int) -> list[int]:
             continue
         if b"python" in command.split(b"\0")[0]:
             found.append(pid)
-        try:
-            children = [Path(each, "children").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
-        except OSError:
-            continue
-        pending += [int(child) for text in children for child in text.split()]
+        pending += children_of(pid)
     return found
 
 

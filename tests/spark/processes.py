@@ -75,10 +75,12 @@ def python_workers() -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        tasks = [Path(each, "children").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
-        return [int(child) for line in tasks for child in line.split()]
-    return []
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has; others have children too
+                found += map(int, Path(thread, "children").read_text().split())
+    return found
 
 
 def kill_session(leader: int) -> None:
