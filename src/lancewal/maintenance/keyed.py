@@ -64,7 +64,7 @@ _SMALL_PIECE_BYTES = 64 << 10
 _JOINED_BYTES = 4 << 20
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
-#: Most deleted keys that go into the rows' commit as a condition. More would take longer than their own commit.
+#: The most deleted keys that go into the rows' commit as a condition. More are faster in their own commit.
 _MOST_LISTED = 4096
 #: About how much memory Lance needs for a key in a condition.
 _LISTED_KEY_BYTES = 2 << 10
@@ -332,7 +332,7 @@ def _name(shards: Collection[UUID]) -> str:
 
 
 def _moved(base: BaseTable, newest: BaseTable, shards: Iterable[UUID], raised: int = 0) -> list[UUID]:
-    """The shards that others have compacted since ``base``; ``raised`` is how often we raised their fences."""
+    """The shards that others have compacted since ``base``; we have ``raised`` their fences this often."""
 
     def states(table: BaseTable, shard_id: UUID) -> tuple[int, int]:
         return table.details.compacted.get(fence_id(shard_id), 0), table.compacted_generation(shard_id)
