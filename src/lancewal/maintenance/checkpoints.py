@@ -78,7 +78,7 @@ _ANNOUNCED_FOR = timedelta(hours=1)
 #: Each attempt fails only if somebody committed to the base table in between.
 _ATTEMPTS = 16
 _REMOTE_READERS = 16
-#: A longer time would exceed the range of ``datetime``.
+#: Keeps expiry dates within the range of ``datetime``.
 _LONGEST = timedelta(days=365_000)
 
 

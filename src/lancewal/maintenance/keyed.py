@@ -21,8 +21,8 @@
 
 The rows of a commit are the newest of their keys (:mod:`lancewal.maintenance.newest`).
 
-Other compactors, such as Lance's own, do not know the fence. If one of them runs at the same time, a key
-that was deleted in between may come back. Run one kind only.
+Compactors other than lancewal's do not know the fence. If one of them runs at the same time, a key that was
+deleted in between may come back. Run one kind only.
 """
 
 from __future__ import annotations
