@@ -1,4 +1,4 @@
-"""The ``lancewal`` command: its subcommands, their common options, and the programs that it starts."""
+"""The ``lancewal`` command: its subcommands, its common options, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lancewal.cli.exits import CommandError, guarded
 
 
 class Command(TyperCommand):
-    """Help texts that fill the terminal, and no types behind switches without a value."""
+    """A command whose help fills the width of the terminal, and shows no type after a switch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +47,7 @@ class Group(TyperGroup):
 
 
 def filled(text: str) -> str:
-    """Joins the lines of each paragraph; a docstring's lines end where the source's do.
+    """Join the lines of each paragraph, because the lines of a docstring end where the source's do.
 
     >>> filled("Do it.\\n\\nOnce or\\ntwice.")
     'Do it.\\n\\nOnce or twice.'
@@ -56,7 +56,7 @@ def filled(text: str) -> str:
 
 
 def without_type(param: Any) -> Any:
-    """Removes the type of a switch: ``--watch <bool>`` looks as if a value had to follow."""
+    """Remove the type of a switch, because ``--watch <bool>`` looks as if a value had to follow."""
     if isinstance(param, TyperOption) and param.metavar is None and (param.is_flag or param.count):
         param.metavar = ""
     return param
@@ -111,9 +111,9 @@ def demo(
     ] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Few documents, for a first look.")] = False,
 ) -> None:
-    """Show on real rows what works, in about a minute.
+    """Show what works on real rows, in about a minute.
 
-    A stream goes in through Spark while a Python service writes and searches; writers are killed and
+    Spark writes a stream while a Python service writes and searches; writers are killed and
     recover; everything is compacted and read by plain Lance. Each step is checked.
     """
     switches = [*([] if spark else ["--no-spark"]), *(["--quick"] if quick else [])]
@@ -141,7 +141,7 @@ def _checkout_for(what: str, target: str) -> Path:
 
 
 def checkout() -> Path | None:
-    """The source checkout that this package is imported from, if it is one."""
+    """The source checkout that this package is imported from; ``None`` if it is installed."""
     root = Path(__file__).resolve().parents[3]
     return (
         root if (root / "bench" / "__main__.py").is_file() and (root / "pyproject.toml").is_file() else None
@@ -150,7 +150,7 @@ def checkout() -> Path | None:
 
 def _run(command: list[str], directory: Path) -> None:
     environment = dict(os.environ)
-    # The package may be imported from the checkout without being installed.
+    # The package may run from the checkout without being installed.
     paths = [str(directory), str(directory / "src"), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def debug_first(arguments: list[str]) -> list[str]:
-    """Moves ``--debug`` before the command, where it belongs; people add it last.
+    """Move ``--debug`` before the command, where it belongs, because users add it last.
 
     >>> debug_first(["status", "t", "--debug"])
     ['--debug', 'status', 't']

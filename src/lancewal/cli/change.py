@@ -1,4 +1,4 @@
-"""``lancewal delete`` and ``update``: rows changed by key or by condition."""
+"""``lancewal delete`` and ``update``: change rows by key or by condition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lancewal.table import Table
 
-#: ``--filter`` is what commands that read call it.
+#: Commands that read rows call this option ``--filter``, so that is accepted too.
 _WHERE = ("--where", "--filter", "-f")
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -41,8 +41,9 @@ def delete(
 ) -> None:
     """Delete rows, by key or by condition.
 
-    Deletes are durable and visible at once. Where another process writes to the table, it carries them out,
-    and they are newer than what it took before; --take-over now takes the shards from it instead.
+    Deletes are durable and visible at once. If another process writes to the table, it carries them out, and
+    they are newer than all rows that it has taken before. With --take-over now the command takes over its
+    shards instead.
     """
     if bool(keys) == (where is not None):
         raise typer.BadParameter("pass keys, or --where")
@@ -71,7 +72,7 @@ def _refuse_conditions(table: Table, keys: list[str]) -> None:
 def _delete_keys(
     table: Table, keys: Iterable[Any], take_over: options.TakeOver, option: list[str] | None
 ) -> int:
-    """Delete through the owners of the shards while some live, else with a writer of our own."""
+    """Delete through the shards' owners if there are any, otherwise with our own writer."""
     from lancewal.base import BaseTable
     from lancewal.service import delete_through_owners, is_owned
 
@@ -84,7 +85,7 @@ def _delete_keys(
 
 
 def _keys_matching(table: Table, where: str, *, ask: bool) -> Iterator[pa.RecordBatch]:
-    """The keys of the rows that match, once the user has agreed."""
+    """The keys of the rows that match, after the user has agreed."""
     if not table.primary_key:
         raise CommandError("this table has no primary key; delete with lance.LanceDataset.delete instead", 2)
     scan = table.scan(columns=list(table.primary_key), filter=where)
@@ -118,11 +119,11 @@ def update(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Give columns of the rows that match a condition new values.
+    """Set columns of the rows that match a condition.
 
-    --set gives all rows the same value, --set-sql each the value of an expression. Rows are read at one
-    state of the table and written again. Ends with code 5 where another process writes to their shards;
-    --take-over now takes the shards from it instead.
+    --set gives all rows the same value, --set-sql gives each row the value of an expression. Rows are read
+    from one state of the table and written again. Ends with code 5 if another process writes to their shards.
+    With --take-over now the command takes over the shards instead.
     """
     opened = options.open_table(table, option)
     new, computed = _new_values(opened, values or []), options.pairs(expressions or [], "--set-sql")
@@ -148,9 +149,10 @@ def _new_values(table: Table, texts: list[str]) -> dict[str, Any]:
 
 
 def _new_value(field: pa.Field, text: str) -> Any:
-    """A text as a value of a column: null and what has parts as JSON, the rest as the column's type reads it.
+    """Parse a text as a value of a column: null, lists and objects as JSON, the rest by the column's type.
 
-    In a column of text a JSON string is its content, so that ``"null"`` can be said, and the rest is itself.
+    In a text column, a JSON string stands for its content, so that the text ``null`` can be written as
+    ``"null"``. Any other text stands for itself.
     """
     import pyarrow as pa
 

@@ -26,7 +26,7 @@ def create(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Keep the table as it is now under a name.
+    """Keep the current state of the table under a name.
 
     Copies no row. lancewal query --at NAME and Spark's versionAsOf read it, whatever is written, compacted
     and collected meanwhile.
@@ -42,7 +42,7 @@ def create(
 def list_(
     table: options.TableArgument, option: options.StorageOptions = None, json: options.Json = False
 ) -> None:
-    """Show the checkpoints of a table, oldest first; with --json one a line."""
+    """Show the checkpoints of a table, oldest first; with --json one per line."""
     found = options.open_table(table, option).checkpoints()
     if json:
         for each in found:
@@ -62,6 +62,6 @@ def drop(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Let go of a checkpoint; garbage collection then deletes what only it needed."""
+    """Drop a checkpoint; garbage collection then deletes what only it needed."""
     options.open_table(table, option).drop_checkpoint(name)
     console.tell(f"checkpoint {plain(name)} dropped", {"dropped": name}, json=json)

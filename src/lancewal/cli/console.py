@@ -1,4 +1,4 @@
-"""Output to the terminal: streams, progress, and numbers, durations and rows for people."""
+"""Output to the terminal: streams, progress, and readable numbers, durations and rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """What was said before the command's name."""
+    """The options before the command's name."""
 
     debug: bool = False
 
@@ -70,7 +70,7 @@ def plain(text: object) -> str:
 
 
 def out() -> Console:
-    """Standard output for people. Made at every call, because tests and pipes replace the streams."""
+    """Standard output for people. Created at every call, because tests and pipes replace the streams."""
     return _console(stderr=False)
 
 
@@ -85,7 +85,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _VisibleHook(RenderHook):
-    """Escapes everything that is printed: rows, paths and error texts come from others."""
+    """Escapes everything that is printed, because rows, paths and error texts may come from others."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Visible(each) for each in renderables]
@@ -104,7 +104,7 @@ class _Visible:
 
 
 def note(text: str) -> None:
-    """A remark on standard error, beside the result."""
+    """Print a remark on standard error, apart from the result."""
     err().print(text, soft_wrap=True)
 
 
@@ -126,7 +126,7 @@ def tell(text: str, document: Any, *, json: bool, indent: int | None = 2) -> Non
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """One JSON document; ``indent=None`` for a line of JSON lines."""
+    """Print one JSON document; ``indent=None`` prints it as one line, for JSON lines."""
     sys.stdout.write(json_text(value, indent=indent) + "\n")
     sys.stdout.flush()
 
@@ -138,7 +138,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Warnings of the library to standard error; more with every ``-v``."""
+    """Log the library's warnings to standard error, and more with every ``-v``."""
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)]
     handler = RichHandler(console=err(), show_path=False, show_time=verbosity > 0, markup=False)
     logger = logging.getLogger("lancewal")
@@ -264,7 +264,7 @@ _SHOWN_ELEMENTS = 3
 
 
 def print_rows(rows: pa.RecordBatch | pa.Table) -> None:
-    """Each row as a line of JSON: bytes as base64, times as ISO 8601, NaN as null."""
+    """Print each row as a line of JSON: bytes as base64, times as ISO 8601, NaN and infinity as null."""
     for row in rows.to_pylist():
         sys.stdout.write(json_text(json_value(row)) + "\n")
     sys.stdout.flush()
@@ -289,7 +289,7 @@ def json_value(value: Any) -> Any:
 
 
 def table_of(rows: pa.Table) -> Table:
-    """Rows as a table on the terminal; long values are cut, numbers never."""
+    """Rows as a table for the terminal; long values are cut, but numbers never."""
     import pyarrow as pa
 
     shown = Table(box=None, pad_edge=False, header_style="bold")

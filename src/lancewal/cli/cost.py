@@ -1,4 +1,4 @@
-"""``lancewal cost``: requests and money of a table on object storage, and the limits of a load."""
+"""``lancewal cost``: the requests and costs of a table on object storage, and the limits of a load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGTP]?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-#: From this share on a limit is near.
+#: A limit counts as near above this share.
 _NEAR = 0.5
 
 
@@ -56,10 +56,10 @@ def cost(
     ] = 0.023,
     json: options.Json = False,
 ) -> None:
-    """Show what a table costs on object storage, and which limits a load meets first.
+    """Show what a table costs on object storage, and which limits a load reaches first.
 
-    Computed from the requests of each operation as they were counted; no table is looked at. The prices are
-    those of S3 Standard in us-east-1 unless others are given.
+    Computed from measured request counts of each operation; no table is read. The default prices are
+    those of S3 Standard in us-east-1.
     """
     from lancewal import cost as room
 
@@ -120,7 +120,7 @@ def _month_of_rows(load: Load, prices: Prices) -> float:
 
 
 def _table(columns: Mapping[str, int]) -> Table:
-    """Columns by name and width. Where room is short the lines' names are broken, and no figure is cut."""
+    """A table with columns by name and width. A narrow terminal wraps names, but never cuts figures."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number, (name, width) in enumerate(columns.items()):
         if number:
@@ -131,7 +131,7 @@ def _table(columns: Mapping[str, int]) -> Table:
 
 
 def _bills(bills: Mapping[str, Sequence[Line]], prices: Prices) -> list[RenderableType]:
-    """One table below the other, with columns that stand below each other."""
+    """One table per bill, with aligned columns."""
     names = ("PUT, LIST", "GET, HEAD", "written", "price")
     cells = {
         title: [

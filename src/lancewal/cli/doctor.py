@@ -1,4 +1,4 @@
-"""``lancewal doctor``: does everything that lancewal needs work here?"""
+"""``lancewal doctor``: checks whether everything that lancewal needs works here."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def doctor(
 ) -> None:
     """Check the environment and, for a table, what its storage really does.
 
-    Of several processes that create one object, exactly one must succeed: everything rests on that, so it
-    is tried. Test objects are written beside the table's own and removed. Ends with code 3 when something
+    If several processes create the same object, exactly one must succeed. Everything depends on that, so
+    it is tested. Test objects are written beside the table's own and removed. Ends with code 3 if something
     is wrong.
     """
     found = {"environment": _environment()}
@@ -66,7 +66,7 @@ def _environment() -> list[Check]:
 
 
 def _spark() -> Check:
-    """Spark is optional: without it nothing is wrong."""
+    """Check PySpark and Java. Spark is optional, so its absence is not a problem."""
     from lancewal.maintenance import Check
 
     try:

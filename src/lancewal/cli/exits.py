@@ -33,7 +33,7 @@ from lancewal.errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Seconds between two looks whether a signal came.
+#: Seconds between two checks for a signal.
 _LOOK_SECONDS = 0.2
 
 FAILED = 1
@@ -41,7 +41,7 @@ FAILED = 1
 REFUSED = 2
 #: ``verify`` or ``doctor`` found problems.
 PROBLEMS = 3
-#: No table there, one without a write path, or no row with that key.
+#: There is no table, no write path, or no row with that key.
 NOT_FOUND = 4
 #: Another process writes to the same shards; the command may be repeated.
 TAKEN_OVER = 5
@@ -74,7 +74,7 @@ class CommandError(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which container runtimes send before they kill: handled as Ctrl-C is."""
+    """SIGTERM, which container runtimes send before they kill; handled like Ctrl-C."""
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
@@ -88,8 +88,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.BadParameter, typer.Abort):
             raise
         except BrokenPipeError:
-            # The reader of our output, such as `head`, has closed it. The interpreter would complain
-            # once more when it flushes the stream.
+            # The reader of our output, such as `head`, has closed the pipe. Redirect the stream, or the
+            # interpreter would raise another error when it flushes it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as error:
@@ -141,7 +141,7 @@ def plain_sentence(error: BaseException) -> str:
 
 
 def advised(text: str, again: str = "") -> str:
-    """A sentence about a storage failure, with advice, and with ``again``: what to do afterwards.
+    """``text`` with advice for a storage failure, and with ``again``, what to do afterwards.
 
     >>> advised("cannot create the table: the disk is full (ENOSPC)")
     'cannot create the table: the disk is full (ENOSPC); free some space, then run the command again'
@@ -152,7 +152,7 @@ def advised(text: str, again: str = "") -> str:
 
 
 def _partial_sentence(error: PartialWriteError) -> str:
-    """Each reason once, without shard ids, which do not help on a terminal."""
+    """A sentence with each reason once, without shard ids, which do not help on a terminal."""
     reasons = dict.fromkeys(plain_sentence(each) for each in error.failed.values())
     text = f"{error.doing} failed in {len(error.failed)} of the table's shards: {'; '.join(reasons)}"
     rows = sum(error.written.values())
@@ -178,17 +178,17 @@ def _end(error: BaseException, text: str, code: int, label: str = "error") -> No
 
 
 def wait_until_stopped() -> None:
-    """Until SIGTERM or Ctrl-C, the orderly end of a command that runs for as long as it is needed."""
+    """Wait until SIGTERM or Ctrl-C, which end a command that runs until it is stopped."""
     with suppress(KeyboardInterrupt):
         while True:
-            # Not without end: the system may give the signal to any thread, and Python handles it in the main
-            # thread alone, which nothing wakes then.
+            # Not one endless sleep: the system may deliver the signal to any thread. Python handles it only
+            # in the main thread, and nothing would wake that.
             time.sleep(_LOOK_SECONDS)
 
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises :class:`Terminated` in the main thread; other threads cannot set handlers."""
+    """Make SIGTERM raise :class:`Terminated` in the main thread; other threads cannot set handlers."""
 
     def terminate(number: int, frame: types.FrameType | None) -> None:
         raise Terminated

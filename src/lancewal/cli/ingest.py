@@ -93,12 +93,12 @@ def ingest(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Take files into the table, each row exactly once.
+    """Ingest files into the table, each row exactly once.
 
     The table remembers which files it has: a run that was interrupted continues where it stopped, and
-    files that were taken before are skipped. Where another process writes to the table, it adopts the
-    rows in its own order; shards that nobody has are taken over for a moment. --take-over now takes the
-    shards from it instead, never refuses the files.
+    files that were ingested before are skipped. If another process writes to the table, it adopts the
+    rows in its own order. Shards without an owner are taken over for a moment. With --take-over now the
+    command takes over the other process's shards instead; with --take-over never it refuses the files.
     """
     from lancewal.ingest import Ingestion, find_files
 
@@ -255,7 +255,7 @@ def _print_report(report: IngestReport, *, json: bool) -> None:
 
 
 class _Meter:
-    """A bar over the bytes of all files, filled as they are read."""
+    """A progress bar over the bytes of all files."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown

@@ -1,4 +1,4 @@
-"""``lancewal init``: making tables, with columns from a file, a key, and a write path."""
+"""``lancewal init``: creates tables with columns from a file and a key, and gives tables a write path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Plan:
     """The key, sharding and settings that a user wants.
 
-    What is left out is as in :func:`lancewal.initialize`.
+    The defaults are those of :func:`lancewal.initialize`.
     """
 
     key: Sequence[str] | None = None
@@ -45,9 +45,10 @@ class Plan:
         return lancewal.initialize(uri, key=self.key, storage_options=options, **self._arguments())
 
     def open_or_create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> tuple[Table, bool]:
-        """The table, created from the columns of ``file`` if it is missing, and whether it was created.
+        """The table, and whether this call created it or its write path.
 
-        An existing table with another key, sharding or vectors is refused.
+        A missing table is created with the columns of ``file``. An existing table with another key, sharding
+        or vectors is refused.
         """
         import lancewal
 
@@ -69,7 +70,7 @@ class Plan:
         return table, False
 
     def create(self, uri: str, options: Mapping[str, str], file: SourceFile) -> None:
-        """Create an empty table with the columns of ``file``, fit for this write path."""
+        """Create an empty table with the columns of ``file`` that suits this write path."""
         from lancewal.ingest import open_file
         from lancewal.initialization import create_table
 
@@ -79,7 +80,7 @@ class Plan:
         create_table(uri, columns, options, **self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
-        """Sharding and settings as :func:`lancewal.initialize` takes them."""
+        """Sharding and settings as arguments of :func:`lancewal.initialize`."""
         return {
             "bucket": self.bucket,
             "identity": self.identity,
@@ -221,7 +222,7 @@ def init(
     """Give a Lance table a write path.
 
     Done once per table. Without a choice of sharding, rows go to 4 buckets of the first key column, or
-    to a single shard when the table has no key.
+    to a single shard if the table has no key.
     """
     options.check_sharding(bucket, identity, unsharded)
     if by_hand and (bucket or identity or unsharded):
@@ -268,6 +269,6 @@ def _create_like(table: str, storage: dict[str, str], like: str, plan: Plan) -> 
 
 
 def shape(status: TableStatus) -> str:
-    """Key and sharding of a table, for a text with markup."""
+    """The key and sharding of a table, escaped for a text with markup."""
     keyed = f"key {', '.join(status.primary_key)}" if status.primary_key else "no key: append-only"
     return plain(f"{keyed}, {status.sharding}")

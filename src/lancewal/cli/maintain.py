@@ -28,11 +28,11 @@ def flush(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Move rows from the WALs to SSTables.
+    """Flush rows from the WALs to SSTables.
 
-    Shards that another process writes to are flushed by that process, which is asked and waited for; those
-    that nobody has are taken over for a moment. --take-over now takes its shards from it instead, never
-    refuses them.
+    If another process writes to a shard, it is asked to flush the shard, and the command waits for it. Shards
+    without an owner are taken over for a moment. With --take-over now the command takes over the other
+    process's shards instead; with --take-over never it refuses them.
     """
     opened = options.open_table(table, option)
     if engine is options.Engine.SPARK:
@@ -71,9 +71,9 @@ def compact(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Bring SSTables into the base table.
+    """Merge SSTables into the base table.
 
-    Fences nobody and may run beside writers, readers and other compactions. It may be stopped
+    Fences no writer, and may run beside writers, readers and other compactions. It may be stopped
     at any time and run again.
     """
     opened = options.open_table(table, option)
@@ -192,9 +192,9 @@ def verify(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Check every invariant of the write path; nothing is changed without --repair or --accept-lost-entries.
+    """Check every invariant of the write path; changes nothing without --repair or --accept-lost-entries.
 
-    Ends with code 3 when something is wrong.
+    Ends with code 3 if something is wrong.
     """
     if earlier is not None and not repair:
         raise InvalidInputError("--earlier says what --repair does; pass both")
@@ -257,7 +257,7 @@ def backup(
 ) -> None:
     """Copy the table as it is now, while writers and maintenance go on.
 
-    What an earlier backup has already is not copied again. Ends with code 3 when --check finds damage.
+    Files that the newest backup already has are not copied again. Ends with code 3 if --check finds damage.
     """
     from lancewal.maintenance import check_backup
     from lancewal.storage import ObjectStore
@@ -296,7 +296,7 @@ def restore(
     backup_option: _OtherOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Make a table from a backup, at a place where nothing is yet, and compare every file's checksum."""
+    """Make a table from a backup at an empty place, and compare every file with its checksum."""
     import lancewal
 
     with resumable("there is no table yet, delete what is there"):

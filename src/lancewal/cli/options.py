@@ -1,4 +1,4 @@
-"""Arguments that many commands share, and the parsing of their texts."""
+"""Arguments that many commands share, and their parsing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def complete_path(incomplete: str) -> list[str]:
-    """Directories and files that begin like this, for the shell."""
+    """Directories and files that begin with ``incomplete``, for the shell's completion."""
     found = glob.glob(glob.escape(os.path.expanduser(incomplete)) + "*")
     return [f"{path}/" if os.path.isdir(path) else path for path in sorted(found)]
 
@@ -31,7 +31,7 @@ class Engine(enum.StrEnum):
 
 
 class TakeOver(enum.StrEnum):
-    """When the shards of another writer may be taken."""
+    """When the command may take over the shards of another process."""
 
     WHEN_GONE = "when_gone"
     NOW = "now"
@@ -124,7 +124,7 @@ def storage_options(texts: list[str] | None) -> dict[str, str]:
 
 
 def names(text: str | None) -> list[str] | None:
-    """``a,b`` as a list; ``None`` stays."""
+    """``a,b`` as a list; ``None`` stays ``None``."""
     if text is None:
         return None
     found = [name.strip() for name in text.split(",") if name.strip()]

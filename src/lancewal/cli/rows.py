@@ -85,7 +85,7 @@ def query(
 ) -> None:
     """Read the merged view: base table, SSTables and WAL, newest version of each key.
 
-    --json prints one row a line.
+    --json prints one row per line.
     """
     if (vector or words) and (count or explain or source or offset):
         raise typer.BadParameter("--count, --explain, --source and --offset are not for searches")
@@ -120,9 +120,9 @@ def sql(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Ask the merged view with SQL, as in: lancewal sql docs.lance "SELECT count(*) FROM t".
+    """Query the merged view with SQL, as in: lancewal sql docs.lance "SELECT count(*) FROM t".
 
-    Any SELECT that DataFusion takes. --json prints one row a line.
+    Takes any SELECT that DataFusion accepts. --json prints one row per line.
     """
     _show(options.open_table(table, option).sql(query), json=json)
 
@@ -148,7 +148,7 @@ def _search(
     columns: list[str] | None,
     metric: str | None,
 ) -> pa.Table:
-    """By vector, by words, or by both together, as :meth:`TableView.search` does it."""
+    """Search by vector, by words, or by both together, with :meth:`TableView.search`."""
     asked: dict[str, Any] = {}
     if words is not None:
         asked["text_column"], asked["text"] = _column_and_rest(words, "--words", "COLUMN=TEXT")
@@ -192,9 +192,9 @@ def get(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Show rows by key, in their newest version.
+    """Show the newest version of rows by key.
 
-    Ends with code 4 when one of the keys has no row.
+    Ends with code 4 if one of the keys has no row.
     """
     opened = options.open_view(table, option, at)
     found = opened.lookup(parse_keys(opened, keys), columns=options.names(columns))
@@ -208,7 +208,7 @@ def get(
 
 
 def parse_keys(table: TableView, texts: list[str]) -> Any:
-    """Keys in the table's types: a list, or a table where the key has several columns."""
+    """Keys in the table's types: a list, or a table if the key has several columns."""
     import pyarrow as pa
 
     fields = [table.schema.field(name) for name in table.primary_key]
@@ -269,7 +269,7 @@ def tail(
 ) -> None:
     """Show changes in the order of each shard's log.
 
-    --json prints one change a line, with its kind, shard and WAL position. The feed reaches back as
+    --json prints one change per line, with its kind, shard and WAL position. The feed reaches back as
     far as garbage collection retains the log.
     """
     from lancewal.publish import FEED_COLUMNS, ChangeFeed

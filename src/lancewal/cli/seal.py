@@ -1,4 +1,4 @@
-"""``lancewal seal`` and ``unseal``: shards that take no writers."""
+"""``lancewal seal`` and ``unseal``: close shards for writers, and open them again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def seal(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Let a shard take no more writers until it is unsealed.
+    """Close a shard for writers until it is unsealed.
 
-    Its rows are flushed first, by the process that writes to it if there is one; a writer that is open on it
-    is fenced. The shard goes on being read and compacted.
+    Its rows are flushed first, by the process that writes to it if there is one. A writer that is open on it
+    is fenced. The shard can still be read and compacted.
     """
     opened = options.open_table(table, option)
     found = _shard(opened, shard)
@@ -44,9 +44,9 @@ def unseal(
     option: options.StorageOptions = None,
     json: options.Json = False,
 ) -> None:
-    """Let a sealed shard take writers again.
+    """Open a sealed shard for writers again.
 
-    Refused where another shard takes the rows of the same value by now.
+    Refused if another shard takes the rows of the same sharding value by now.
     """
     opened = options.open_table(table, option)
     found = _shard(opened, shard)
@@ -57,7 +57,7 @@ def unseal(
 
 
 def _shard(table: Table, text: str) -> UUID:
-    """The shard whose id begins like this."""
+    """The shard whose id begins with ``text``."""
     found = [each.shard_id for each in table.shards() if str(each.shard_id).startswith(text.lower())]
     if not found:
         raise CommandError(f"the table has no shard {text}; lancewal status shows its shards", NOT_FOUND)

@@ -1,4 +1,4 @@
-"""``lancewal serve``: a gateway that writes tables for many."""
+"""``lancewal serve``: a gateway that writes and reads tables for many processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lancewal.cli import console, options
 from lancewal.cli.exits import guarded, wait_until_stopped
 from lancewal.errors import InvalidInputError
 
-#: Settings of glibc's allocator by the variables that a user may set instead: the parameter of ``mallopt``,
-#: and its value. Few arenas, and blocks of an SSTable's size go back to the system when they are freed.
+#: Settings of glibc's allocator, by the environment variables that a user may set instead: the parameter of
+#: ``mallopt`` and its value. There are few arenas, and large freed blocks go back to the system.
 _ALLOCATOR = {
     "MALLOC_ARENA_MAX": (-8, 2),
     "MALLOC_MMAP_THRESHOLD_": (-3, 128 << 10),
@@ -58,9 +58,9 @@ def serve(
     """Write and read tables for many processes, over Arrow Flight.
 
     All clients share one group commit. Connect with lancewal.connect("grpc://HOST:PORT"), or with any Arrow
-    Flight client. Beyond this machine it listens with tokens and TLS only. SIGTERM and Ctrl-C let
-    the puts under way finish, flush, and hand the shards over; a second gateway on the same tables is a
-    stand-by that takes them then.
+    Flight client. To listen beyond this machine, tokens and TLS are required. On SIGTERM or Ctrl-C the
+    gateway finishes running puts, flushes, and hands over its shards. A second gateway on the same tables
+    is a stand-by that then takes over.
     """
     share_freed_memory()
     from lancewal.gateway import Access, Gateway, HealthEndpoint
@@ -74,10 +74,10 @@ def serve(
     opened = {name: options.open_table(uri, option) for name, uri in _named(tables).items()}
     with contextlib.ExitStack() as stack:
         gateway = stack.enter_context(Gateway(opened, listen=listen, access=access, upkeep=upkeep))
-        # Not one that may write: HTTP carries it in the clear.
+        # A read-only token, because HTTP sends it in the clear.
         token = (access.read_only or (None,))[0]
         health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None
-        # The endpoint says "not ready" while the gateway drains, so it ends last.
+        # Close the gateway before the endpoint, which says "not ready" while the gateway drains.
         stack.callback(gateway.close)
         served = ", ".join(opened)
         text = f"serving {served} at {gateway.address}" + (f", health at {health.address}" if health else "")
@@ -87,14 +87,14 @@ def serve(
 
 
 def share_freed_memory() -> None:
-    """Have what one thread frees used by the others, as a process needs that writes to hundreds of shards.
+    """Let all threads reuse the memory that one thread frees, for processes that write hundreds of shards.
 
-    Arrow's usual pool and glibc's arenas keep it for the thread, and each shard has threads of its own: so
-    the process would take several times its budget. Call it before pyarrow is loaded, which looks at the
-    environment once. What the environment says already stays.
+    Arrow's default pool and glibc's arenas keep freed memory for the thread, and each shard has threads of
+    its own. So the process would take several times its memory budget. Call this before pyarrow is imported,
+    which reads the environment once. Variables that the user has set are not changed.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    with contextlib.suppress(OSError, AttributeError):  # another C library has none of these
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
         c_library = ctypes.CDLL(None)
         for variable, (parameter, value) in _ALLOCATOR.items():
             if variable not in os.environ:

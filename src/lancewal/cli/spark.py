@@ -1,4 +1,4 @@
-"""Commands on Spark: a session, ``ingest --engine spark``, and jobs with a line per shard."""
+"""Commands that run on Spark: the session, ``ingest --engine spark``, and jobs that report each shard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def start_session() -> SparkSession:
-    """The session of this process; quiet, because the command reports for it."""
+    """Start the session of this process. Spark's own log is off, because the command reports errors."""
     # Spark's launcher forks to start Java, which is harmless.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
     try:
@@ -44,7 +44,7 @@ def start_session() -> SparkSession:
 
 
 def _silence_query_contexts() -> None:
-    """PySpark prints a failed query with its stack in addition to raising the error."""
+    """Silence PySpark's log of failed queries, which it prints in addition to raising the error."""
     from pyspark.logger import PySparkLogger
 
     PySparkLogger.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
@@ -56,7 +56,7 @@ _SPARK_FORMATS = {"parquet": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "js
 class SparkParts:
     """Writes files one after the other, each as one transaction of many tasks."""
 
-    #: Rows become SSTables at once.
+    #: Rows never go to the WAL, but become SSTables at once.
     wal_bytes = 0
 
     def __init__(
@@ -80,7 +80,7 @@ class SparkParts:
             )
         rows = self._read(file, self._table.schema)
         if file.format != "parquet":
-            # Text that is not a value of its column must be found before the transaction begins.
+            # Invalid text in a column must be found before the transaction begins.
             _call(lambda: rows.write.format("noop").mode("overwrite").save(), f"Spark cannot read {file}")
         return _SparkPart(self, file, Part.of(file, 0, None, last=True), rows)
 
@@ -113,7 +113,7 @@ class SparkParts:
 
         if file.format not in _SPARK_FORMATS:
             raise InvalidInputError(f"Spark cannot read {file} ({file.format}); use --engine local for it")
-        # Spark silently casts a number that is too large for a float to infinity.
+        # Read as double: Spark silently casts a number that is too large for a float to infinity.
         schema = spark_schema(pa.schema([field.with_type(_with_doubles(field.type)) for field in columns]))
         wanted = {field.name: field.dataType for field in schema}
         reader: Any = spark.read.format(_SPARK_FORMATS[file.format])
@@ -124,7 +124,7 @@ class SparkParts:
         rows: DataFrame = reader.load(str(file))
         known = [name for name in rows.columns if name in wanted]
         chosen = known if self._drop_unknown else rows.columns
-        # Text gets the table's types; the write refuses columns that the table lacks.
+        # Text is cast to the table's types. The write refuses columns that the table lacks.
         return rows.select(
             [functions.col(f"`{n}`").cast(wanted[n]).alias(n) if n in wanted else f"`{n}`" for n in chosen]
         )
@@ -157,7 +157,7 @@ def _with_doubles(type_: pa.DataType) -> pa.DataType:
 
 
 def _call(action: Callable[[], object], failed: str) -> None:
-    """Run an action on Spark; its errors become one sentence."""
+    """Run an action on Spark, and turn its errors into one sentence."""
     from pyspark.errors import PySparkException
 
     try:
@@ -184,7 +184,7 @@ def spark_reason(text: str) -> str:
 def run_jobs(
     uri: str, jobs: Sequence[str], storage_options: Mapping[str, str], *, json: bool, **arguments: Any
 ) -> None:
-    """Run jobs (``flush``, ``compact``, ``gc``) in tasks of some shards each; reports every shard."""
+    """Run jobs (``flush``, ``compact``, ``gc``) whose tasks do some shards each; prints a line per shard."""
     spark = start_session()
     from lancewal import spark as spark_jobs
 
@@ -211,7 +211,7 @@ def run_backup(
     *,
     json: bool,
 ) -> BackupReport:
-    """Back a table up in tasks of one shard each."""
+    """Back up a table; each task copies one shard or some files of the base table."""
     spark = start_session()
     from lancewal.spark import backup
 

@@ -1,4 +1,4 @@
-"""``lancewal status``: the state of a table, drawn for any width from 60 columns on."""
+"""``lancewal status``: shows the state of a table, for any terminal of at least 60 columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lancewal.cli.exits import guarded
 if TYPE_CHECKING:
     from lancewal.status import Lag, ShardState, TableStatus
 
-#: From this width on there is room for shard ids, generations and bytes.
+#: From this width on there is space for shard ids, generations and bytes.
 _WIDE = 120
 _HISTORY = 60
 _SHOWN_INDEXES = 2
@@ -37,7 +37,7 @@ _OTHER_LINES = 23
 
 @dataclass
 class History:
-    """The looks so far, which tell how fast each shard's log grows."""
+    """The earlier looks, from which the growth rate of each shard's log is computed."""
 
     _tips: dict[UUID, tuple[datetime, int]] = field(default_factory=dict)
     rates: dict[UUID, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def status_view(
     history: History | None = None,
     every: float | None = None,
 ) -> Group:
-    """The whole view; with a ``height`` only as many shards as fit, those that lag most."""
+    """The whole view; with a ``height`` only as many shards as fit, those that lag the most."""
     parts: list[RenderableType] = [_head(status, width), Text(), _waiting(status, width)]
     if history is not None:
         parts += [_writes(history, width)]
@@ -94,7 +94,7 @@ def _head(status: TableStatus, width: int) -> RenderableType:
 
 
 def _waiting(status: TableStatus, width: int) -> Table:
-    """The three lags, one line each, in the order of the rows' way."""
+    """The lags in the order in which rows move: WAL, SSTables, base table, indexes; and the garbage."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for _ in range(3):
@@ -120,7 +120,7 @@ def _waiting(status: TableStatus, width: int) -> Table:
     )
     garbage = status.garbage
     if garbage.count:
-        # Without an age: a file is as old as its rows, not as long nobody has needed it.
+        # No age is shown: a file's age says how old its rows are, not since when nobody needs it.
         grid.add_row("garbage", console.plural(garbage.count, "file"), "", _bytes(garbage), "", style="dim")
     behind = sorted((i for i in status.indexes if i.rows_behind), key=lambda index: -index.rows_behind)
     named = console.plural(len(status.indexes), "index", "indexes")
@@ -134,7 +134,7 @@ def _waiting(status: TableStatus, width: int) -> Table:
 
 
 def _owners(status: TableStatus) -> list[RenderableType]:
-    """A line for each process that writes, those with most shards first."""
+    """A line for each process that writes, those with the most shards first."""
     lines: list[RenderableType] = []
     for owner in sorted(status.owners, key=lambda each: -len(each.shards))[:_SHOWN_OWNERS]:
         shards = console.plural(len(owner.shards), "shard")
@@ -148,7 +148,7 @@ def _owners(status: TableStatus) -> list[RenderableType]:
 
 
 def _upkeep(status: TableStatus) -> list[RenderableType]:
-    """What is due, and a line for each kind of work that was done or is under way."""
+    """What is due, and a line for each kind of work that was done or is running."""
     from lancewal.upkeep import plan_upkeep
 
     due = ", ".join(task.work for task in plan_upkeep(status)) or "nothing is due"
@@ -168,7 +168,7 @@ def _upkeep(status: TableStatus) -> list[RenderableType]:
 
 
 def _own_settings(status: TableStatus) -> str:
-    """What the table is kept within that is not the default."""
+    """The table's upkeep settings that differ from the defaults."""
     usual, own = type(status.upkeep)().to_dict(), status.upkeep.to_dict()
     shown = []
     for name, value in own.items():
@@ -180,7 +180,7 @@ def _own_settings(status: TableStatus) -> str:
 
 
 def _checkpoints(status: TableStatus) -> list[RenderableType]:
-    """A line for each checkpoint, the oldest first: they hold back most."""
+    """A line for each checkpoint, the oldest first, because they hold back the most."""
     lines: list[RenderableType] = []
     for each in status.checkpoints[:_SHOWN_CHECKPOINTS]:
         kept = each.checkpoint
@@ -260,7 +260,7 @@ def _name(shard: ShardState) -> str:
 
 
 def _generations(shard: ShardState) -> str:
-    """Which generations wait, and up to which the base holds them."""
+    """Which generations wait, and the newest generation that the base holds."""
     held = shard.compacted_generation
     waiting = [number for number in shard.generations if number > held]
     if not waiting:
@@ -310,7 +310,7 @@ def status(
 ) -> None:
     """Show what waits for a flush, for compaction and for an index, shard by shard.
 
-    With --watch, --json prints one document a line.
+    With --watch, --json prints one document per line.
     """
     opened = options.open_table(table, option)
     if not watch:

@@ -1,4 +1,4 @@
-"""``lancewal upkeep``: keep tables in shape, once or for as long as it runs."""
+"""``lancewal upkeep``: keeps tables in shape, once or as long as it runs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def upkeep(
 ) -> None:
     """Do what is due in tables: flush, compact, index, join files, clean up old versions, collect garbage.
 
-    What is due, each table's own settings say (see status). May run beside writers, readers and itself, here
-    and elsewhere, and may be stopped at any time. With --json it prints one document a line: a plan for each
-    table with --dry-run, else each task that was done. Ends with code 1 when something failed.
+    Each table's own settings decide what is due (see status). May run beside writers, readers and other
+    upkeep, and may be stopped at any time. With --json it prints one document per line: a plan for each
+    table with --dry-run, otherwise each task that was done. Ends with code 1 if something failed.
     """
     if dry_run and watch:
         raise typer.BadParameter("--dry-run shows what is due now; leave --watch out")
@@ -74,7 +74,7 @@ def _show_plan(table: Table, *, json: bool) -> None:
 
 
 def _watch(tables: list[Table], *, json: bool) -> None:
-    """Until SIGTERM or Ctrl-C, which end it in order."""
+    """Run upkeep of all tables until SIGTERM or Ctrl-C, which stop it cleanly."""
     telling = threading.Lock()
 
     def told(table: Table, outcome: TaskOutcome) -> None:

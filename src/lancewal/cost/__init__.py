@@ -1,7 +1,7 @@
-"""What a table costs on object storage, and which limits a load meets first.
+"""Computes what a table costs on object storage, and which limits a load reaches first.
 
-Everything is computed from the requests of each operation as they were counted
-(``measured``), from prices and from a load; nothing is asked of any storage.
+Everything is computed from the measured requests of each operation (``measured``), from prices and from a
+load. No request is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests, bytes and money: of a million rows, of an idle day, and of a day's load."""
+"""The requests, bytes and costs of a million operations, of an idle day, and of a day's load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lancewal.errors import InvalidInputError
 
 MILLION = 1_000_000
 GB = 1e9
-#: The shards of the operations that were measured on many.
+#: The number of shards in the operations that were measured on many shards.
 _MANY = 64
 _SSTABLES = 8
 _PUTS_OF_THREADS = 1024
@@ -21,7 +21,7 @@ _DUE_ENTRIES = 400
 
 @dataclass(frozen=True)
 class Prices:
-    """In dollars: per 1,000 requests, and per GB kept for a month. By default S3 Standard's in us-east-1."""
+    """Prices in dollars per 1,000 requests and per GB and month; by default S3 Standard in us-east-1."""
 
     put: float = 0.005
     get: float = 0.0004
@@ -47,7 +47,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a bill. ``stored`` bytes stay; those of the log and of SSTables for about a day."""
+    """One line of a bill: the requests by kind, and the bytes written and read."""
 
     name: str
     kinds: Mapping[str, float] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Line:
 
     @property
     def puts(self) -> float:
-        """PUT, LIST and the like."""
+        """The number of PUT, LIST and similar requests."""
         return sum(number for kind, number in self.kinds.items() if kind in WRITES_AND_LISTS)
 
     @property
     def gets(self) -> float:
-        """GET and HEAD."""
+        """The number of GET and HEAD requests."""
         return sum(n for kind, n in self.kinds.items() if kind not in WRITES_AND_LISTS | FREE)
 
     def price(self, prices: Prices) -> float:
@@ -79,7 +79,7 @@ class Line:
 
 
 def per_million(load: Load) -> list[Line]:
-    """What a million of each costs, with the row size and the settings of ``load``."""
+    """What a million of each operation costs, with the row size and the settings of ``load``."""
     rows = MILLION * load.row_bytes
     flushes = rows / load.flushed_bytes
     return [
@@ -105,7 +105,7 @@ def per_million(load: Load) -> list[Line]:
 
 
 def per_idle_day(load: Load) -> list[Line]:
-    """What a day costs in which nothing is written."""
+    """What a day without writes costs."""
     shards = load.shards
     return [
         Line("a writer", _heartbeats(load)),
@@ -137,7 +137,7 @@ def _times(name: str, number: float) -> dict[str, float]:
 
 
 def _per_shard(name: str, number: float, shards: int) -> dict[str, float]:
-    """Between the figures for one shard and for many the requests grow evenly, and so beyond."""
+    """The requests for ``shards`` shards, computed linearly from the figures for one shard and for many."""
     one, many = measured()[name].kinds, measured()[f"{name}, {_MANY} shards"].kinds
     found = {}
     for kind in one.keys() | many.keys():
@@ -147,7 +147,7 @@ def _per_shard(name: str, number: float, shards: int) -> dict[str, float]:
 
 
 def _heartbeats(load: Load) -> dict[str, float]:
-    """A process writes its owner record and lists what is asked of it, however many shards it has."""
+    """The heartbeats of one process: it writes its owner record and lists requests to it, for all shards."""
     return {"PUT": load.heartbeats_per_day, "LIST": load.heartbeats_per_day}
 
 

@@ -1,4 +1,4 @@
-"""Which limits a load meets first, and what to set before it does."""
+"""Which limits a load reaches first, and what to change before it does."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from lancewal.cost.measured import measured
 from lancewal.maintenance import DEFAULT_COMMIT_BYTES
 from lancewal.shard import MAX_BUCKETS
 
-#: What S3 takes in a second for each prefix, before it has split it.
+#: Requests per second that S3 accepts for each prefix, before it has split the prefix.
 PUTS_PER_SECOND, GETS_PER_SECOND = 3_500, 5_500
-#: A listing has so many names a request.
+#: Names that one listing request returns.
 PAGE = 1_000
-#: Of a shard: so many requests are one after another when the log is listed.
+#: Log entries of a shard. To list this many takes 100 requests, one after the other.
 ENTRIES_KEPT = 100 * PAGE
-#: Reads that do not know them open so many within a second.
+#: SSTables that a read without cached handles can open within a second.
 SSTABLES_OF_A_SHARD = 64
-#: Each look at the base lists them.
+#: Versions of the base table. Each look at the table lists them.
 VERSIONS_KEPT = 3 * PAGE
-#: What a commit reads and writes, with all its indexes.
+#: How fast a commit reads and writes, including all indexes.
 COMMIT_BYTES_PER_SECOND = 50e6
-#: The part of a process's memory that MemTables may take; the rest is for rows on their way and caches.
+#: The share of a process's memory for MemTables; the rest is for rows in transit and caches.
 MEMTABLE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A figure of the load, the most it should be, and what to do when it is more."""
+    """A figure of the load, its upper limit, and what to do if it is higher."""
 
     name: str
     value: float
@@ -58,7 +58,7 @@ class Limit:
 
 
 def limits(load: Load) -> list[Limit]:
-    """All limits, the one that is met first before the others."""
+    """All limits, starting with the one that is reached first."""
     return sorted(_limits(load), key=lambda limit: -limit.share)
 
 
@@ -142,7 +142,7 @@ def _limits(load: Load) -> Iterator[Limit]:
 
 
 def _memory(load: Load) -> Limit:
-    """One MemTable fills while another is flushed, in each shard of a writer."""
+    """The limit of memory: in each shard of a writer, one MemTable fills while another is flushed."""
     shards = math.ceil(load.shards / load.writers)
     room = load.memory * MEMTABLE_SHARE
     held = min(2 * load.flushed_bytes, load.config.max_unflushed_memtable_bytes)
@@ -165,7 +165,7 @@ def _entries_kept(load: Load) -> float:
 
 
 def _rows(load: Load, figure: Callable[[Load], float], most: float) -> str:
-    """How many rows a put needs so that a figure is low enough, if that alone can do it."""
+    """How many rows a put needs so that a figure is low enough, if larger puts alone are enough."""
     rows = load.rows_per_put
     while figure(replace(load, rows_per_put=rows)) > most:
         rows *= 2
@@ -181,7 +181,7 @@ def _seconds(number: float) -> str:
     """
     if number < 60:
         return f"{number:.2g} s"
-    # Rounded down: looking after a table too often does no harm.
+    # Rounded down, because maintenance that runs too often does no harm.
     return f"{number // 60:.0f} min" if number < 7200 else f"{number // 3600:.0f} h"
 
 

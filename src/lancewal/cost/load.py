@@ -1,4 +1,4 @@
-"""A load: how much is written to a table, by how many, and how often it is looked after."""
+"""A load: how much is written to a table, by how many writers, and how often it is maintained."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Load:
     """What is written in a day, spread evenly over the day and over the shards.
 
     ``writers`` are processes or Spark executors with ``memory`` bytes each. A put of several rows has rows of
-    as many shards as it can. A feed, and a reader of one key, look every ``poll_seconds``. Compaction and
-    garbage collection run as often as the documentation advises, unless said otherwise.
+    as many shards as possible. A feed and a reader of one key poll every ``poll_seconds``. By default,
+    compaction and garbage collection run as often as the documentation advises.
 
     >>> load = Load(shards=1000, bytes_per_day=1e12, writers=100)
     >>> round(load.rows_per_second), round(load.flushes_per_day)
@@ -53,18 +53,18 @@ class Load:
 
     @property
     def puts_per_second_and_shard(self) -> float:
-        """Parts of puts that come to a shard."""
+        """How many parts of puts a shard gets per second."""
         return self.rows_per_second / self.rows_per_put * self.shards_of_a_put / self.shards
 
     @property
     def entries_per_day(self) -> float:
-        """WAL entries of all shards: puts that come during one round trip share an entry, up to its size."""
+        """WAL entries of all shards. Puts during one round trip share an entry, up to its size limit."""
         shared = min(self.puts_per_second_and_shard, 1 / ROUND_TRIP) * self.shards * DAY
         return max(shared, self.bytes_per_day / self.config.max_wal_buffer_size)
 
     @property
     def flushed_bytes(self) -> float:
-        """What a MemTable holds when it is flushed, by whichever of its three limits comes first."""
+        """How many bytes a MemTable holds when it is flushed: the lowest of its three limits."""
         config = self.config
         part = self.row_bytes * self.rows_per_put / self.shards_of_a_put
         return min(
@@ -79,12 +79,12 @@ class Load:
 
     @property
     def compactions_per_day(self) -> float:
-        """Those that find something to do."""
+        """Compactions that find something to do."""
         return min(DAY / self.compact_seconds, self.flushes_per_day)
 
     @property
     def heartbeats_per_day(self) -> float:
-        """Of one writing process, three in a lease: it says that it lives, and looks for requests."""
+        """Heartbeats of one writing process, three per lease; each renews its record and polls requests."""
         return 3 * DAY / self.config.owner_lease.total_seconds()
 
     @property

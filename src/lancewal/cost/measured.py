@@ -1,7 +1,7 @@
-"""The requests of every operation, as they were counted in front of an S3 server.
+"""The requests of every operation, counted in front of an S3 server.
 
-``requests.json`` is written by ``python -m bench.requests --write`` in a source checkout; a test counts them
-again and fails when an operation needs more.
+``python -m bench.requests --write`` in a source checkout writes ``requests.json``. A test counts the requests
+again and fails if an operation needs more.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-#: What S3 does not charge for.
+#: Requests that S3 does not charge for.
 FREE = frozenset({"DELETE", "DELETE MANY"})
-#: The dearer requests; all others are priced as GET.
+#: The more expensive requests; all others have the price of GET.
 WRITES_AND_LISTS = frozenset({"PUT", "POST", "COPY", "LIST"})
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One operation: its requests by kind, the longest chain of them, and the bytes of their bodies.
+    """One operation: its requests by kind, the longest chain of dependent requests, and the bytes of bodies.
 
-    ``plain`` is the number of requests and the depth of plain Lance for the same, where it can do it.
+    ``plain`` is the number of requests and the depth for the same operation in plain Lance, if it has one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Measured:
 
 @lru_cache(maxsize=1)
 def measured() -> Mapping[str, Measured]:
-    """Every operation by its name, in the order of the table in the documentation.
+    """Every operation by name, in the order of the table in the documentation.
 
     >>> measured()["durable put"].kinds
     {'PUT': 1}

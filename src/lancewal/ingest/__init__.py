@@ -1,4 +1,4 @@
-"""Files into a table, each row exactly once."""
+"""Ingests files into a table, each row exactly once."""
 
 from lancewal.ingest.files import Format, SourceFile, directories_of, find_files, watch
 from lancewal.ingest.job import Ingestion, IngestReport, LocalParts, PreparedPart, Step

@@ -1,4 +1,4 @@
-"""Files to ingest: finding them, their formats, and their identity."""
+"""Finds files to ingest, their formats, and their identity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDINGS = {
     ".feather": Format.ARROW,
     ".lance": Format.LANCE,
 }
-#: Compressed streams, which are unpacked while they are read.
+#: The endings of compressed files, which are unpacked while they are read.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _COMPRESSIBLE = (Format.CSV, Format.TSV, Format.JSON_LINES)
 _LANCE_MARK = "_versions"
@@ -50,8 +50,8 @@ _LANCE_MARK = "_versions"
 class SourceFile:
     """A file, or a Lance table, which counts as one file.
 
-    A file is the same as before if its name, ``size`` and ``modified`` (nanoseconds) are; for a Lance
-    table ``size`` is 0 and ``modified`` its version.
+    A file counts as the same as before if its name, ``size`` and ``modified`` (nanoseconds) are the same. For
+    a Lance table ``size`` is 0 and ``modified`` is its version.
     """
 
     filesystem: pafs.FileSystem
@@ -70,7 +70,7 @@ class SourceFile:
         return self.size, self.modified
 
     def is_unchanged(self) -> bool:
-        """Whether the file is as it was when it was found; a version of a Lance table never changes."""
+        """Whether the file is unchanged since it was found; a version of a Lance table never changes."""
         if self.format is Format.LANCE:
             return True
         info = _info(self.filesystem, self.path, str(self))
@@ -80,11 +80,11 @@ class SourceFile:
 def find_files(
     paths: Iterable[str | os.PathLike[str]], format: Format | str | None = None
 ) -> list[SourceFile]:
-    """All files at ``paths``, in the order given; those of a directory sorted by name, subdirectories too.
+    """All files at ``paths``, in the given order; the files of a directory, with subdirectories, by name.
 
-    The name's ending tells the format, unless ``format`` does. In a directory, files with other
-    endings and hidden files (names that start with ``.`` or ``_``) are left out; a file that was
-    named and has no known format is refused.
+    The ending of a name decides the format, unless ``format`` is given. In a directory, files with other
+    endings and hidden files (names that start with ``.`` or ``_``) are left out. A file that is itself among
+    ``paths`` and has no known format is refused.
 
     >>> find_files(["/no/such/file.csv"])
     Traceback (most recent call last):
@@ -111,7 +111,7 @@ def directories_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def format_of(name: str) -> Format | None:
-    """The format that a file's name tells.
+    """The format by a file's name; ``None`` if its ending is unknown.
 
     >>> format_of("events-7.jsonl.gz"), format_of("notes.txt")
     (<Format.JSON_LINES: 'jsonl'>, None)
@@ -166,7 +166,7 @@ def _below(
                 yield from _below(filesystem, info.path, prefix, wanted, info.path)
         elif info.type == pafs.FileType.File:
             kind = format_of(info.base_name)
-            # In a directory the ending still selects; a given format is for files without an ending.
+            # In a directory the ending still selects files. A given format is for files without an ending.
             if kind is None and wanted is not None and "." not in info.base_name:
                 kind = wanted
             if kind is not None and kind is not Format.LANCE and wanted in (None, kind):
@@ -174,10 +174,10 @@ def _below(
 
 
 def _filesystem(path: str) -> tuple[pafs.FileSystem, str, str]:
-    """The file system, the path in it, and what comes before paths when they are shown."""
+    """The file system, the path in it, and the prefix for paths in messages."""
     if "://" not in path:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path)), ""
-    # Unlike a table's URI, one of pyarrow may contain a key and its secret.
+    # Unlike a table's URI, pyarrow's URIs may contain a key and its secret.
     remember_password(path)
     try:
         filesystem, root = pafs.FileSystem.from_uri(path)
@@ -225,11 +225,11 @@ def watch(
     poll_interval: float = 2.0,
     wait: Callable[[float], object] | None = None,
 ) -> Iterator[list[SourceFile]]:
-    """The complete files, looked for again and again until ``stop()`` is true.
+    """The complete files, polled until ``stop()`` is true.
 
-    A file counts as complete when two looks in a row found it the same. Its age does not count: its
-    clock may be behind this machine's. A slow writer should use a name that starts with a dot
-    and rename the file when it is complete.
+    A file counts as complete if two polls in a row found it unchanged. Its age does not count, because the
+    clock that stamped it may differ from this machine's. A slow writer should use a name that starts with a
+    dot and rename the file when it is complete.
     """
     pause = wait or threading.Event().wait
     places = list(paths)

@@ -1,7 +1,7 @@
-"""Files into a table, each row exactly once, however often the job is cut off and run again.
+"""Ingests files into a table, each row exactly once, however often the job is interrupted and rerun.
 
-A file is one part, or several if it is large. A part is entered in the journal of its
-directory before any of its rows is written, and is written to all its shards as one transaction
+A file is one part, or several if it is large. A part is recorded in the journal of its
+directory before any of its rows is written. Then it is written to all its shards as one transaction
 under the journal's version.
 """
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 #: Parts up to this size go to the WAL; larger ones become SSTables at once.
 WAL_PART_BYTES = 32 << 20
-#: A longer file is cut into parts; after an interruption at most one part is repeated.
+#: A larger file is cut into parts; after an interruption at most one part is repeated.
 MAX_PART_BYTES = 1 << 30
 
 _CONCURRENT_SHARDS = 4
@@ -51,7 +51,7 @@ _CONCURRENT_SHARDS = 4
 
 @dataclass(frozen=True)
 class Step:
-    """How far a file was read: its rows, and the fraction of it from 0 to 1."""
+    """How far a file was read: the number of rows, and the fraction from 0 to 1."""
 
     file: SourceFile
     rows: int
@@ -72,7 +72,7 @@ class PreparedPart(Protocol):
 
 
 class Parts(Protocol):
-    """A way to bring files into a table."""
+    """A way to write files to a table."""
 
     #: Bytes written to the WAL and not flushed yet.
     wal_bytes: int
@@ -81,15 +81,14 @@ class Parts(Protocol):
         """The next part of a file, from row ``start`` on; refuses rows that the table cannot take."""
 
     def prepare_again(self, file: SourceFile, part: Part) -> PreparedPart:
-        """Exactly the rows of a part that another run has begun to write."""
+        """Prepare exactly the rows of a part that another run has begun to write."""
 
 
 class LocalParts:
     """Reads files and writes their rows in this process, with bounded memory.
 
-    Small parts become one WAL entry per shard, large ones SSTables that are staged and then
-    published. There is no writer with MemTables in between, because nobody waits for single
-    rows here.
+    Small parts become one WAL entry per shard. Large ones become SSTables that are staged and then
+    published. No writer with MemTables is involved, because nobody waits for single rows here.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class LocalParts:
         return self._prepare(file, start, None, self._max_part_bytes)
 
     def prepare_again(self, file: SourceFile, part: Part) -> PreparedPart:
-        # Never cut: a transaction has the same rows in every run.
+        # Never cut again, because a transaction must have the same rows in every run.
         return self._prepare(file, part.start, part.stop, sys.maxsize)
 
     def _prepare(self, file: SourceFile, start: int, stop: int | None, max_bytes: int) -> PreparedPart:
@@ -176,7 +175,7 @@ class _LocalPart:
     def write(self, transaction: Transaction) -> int:
         take_over = self._parts.take_over
         if self._stager is None and take_over != "now" and (take_over == "never" or is_owned(self._store)):
-            # Whoever writes there would be fenced by a claim; it can adopt SSTables.
+            # A claim would fence the shards' owners, so stage SSTables, which the owners can adopt.
             self._stager = Stager(self._base, self._store, self._router)
             for batch in self._held:
                 self._stager.add(batch)
@@ -252,13 +251,13 @@ def _refusal(
     return text if part_start == 0 else f"{text} (the first {part_start} rows of the file are in the table)"
 
 
-#: After writing this many bytes to the WAL the job flushes: unflushed rows slow readers down.
+#: After this many bytes written to the WAL the job flushes, because unflushed rows slow readers down.
 FLUSH_AFTER_BYTES = 128 << 20
 
 
 @dataclass
 class IngestReport:
-    """What a run did. ``refused`` has the reason for each file whose rows the table did not accept."""
+    """What all runs did. ``refused`` has the reason for each file whose rows the table did not accept."""
 
     files: int = 0
     rows: int = 0
@@ -267,10 +266,11 @@ class IngestReport:
 
 
 class Ingestion:
-    """Takes files into one table.
+    """Ingests files into one table.
 
-    Where another process writes to the table, it adopts the rows as SSTables, in its own order. Shards that
-    nobody has are taken over for a moment: **a writer that nobody knows of (Lance's own) is fenced**.
+    If another process owns shards of the table, it adopts the rows as SSTables, in its own order. Shards
+    without an owner are taken over for a moment: **a writer that is not known as an owner, such as Lance's
+    own, is fenced**.
 
     >>> import tempfile, lance, lancewal, pathlib, pyarrow as pa
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -300,11 +300,13 @@ class Ingestion:
         take_over: TakeOver = "when_gone",
         store: ObjectStore | None = None,
     ) -> None:
-        """``source`` names where the files come from, by default their directory. ``again`` ingests
-        files that were ingested before; ``drop_unknown`` leaves out columns that the table lacks.
-        ``taken`` is called with each finished file and the number of its rows in this run. ``parts``
-        is another way to write files. ``take_over`` is about shards that another process has: "now" takes
-        them from it, "never" refuses the files. Tests pass a faulty ``store``."""
+        """``source`` names where the files come from, by default their directory.
+
+        ``again`` ingests files that were ingested before. ``drop_unknown`` leaves out columns that the table
+        lacks. ``taken`` is called with each finished file and the number of its rows. ``parts`` is another
+        way to write files. ``take_over`` is about shards that another process owns: "now" takes them over,
+        "never" refuses the files. Tests pass a faulty ``store``.
+        """
         self._take_over = checked_take_over(take_over)
         self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
         self._source = source
@@ -318,7 +320,7 @@ class Ingestion:
     def run(self, files: Iterable[SourceFile], *, skip_refused: bool = False) -> IngestReport:
         """Ingest every file that was not ingested before; the report covers all runs of this object.
 
-        A refused file ends the run; with ``skip_refused`` the report names it instead.
+        A refused file ends the run with an error; with ``skip_refused`` the report names it instead.
         """
         for source, group in itertools.groupby(files, key=lambda file: self._source or file.source):
             journal = Journal(self._store, source)
@@ -356,7 +358,7 @@ class Ingestion:
         return left
 
     def give_up(self, source: str) -> Part | None:
-        """Forget the part that an earlier run left unfinished; the rows that it wrote stay."""
+        """Forget the part that an earlier run left unfinished, and return it; rows that were written stay."""
         journal = Journal(self._store, self._source or source)
         state = journal.read()
         if state.unfinished is not None:
@@ -388,7 +390,7 @@ class Ingestion:
             prepared = self._parts.prepare(file, start)
             version = state.version + 1
             if not journal.begin(version, prepared.part):
-                # Another process ingests from here too, and may have written this part.
+                # Another process ingests from this directory too, and may have written this part.
                 state = self._settled(journal, others)
                 continue
             rows = prepared.write(journal.transaction(version))

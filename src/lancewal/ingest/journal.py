@@ -1,14 +1,14 @@
-"""The journal, kept in the table, of the files of a directory that are in the table already.
+"""The journal of the files of a directory that are in the table already. It is stored in the table.
 
-There is, for each directory that files came from::
+For each directory that files came from there is::
 
     _mem_wal/_lancewal/ingest/{digest of the directory}/
         {version}.part.json     rows start to stop of one file are about to be written
         {version}.all.json      every file that was finished by this version
 
 A part is written to the table as one transaction under its version. So an interrupted run
-leaves at most one part that only some shards have, and the next run writes it to the others. Of
-several processes that ingest from the same directory one wins each version; the others read
+leaves at most one part that only some shards have, and the next run writes it to the others. If
+several processes ingest from the same directory, one of them wins each version, and the others read
 the journal again.
 """
 
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 INGEST_DIR = f"{layout.OWN_DIR}/ingest"
 
-#: After this many parts since the last summary a new one is written.
+#: A summary is written after every so many versions.
 _PARTS_PER_SUMMARY = 64
 _NAME = re.compile(r"(\d{20})\.(part|all)\.json")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` to ``stop`` (``None``: the end) of a file; ``last`` if the file ends with them."""
+    """Rows ``start`` to ``stop`` of a file (``None`` is the end); ``last`` says that the file ends there."""
 
     name: str
     size: int
@@ -69,10 +69,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """What the journal says. ``version`` is that of the newest part.
+    """What the journal says. ``version`` is the version of the newest part.
 
-    ``unfinished`` is that part while it is not known to be in all its shards; ``files`` then does
-    not include it.
+    ``unfinished`` is that part while it is not known to be in all its shards. ``files`` does not include it
+    then.
     """
 
     version: int = -1
@@ -94,13 +94,13 @@ class State:
         return known if known and (known.size, known.modified) == file.identity else None
 
     def with_part(self, version: int, part: Part) -> State:
-        """The state once ``part`` is written."""
+        """The state after ``part`` is written."""
         taken = Progress(part.size, part.modified, part.stop or 0, part.last)
         return State(version, {**self.files, part.name: taken})
 
 
 class Journal:
-    """The record of one directory."""
+    """The journal of one directory."""
 
     def __init__(self, store: ObjectStore, source: str) -> None:
         self.source = source
@@ -128,11 +128,11 @@ class Journal:
         path = f"{self._directory}/{version:020d}.part.json"
         if self._store.put_if_absent(path, encode_record(record)) is not PutOutcome.CREATED:
             return False
-        # The name of a version that was written and summarised is free again.
+        # A version that was written and summarised has no part record any more, so its name is free again.
         return not self.is_written(version)
 
     def summarise(self, state: State) -> None:
-        """Replace many parts by one record, from time to time. All of ``state`` must be written."""
+        """From time to time, replace many part records with one. All of ``state`` must be written."""
         if (state.version + 1) % _PARTS_PER_SUMMARY:
             return
         record = {

@@ -1,4 +1,4 @@
-"""The rows of a file as Arrow batches, whatever format it has; never the whole file at once."""
+"""Reads the rows of a file of any known format as Arrow batches, never the whole file at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ARROW_MAGIC = b"ARROW1"
 
 @dataclass(frozen=True)
 class Opened:
-    """An open file; ``fraction`` is about how much of it was read, from 0 to 1."""
+    """An open file; ``fraction`` returns about how much of it was read, from 0 to 1."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -36,7 +36,7 @@ class Opened:
 def open_file(file: SourceFile, table: pa.Schema | None = None, *, drop_unknown: bool = False) -> Opened:
     """Open a file to read it once.
 
-    ``table`` has the table's columns: text in the file is read as their types. ``drop_unknown``
+    ``table`` has the table's columns, and text in the file is read as their types. ``drop_unknown``
     leaves out columns that the table does not have.
     """
     try:
@@ -82,7 +82,7 @@ def _separated(file: SourceFile, table: pa.Schema | None) -> Opened:
     nested = sorted(name for name, type_ in types.items() if pa.types.is_nested(type_))
     options = pacsv.ConvertOptions(
         column_types={name: _read_as(type_) for name, type_ in types.items() if name not in nested},
-        # Nothing between two separators is null; "" is an empty text.
+        # An empty field is null. A quoted empty field, "", is an empty text.
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
@@ -150,7 +150,7 @@ def _lance(file: SourceFile, table: pa.Schema | None) -> Opened:
         total = dataset.count_rows()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        # In order: a second reading must find the same rows at the same places.
+        # In order, because a second read must find the same rows at the same positions.
         with lance_errors(action):
             yield from dataset.to_batches(batch_size=_BATCH_ROWS, scan_in_order=True)
 
@@ -163,7 +163,7 @@ def _counted(
     total: int,
     weight: Callable[[pa.RecordBatch], int] = lambda batch: int(batch.num_rows),
 ) -> Opened:
-    """Batches whose weights add up to ``total``, from which the fraction is computed."""
+    """An open file whose batches have weights that add up to ``total``; these give the fraction."""
     read = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -176,7 +176,7 @@ def _counted(
 
 
 class _Stream:
-    """A file as a stream, unpacked if its name says so, that knows how far it was read."""
+    """A file as a stream that knows how far it was read; unpacked if its name says that it is compressed."""
 
     def __init__(self, file: SourceFile) -> None:
         self._size = max(file.size, 1)

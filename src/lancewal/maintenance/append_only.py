@@ -1,30 +1,31 @@
-"""Compaction of a table without a primary key: append once, whoever dies when.
+"""Compaction of a table without a primary key: appends each row once, even if compactors are killed.
 
-Lance cannot append and mark in one commit. What it can do in one commit is replace the list of
-fragments and the columns' metadata (a ``Merge``), and it refuses that when anything has
-changed the rows or the columns since the version it was made for. That gives:
+Lance cannot append and mark in one commit. It can replace the list of fragments and the columns' metadata
+in one commit (a ``Merge``), and it refuses that commit if anything has changed the rows or the columns since
+the version that the commit was made for. So the steps are:
 
 1. Open the newest version and see how far it holds each shard, by marker or tag.
-2. Write the rows above that as new data files, of all shards together. Nobody sees them yet.
+2. Write the rows of all later generations, of all shards together, as new data files. No reader sees them
+   yet.
 3. Commit a version that has the old fragments, the new ones, and for each shard the tag "this shard is held
    up to generation g" (see :mod:`lancewal.base.markers`).
-4. Commit the markers, by a merge of nothing.
+4. Commit the markers, with a merge that has no rows.
 5. Remove the tags, once for all shards (:func:`remove_tags`).
 
-A shard that others compacted after step 1, or that cannot be read, is left out: the files are
-written again without it.
+If another compactor has compacted a shard after step 1, or a shard cannot be read, the files are written
+again without it.
 
 **No row is doubled.** Two compactors that both found g missing in version v both try to replace
 v. Lance lets one pass; the other is refused, looks at the new version and finds the tag. This
 holds however long either of them was stopped, because what counts is the version, not time.
 **No row is lost**, because the marker comes after the rows. **Every reader sees each row once**:
-rows and tag come in one version, and with the tag the SSTables are left out. **Who is killed**
-before 3 leaves files that no version names (Lance's own cleanup removes them), after 3 a tag that
-the next compaction turns into a marker.
+rows and tag come in one version, and with the tag the SSTables are left out. **A compactor that is killed**
+before step 3 leaves files that no version names, and Lance's own cleanup removes them. After step 3 it
+leaves a tag, and the next compaction turns the tag into a marker.
 
-Work of others on the table that began before step 3 and commits after it goes through (appends,
-merges, updates, deletes), except what replaces fragments or columns: file compaction and schema
-changes are refused by Lance then, and have to be repeated.
+Other work on the table that began before step 3 and commits after it succeeds (appends, merges, updates,
+deletes), unless it replaces fragments or columns. Lance refuses such work (file compaction, schema
+changes), and it has to be repeated.
 """
 
 from __future__ import annotations
@@ -69,15 +70,15 @@ from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-#: A commit that stood still for longer is given up: the versions that it would have to be compared
-#: with may be cleaned up by then.
+#: A commit that takes longer than this is given up: the versions that Lance would have to compare it
+#: with may have been cleaned up.
 _COMMIT_TIMEOUT = timedelta(seconds=30)
 
 _MESSAGE = "lancewal: append compacted generations"
 
 
 class AppendOnlyCompaction:
-    """Brings generations of shards into a base table that has no key; ``base`` is for the first attempt."""
+    """Appends generations of shards to a base table without a key; ``base`` is for the first attempt."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class AppendOnlyCompaction:
         self._progress = progress
         self._base = base
         self._report = PackReport.of(self._parts)
-        # Data files for one schema; written once, however often the commit has to be repeated.
+        # Data files for one schema. They are written once, even if the commit has to be retried.
         self._written: _Written | None = None
 
     def run(self) -> PackReport:
@@ -123,8 +124,8 @@ class AppendOnlyCompaction:
             written = self._written
             if written is not None and written.fits(entries, base):
                 break
-            # Writing takes its time. What is committed is made for a version that was just looked at:
-            # Lance compares with the versions since, and somebody may clean those up.
+            # Writing takes a while, so look at the newest version again before the commit. Lance compares
+            # the commit with all versions since the one that it is made for, and others may clean those up.
             self._written = self._write(base, entries)
         crash_point("append: files are written")
         self._commit(base, written)
@@ -140,7 +141,7 @@ class AppendOnlyCompaction:
         self._tell("appended", written.generations)
 
     def _write(self, base: BaseTable, entries: Generations) -> _Written | None:
-        """Step 2; ``None`` if a shard has failed, and the others have to be written without it."""
+        """Step 2; ``None`` if a shard has failed, so that the others have to be written without it."""
         rows: Counter[UUID] = Counter()
         failed: dict[UUID, Exception] = {}
         sums: list[RowSum] = []
@@ -155,7 +156,7 @@ class AppendOnlyCompaction:
                     storage_options=dict(self._store.storage_options) or None,
                 )
         except Exception:
-            # SSTables that are gone were compacted and collected by others: look again.
+            # Missing SSTables may have been compacted and collected by others: look again.
             newest = open_base(self._store)
             if any(newest.compacted_generation(each) > base.compacted_generation(each) for each in entries):
                 raise LostRaceError("generations were compacted meanwhile") from None
@@ -174,9 +175,10 @@ class AppendOnlyCompaction:
         failed: dict[UUID, Exception],
         sums: list[RowSum],
     ) -> Iterator[pa.RecordBatch]:
-        """All rows; counts those of each shard in ``rows``, and notes in ``failed`` whose cannot be read.
+        """All rows of all shards.
 
-        ``sums`` are those of the batches.
+        Counts the rows of each shard in ``rows``, appends the sum of each batch to ``sums``, and notes a
+        shard that cannot be read in ``failed``.
         """
         for shard_id, some in entries.items():
             try:
@@ -212,7 +214,7 @@ class AppendOnlyCompaction:
         operation = lance.LanceOperation.Merge(
             [*present, *written.fragments],
             with_column_metadata(dataset.lance_schema, tagged),
-            # No column is new: others may go on appending.
+            # No column is new, so others may keep appending.
             preserves_nullability=True,
         )
         with commit_errors("append the rows of a compaction"):
@@ -220,13 +222,13 @@ class AppendOnlyCompaction:
                 dataset,
                 lance.Transaction(dataset.version, operation, transaction_properties=said),
                 storage_options=dict(self._store.storage_options) or None,
-                # A second try of Lance's own would be made for the same, outdated version.
+                # Lance's own retry would be made for the same, outdated version.
                 max_retries=0,
                 commit_timeout=_COMMIT_TIMEOUT,
             )
 
     def _mark(self) -> None:
-        """Step 4, also for tags that somebody else left."""
+        """Step 4, also for tags that another compactor left."""
         base = open_base(self._store)
         stored = base.details.compacted
         held = {each: base.compacted_generation(each) for each in self._parts}
@@ -248,7 +250,7 @@ class AppendOnlyCompaction:
 
 @dataclass(frozen=True)
 class _Written:
-    """Data files of some generations, written for some columns, and how many rows of each shard they hold."""
+    """Data files of some generations, the schema they were written for, and their rows per shard."""
 
     generations: Mapping[UUID, list[int]]
     schema: TableSchema
@@ -299,7 +301,7 @@ def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
 
 
 def mark_pending(store: ObjectStore) -> list[UUID]:
-    """Finish appends that were interrupted before their marker; the shards it was done for."""
+    """Commit the markers of appends that were interrupted before step 4; returns their shards."""
 
     def attempt() -> list[UUID]:
         base = open_base(store)
@@ -319,9 +321,9 @@ def _mark_all(base: BaseTable, markers: Mapping[UUID, int]) -> None:
 
 
 def remove_tags(store: ObjectStore) -> bool:
-    """Step 5: remove the tags that markers cover; whether there were any.
+    """Step 5: remove the tags that markers cover; returns whether there were any.
 
-    Needed for nothing but tidiness: a tag at or below its marker means nothing.
+    This only tidies up: a tag at or below its marker has no effect.
     """
 
     def attempt() -> bool:

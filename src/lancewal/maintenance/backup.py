@@ -1,15 +1,15 @@
 """Backups: one consistent state of a table, copied to any store while writers and maintenance go on.
 
-A plain copy has files of different moments: a base version from before a compaction without the
+A plain copy mixes files of different moments: a base version from before a compaction without the
 SSTables that it compacted, or a manifest without the log that it relies on. A backup reads a state
-in the readers' order (shard manifests, ends of the logs, then the base version), and copies exactly
-the files of that state, in parts that other processes may take. If files of the state are collected in the
-meantime, it starts again.
+in the readers' order (shard manifests, ends of the logs, then the base version). It copies exactly
+the files of that state, in parts that other processes may copy. If files of the state are collected
+in the meantime, it starts again.
 
 Below the destination::
 
-    files/…                 files of tables, under names that never have another content, shared by backups
-    backups/{id}/…          what is small or may change under its name: WAL entries, manifests, records
+    files/…                 files of tables whose content never changes under their name, shared by backups
+    backups/{id}/…          files that are small or may change: WAL entries, manifests, records
     backups/{id}.json       the record: every file with its size and checksum, written last
 
 A backup without a record was not finished, and a restore ignores it. Files that the newest record
@@ -60,7 +60,7 @@ _PART_FILES = 256
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """A file of the table at ``path``, and its place below the backups' root."""
+    """A file of the table at ``path``, and where it is ``stored`` below the backups' root."""
 
     path: str
     stored: str
@@ -117,10 +117,10 @@ class BackupReport:
 
 @dataclass(frozen=True)
 class BackupPart:
-    """Some files of a state, for one task to copy: those of a shard, or some of the base table's.
+    """Some files of a state, for one task to copy: the files of one shard, or some files of the base table.
 
-    ``marker`` is the newest generation of the shard that the base holds, ``files`` are paths and sizes, and
-    ``known`` those files of the shard that an earlier backup has.
+    ``marker`` is the newest generation of the shard that the base holds. ``files`` are paths and sizes.
+    ``known`` are the files of this part that an earlier backup has.
     """
 
     backup_id: str
@@ -134,7 +134,7 @@ class BackupPart:
         return None if self.place is None else self.place.shard_id
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; of the shard's manifest the version alone."""
+        """The part as JSON; it names the shard's manifest by version only."""
         place = self.place
         shard = None
         if place is not None:
@@ -148,7 +148,7 @@ class BackupPart:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any], store: ObjectStore) -> BackupPart:
-        """Reads the shard's manifest, and raises ``FileNotFoundError`` if that was collected."""
+        """The part from JSON. Reads the shard's manifest; ``FileNotFoundError`` if that was collected."""
         place, marker = None, 0
         if found["shard"] is not None:
             shard_id, version, wal_end, marker = found["shard"]
@@ -176,14 +176,14 @@ class CopiedPart:
         return cls(files, found["copied_files"], found["copied_bytes"])
 
 
-#: Has parts copied, here or elsewhere; raises ``FileNotFoundError`` after the last if some were collected.
+#: Copies parts, here or in other processes; raises ``FileNotFoundError`` at the end if files were collected.
 Copying = Callable[[Sequence[BackupPart]], Iterable[CopiedPart]]
 
 
 def back_up(store: ObjectStore, destination: ObjectStore, copying: Copying | None = None) -> BackupReport:
     """Copy the current state of the table in ``store``; ``destination`` may hold earlier backups.
 
-    ``copying`` decides who copies the parts of the state: by default this process, one after the other.
+    ``copying`` copies the parts of the state. By default this process copies them one after the other.
     """
     started = time.perf_counter()
     if f"{destination.uri}/".startswith(f"{store.uri}/"):
@@ -193,7 +193,7 @@ def back_up(store: ObjectStore, destination: ObjectStore, copying: Copying | Non
     known = _known_files(destination)
     copied_files = copied_bytes = 0
     for attempt in range(1, _ATTEMPTS + 1):
-        # A new one for each: a task of the last attempt may still be writing.
+        # Each attempt has its own id: a task of the last attempt may still be writing.
         copier = _Copier(store, destination, _new_id())
         try:
             plan = _plan(store, copier.id, known)
@@ -228,12 +228,12 @@ def back_up(store: ObjectStore, destination: ObjectStore, copying: Copying | Non
 def copy_part(store: ObjectStore, destination: ObjectStore, part: BackupPart) -> CopiedPart:
     """Copy one part; raises ``FileNotFoundError`` if a file of it was collected in the meantime.
 
-    Who does it again, or at the same time, writes the same bytes to the same places.
+    Idempotent: a second task, later or at the same time, writes the same bytes to the same places.
     """
     copier = _Copier(store, destination, part.backup_id, part.known)
     files = copier.share(part.files)
     if part.place is not None:
-        # Copied first, because they are collected first.
+        # The log is copied first, because it is collected first.
         files += _log_files(store, copier, part.place)
         files += _shard_files(store, copier, part.place, part.marker)
     return CopiedPart(tuple(files), copier.copied_files, copier.copied_bytes)
@@ -268,7 +268,7 @@ def read_record(source: ObjectStore, backup_id: str | None = None) -> BackupReco
 
 
 def check_backup(source: ObjectStore, backup_id: str | None = None) -> list[str]:
-    """Read all files of a backup; returns a problem for each that is missing or damaged."""
+    """Read all files of a backup; returns one problem for each file that is missing or damaged."""
     record = read_record(source, backup_id)
 
     def problem(file: CopiedFile) -> str | None:
@@ -286,9 +286,9 @@ def check_backup(source: ObjectStore, backup_id: str | None = None) -> list[str]
 def restore_backup(
     source: ObjectStore, destination: ObjectStore, backup_id: str | None = None
 ) -> BackupRecord:
-    """Make a table from a backup, at a place where nothing is yet.
+    """Make a table from a backup, at a destination that is empty.
 
-    Every file is compared with its checksum. The base table's manifest comes last: an unfinished
+    Every file is compared with its checksum. The base table's manifest is copied last, so an unfinished
     restore leaves no table.
     """
     record = read_record(source, backup_id)
@@ -323,7 +323,7 @@ def _restore_file(source: ObjectStore, destination: ObjectStore, file: CopiedFil
 
 
 class _Copier:
-    """Copies files of a table to its backups, each once; ``known`` are those of earlier backups."""
+    """Copies files of a table to its backups, each once; ``known`` are the files of earlier backups."""
 
     def __init__(
         self, store: ObjectStore, destination: ObjectStore, backup_id: str, known: Iterable[CopiedFile] = ()
@@ -337,7 +337,7 @@ class _Copier:
         self._known = {file.path: file for file in known}
 
     def share(self, files: Iterable[tuple[str, int]]) -> list[CopiedFile]:
-        """Copy files that never change under their names, except those that are known."""
+        """Copy files that never change under their names; skips files that an earlier backup has."""
         return list(ordered_map(self._shared, files, self._workers))
 
     def _shared(self, file: tuple[str, int]) -> CopiedFile:
@@ -345,7 +345,7 @@ class _Copier:
         known = self._known.get(path)
         if known is not None and known.size == size:
             return known
-        # An earlier backup has a file of this name with another size, which must stay as it is.
+        # If an earlier backup has a file of this name with another size, that file must not be overwritten.
         stored = f"{_FILES}/{path}" if known is None else f"{_BACKUPS}/{self.id}/{path}"
         size, checksum = _copy(self._store, path, self._destination, stored)
         self._count(size)
@@ -364,7 +364,7 @@ class _Copier:
 
 
 def _known_files(destination: ObjectStore) -> dict[str, CopiedFile]:
-    """Files of the newest backup that are still there and may be shared, by their paths."""
+    """Files of the newest backup that still exist and may be shared, by path."""
     if not list_backups(destination):
         return {}
     there = {info.path: info.size for info in destination.list(_FILES)}
@@ -378,7 +378,7 @@ def _is_shared(file: CopiedFile) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A state that is to be copied: its parts, its small files, and those that need no copy."""
+    """A state to copy: its parts, its small files, and the known files, which need no copy."""
 
     created: str
     version: int
@@ -418,7 +418,7 @@ def _plan(store: ObjectStore, backup_id: str, known: Mapping[str, CopiedFile]) -
         else:
             missing.append((info.path, info.size))
     parts += [
-        # What is known of these has another size.
+        # Known files in these parts have another size than before.
         BackupPart(backup_id, files=some, known=tuple(known[path] for path, _ in some if path in known))
         for some in _in_parts(missing)
     ]
@@ -427,7 +427,7 @@ def _plan(store: ObjectStore, backup_id: str, known: Mapping[str, CopiedFile]) -
 
 
 def _in_parts(files: Sequence[tuple[str, int]]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Files in groups that a task copies in a moment, unless one alone is larger."""
+    """Files in groups that one task copies quickly; a file above the limit is a group of its own."""
     some: list[tuple[str, int]] = []
     for file in files:
         if some and (len(some) == _PART_FILES or sum(size for _, size in some) + file[1] > _PART_BYTES):
@@ -447,17 +447,17 @@ def _log_files(store: ObjectStore, copier: _Copier, place: ShardPlace) -> Iterat
 
 
 def _shard_files(store: ObjectStore, copier: _Copier, place: ShardPlace, marker: int) -> list[CopiedFile]:
-    """The SSTables that the base does not hold, and the manifest without the others."""
+    """Copy the SSTables that the base does not hold, and a manifest that names only these."""
     manifest, shard_id = place.manifest, place.shard_id
     pending = tuple(entry for entry in manifest.sstables if entry.generation > marker)
     files: list[CopiedFile] = []
     for entry in pending:
         directory = layout.sstable_dir(shard_id, entry.path)
         files += copier.share((info.path, info.size) for info in store.list(directory))
-        # A collection takes the versions first: while there is one, nothing was missing from the copy.
+        # Garbage collection deletes ``_versions`` first. If it still exists, the copy is complete.
         if not store.list(f"{directory}/_versions"):
             raise FileNotFoundError(f"SSTable {entry.path} of shard {shard_id} is gone")
-    # The same from every attempt of a task: each writes to the same place, and one is recorded.
+    # Every attempt of a task must write the same bytes: all write to the same place, and one is recorded.
     write_id = hashlib.sha256(f"{copier.id}/{shard_id}".encode()).digest()[:WRITE_ID_BYTES]
     data = bytes(encode_manifest(replace(manifest, sstables=pending), write_id))
     files.append(copier.keep(layout.manifest_file(shard_id, manifest.version), data))
@@ -483,7 +483,7 @@ def _base_files(store: ObjectStore, base: BaseTable) -> list[ObjectInfo]:
     listed = {info.path: info for directory in ("data", "_deletions") for info in store.list(directory)}
     if missing := sorted(wanted - set(listed)):
         raise FileNotFoundError(f"{missing[0]} of base version {base.version} is gone")
-    # Large values of a data file lie in a directory of its name.
+    # Large values of a data file are in a directory with the file's name.
     beside = tuple(f"{path.removesuffix('.lance')}/" for path in wanted)
     files = [info for path, info in listed.items() if path in wanted or path.startswith(beside)]
     for index in base.manifest.indexes:
@@ -492,7 +492,7 @@ def _base_files(store: ObjectStore, base: BaseTable) -> list[ObjectInfo]:
 
 
 def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, bytes]:
-    """lancewal's own records; ``begun_only`` leaves out those that say that something is done."""
+    """lancewal's own records; ``begun_only`` reads those of transactions, without those that say "done"."""
     found = {}
     prefix = TRANSACTIONS_DIR if begun_only else layout.OWN_DIR
     for info in store.list(prefix):
@@ -503,7 +503,7 @@ def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, b
         try:
             found[info.path] = store.get(info.path)
         except FileNotFoundError:
-            # Removed in the meantime: its transaction is over.
+            # Removed since the listing: its transaction is over.
             continue
     return found
 

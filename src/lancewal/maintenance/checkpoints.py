@@ -1,45 +1,46 @@
 """Checkpoints: named states of a table that stay readable until they are dropped.
 
-A checkpoint is the readers' snapshot as data (:mod:`lancewal.reader.state`): the base version, and of
-each shard the manifest, with the SSTables that this version does not hold, and where the WAL ended. No
-row is copied. The manifests are in the record itself, so old versions of them may be collected; the WAL
-entries and SSTables have to stay (:class:`NeededFiles`). A Lance tag keeps the base version through
+A checkpoint is the readers' snapshot as data (:mod:`lancewal.reader.state`). It holds the base version, and
+for each shard where the WAL ended and the manifest, with the SSTables that this version does not hold. No
+row is copied. The manifests are in the record itself, so old versions of them may be collected. The WAL
+entries and SSTables have to stay (:class:`NeededFiles`). A Lance tag protects the base version from
 Lance's ``cleanup_old_versions``.
 
-**Two objects.** ``NAME.TOKEN.begun`` announces a checkpoint, ``NAME.TOKEN.json`` is its record; the token
-is random, so that nobody who stood still for a while deletes a later checkpoint of the same name. It
-exists while *both* are there. Made: ``.begun``, state, tag, ``.json``. Dropped: tag, ``.begun``,
-``.json``; a drop that dies after the tag is repeated by the next one, and what is left after ``.begun``
-is nobody's checkpoint.
+**Two objects.** ``NAME.TOKEN.begun`` announces a checkpoint, ``NAME.TOKEN.json`` is its record. The token
+is random, so that a stalled process never deletes a later checkpoint of the same name. A checkpoint
+exists while *both* objects exist. To make it: ``.begun``, state, tag, ``.json``. To drop it: tag,
+``.begun``, ``.json``. If a drop dies after the tag, the next drop repeats it. Once ``.begun`` is gone, what
+is left is no longer a checkpoint.
 
-**Why a collector takes nothing from a checkpoint that was returned.** It reads the base version, then the
-shards, *then* lists the checkpoints, then deletes. Let the maker have announced, then read the shards,
+**Why a collector deletes nothing that a finished checkpoint needs.** The collector reads the base version,
+then the shards, *then* lists the checkpoints, then deletes. The maker announces, then reads the shards,
 then the base.
 
-- The collector's base is older than the checkpoint's: what it calls compacted is compacted in the
-  checkpoint's base too, because markers only grow, and the checkpoint does not need it. Its manifest is
-  older than the checkpoint's: what it calls flushed lies at or below the checkpoint's replay cursor as
-  well.
-- Otherwise the collector read later than the maker, who had announced before, so its listing shows
-  ``.begun``. With the record it keeps what the record names. Without it, it keeps all rows of all shards.
+- If the collector's base is older than the checkpoint's: generations that the collector calls compacted are
+  compacted in the checkpoint's base too, because markers only grow, so the checkpoint does not need them.
+  If its manifest is older than the checkpoint's: entries that the collector calls flushed are at or below
+  the checkpoint's replay cursor too.
+- Otherwise the collector read later than the maker, which had announced before. So the collector's listing
+  shows ``.begun``. If there is a record, it keeps what the record names. If not, it keeps all rows of all
+  shards.
 
-However long either of them stands still, no clock is in this. ``.begun`` stays while the checkpoint
-exists, because a listing of a local directory may miss a file that came meanwhile, but none that was
-there all the time.
+This holds however long either of them is stopped, because it does not depend on a clock. ``.begun`` stays
+while the checkpoint exists, because a listing of a local directory may miss a file that was created during
+the listing, but not one that existed all the time.
 
-**A maker that died** must not hold collection up for good. An announcement without a record that is old
-(by the storage's clock; being wrong costs the maker another attempt and nothing else) is *revoked*: the
-collector puts a void record in its place, if there is none. Of maker and collector one creates the
-object. If it is the maker, the collector reads it; if it is the collector, the maker is refused, and the
-announcement goes. Then the void record goes too; a maker that comes even later finds no announcement
-after its put, and gives up.
+**A maker that died** must not stop collection for good. An announcement without a record that is old
+is *revoked*: the collector puts a void record in place of the record, if there is none. (The age is by the
+storage's clock; if that is wrong, the maker has to try again, and nothing else happens.) Either the maker
+or the collector creates the object. If the maker does, the collector reads the record. If the collector
+does, the maker is refused, and the announcement is deleted. Then the void record is deleted too. A maker
+that is even later finds no announcement after its put, and gives up.
 
-**Lance's cleanup** never removes the newest version that it knows of, nor tagged ones. After the tag was
-made, the maker looks whether its version is still the newest, and begins again where it is not. So a
-cleanup that did not see the tag knew no newer version.
+**Lance's cleanup** never removes the newest version that it knows, nor tagged ones. After the maker has set
+the tag, it checks whether its version is still the newest, and starts again if not. So a cleanup that did
+not see the tag knew no newer version.
 
-**Damage.** A record that cannot be read is an error for who opens it; a collector then keeps all rows of
-all shards until it is dropped: what it needs, nobody knows.
+**Damage.** To open a record that cannot be read is an error. What the checkpoint needs is then unknown, so
+collectors keep all rows of all shards until it is dropped.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,99}")
 _FILE = re.compile(r"(.+)\.([0-9a-f]{16})\.(begun|json)")
 _TAG = re.compile(r"lancewal-.+-[0-9a-f]{16}")
-#: For how long an announcement holds collection up, if its maker does not finish.
+#: How long an announcement stops collection, if its maker does not finish.
 _ANNOUNCED_FOR = timedelta(hours=1)
-#: Each attempt fails only when somebody committed to the base table in between.
+#: Each attempt fails only if somebody committed to the base table in between.
 _ATTEMPTS = 16
 _REMOTE_READERS = 16
-#: Beyond that a date has no name.
+#: Keeps expiry dates within the range of ``datetime``.
 _LONGEST = timedelta(days=365_000)
 
 
@@ -85,9 +86,9 @@ _LONGEST = timedelta(days=365_000)
 class Checkpoint:
     """A named state of a table, as ``table.checkpoints()`` lists it.
 
-    ``version`` is that of the base table. Times are by the storage's clock; from ``expires`` on the next
-    garbage collection drops it, ``None`` is never. ``problem`` says why it cannot be read, and is ``None``
-    while it can.
+    ``version`` is the version of the base table. Times are by the storage's clock. The first garbage
+    collection after ``expires`` drops the checkpoint; ``None`` means never. ``problem`` says why it cannot be
+    read, and is ``None`` if it can.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -103,7 +104,7 @@ class Checkpoint:
     problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The checkpoint as JSON values."""
         return {
             "name": self.name,
             "created": self.created.isoformat(),
@@ -143,7 +144,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a listing shows of one checkpoint; what is half dropped or void is ``is_over``."""
+    """The objects of one checkpoint in a listing; ``is_over`` if its announcement is gone."""
 
     place: _Place
     announced: ObjectInfo | None
@@ -162,7 +163,7 @@ class _Record:
     keep: timedelta | None = None
 
     def encode(self) -> bytes:
-        # What only this call writes, for put_if_absent.
+        # put_if_absent needs bytes that only this call writes.
         content: dict[str, Any] = {"format": _FORMAT, "write_id": secrets.token_hex(8)}
         if self.state is None:
             return encode_record({**content, "void": True})
@@ -251,7 +252,7 @@ def create_checkpoint(store: ObjectStore, name: str, *, keep: timedelta | None =
 
 
 def _refuse_taken(store: ObjectStore, place: _Place) -> None:
-    """Refuse a name that another checkpoint has. Of two makers at a time at least one sees the other."""
+    """Refuse a name that another checkpoint has. Of two concurrent makers, at least one sees the other."""
     for other in _stored(store):
         if other.place.name != place.name or other.place.token == place.token or other.is_over:
             continue
@@ -265,7 +266,7 @@ def _refuse_taken(store: ObjectStore, place: _Place) -> None:
 
 
 def _tagged_state(store: ObjectStore, place: _Place) -> TableState:
-    """The newest state, whose base version is tagged and was the newest one even then."""
+    """The newest state. Its base version is tagged, and was still the newest one after that."""
     reader = StateReader(store, live_writers=False)
     is_tagged = False
     for _ in range(_ATTEMPTS):
@@ -280,7 +281,7 @@ def _tagged_state(store: ObjectStore, place: _Place) -> TableState:
             except ValueError as error:
                 if not _is_missing(error):
                     raise
-                continue  # cleaned up meanwhile: there is a newer one
+                continue  # the version was cleaned up meanwhile, so there is a newer one
         crash_point("checkpoint: a version is tagged")
         if reader.base().version == state.version:
             return replace(state, shards=tuple(_pending(store, base, each) for each in state.shards))
@@ -291,14 +292,14 @@ def _tagged_state(store: ObjectStore, place: _Place) -> TableState:
 
 
 def _pending(store: ObjectStore, base: BaseTable, place: ShardPlace) -> ShardPlace:
-    """``place`` without the SSTables that the base holds, and without what only this process has."""
+    """``place`` without the SSTables that the base holds, and without rows that only this process has."""
     held = held_generation(base, store, place.manifest)
     pending = tuple(entry for entry in place.manifest.sstables if entry.generation > held)
     return ShardPlace(replace(place.manifest, sstables=pending), place.wal_end)
 
 
 def _withdraw(store: ObjectStore, place: _Place) -> None:
-    """Take back what was not finished; what cannot be reached now, collections take back later."""
+    """Remove an unfinished checkpoint; if that fails now, garbage collection does it later."""
     try:
         _remove(store, place)
     except LanceWalError as error:
@@ -306,7 +307,7 @@ def _withdraw(store: ObjectStore, place: _Place) -> None:
 
 
 def _remove(store: ObjectStore, place: _Place, dataset: lance.LanceDataset | None = None) -> None:
-    """Tag, announcement, record, in this order."""
+    """Delete the tag, the announcement and the record, in this order."""
     if dataset is None:
         dataset = open_base(store).dataset
     with lance_errors(f"drop the tag of the checkpoint {place.name!r}"):
@@ -327,7 +328,7 @@ def _is_missing(error: ValueError) -> bool:
 
 
 def drop_checkpoint(store: ObjectStore, name: str) -> None:
-    """Drop a checkpoint, damaged ones too; refuses a name that there is none of."""
+    """Drop a checkpoint, even a damaged one; refuses an unknown name."""
     found = [each for each in _stored(store) if each.place.name == name and not each.is_over]
     if not found:
         raise _unknown(store, name)
@@ -336,19 +337,19 @@ def drop_checkpoint(store: ObjectStore, name: str) -> None:
 
 
 def drop_checkpoint_tags(dataset: lance.LanceDataset) -> None:
-    """Drop the tags of all checkpoints, also of those that are half made or half dropped."""
+    """Drop the tags of all checkpoints, including half made and half dropped ones."""
     with lance_errors("drop the tags of checkpoints"):
         for tag in filter(is_checkpoint_tag, tagged_versions(dataset)):
             dataset.tags.delete(tag)
 
 
 def list_checkpoints(store: ObjectStore) -> list[Checkpoint]:
-    """All checkpoints, oldest first; those that cannot be read say why."""
+    """All checkpoints, oldest first; those that cannot be read have a ``problem``."""
     return [checkpoint for checkpoint, _ in read_checkpoints(store)]
 
 
 def read_checkpoints(store: ObjectStore) -> list[tuple[Checkpoint, TableState | None]]:
-    """As :func:`list_checkpoints`, each with the state that it names; ``None`` where it cannot be read."""
+    """Like :func:`list_checkpoints`, each with the state that it names; ``None`` if it cannot be read."""
 
     def shown(stored: _Stored) -> tuple[Checkpoint, TableState | None] | None:
         assert stored.announced is not None
@@ -366,7 +367,7 @@ def read_checkpoints(store: ObjectStore) -> list[tuple[Checkpoint, TableState | 
 
 
 def checkpoint_state(store: ObjectStore, name: str) -> TableState:
-    """The state that a checkpoint names; :class:`StorageError` where its record is damaged."""
+    """The state that a checkpoint names; raises :class:`StorageError` if its record is damaged."""
     for each in _stored(store):
         if each.place.name == name and not each.is_over and each.recorded is not None:
             record = _read(store, each.place)
@@ -382,7 +383,7 @@ def _unknown(store: ObjectStore, name: str) -> InvalidInputError:
 
 
 def _read(store: ObjectStore, place: _Place) -> _Record | None:
-    """The record; ``None`` when it is gone."""
+    """The record; ``None`` if it is gone."""
     try:
         return _Record.decode(store.get(place.record), place.record, store.uri)
     except FileNotFoundError:
@@ -390,7 +391,7 @@ def _read(store: ObjectStore, place: _Place) -> _Record | None:
 
 
 def _stored(store: ObjectStore) -> list[_Stored]:
-    """All that is stored of checkpoints."""
+    """All checkpoints in storage, including unfinished and half dropped ones."""
     files: dict[_Place, dict[str, ObjectInfo]] = defaultdict(dict)
     for info in store.list(layout.CHECKPOINTS_DIR):
         match = _FILE.fullmatch(info.path.removeprefix(f"{layout.CHECKPOINTS_DIR}/"))
@@ -403,18 +404,18 @@ def _stored(store: ObjectStore) -> list[_Stored]:
 
 @dataclass
 class NeededFiles:
-    """What a collection has to leave to checkpoints."""
+    """The files that a collection must keep for checkpoints."""
 
-    #: Why all rows of all shards stay; ``None`` where it is known what is needed.
+    #: Why all rows of all shards stay; ``None`` if it is known what is needed.
     everything: str | None = None
     _sstables: dict[tuple[UUID, str], str] = field(default_factory=dict)
     _entries: dict[UUID, list[tuple[range, str]]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def read(cls, store: ObjectStore, now: datetime, *, dry_run: bool) -> NeededFiles:
-        """What those need that are there now, and drop those that are over, unless it is a dry run.
+        """What the checkpoints need that exist now. Drops those that are over, except in a dry run.
 
-        Called after the state was read that says what is garbage.
+        Must be called after the state that decides what is garbage was read.
         """
         found = cls()
         keeper = _Keeper(store, now, dry_run)
@@ -433,14 +434,14 @@ class NeededFiles:
                 self._sstables[place.shard_id, entry.path] = reason
 
     def needs_entry(self, shard_id: UUID, position: int) -> str | None:
-        """Why a WAL entry has to stay; ``None`` when it need not."""
+        """Why a WAL entry has to stay; ``None`` if it need not."""
         if self.everything is not None:
             return self.everything
         needed: Sequence[tuple[range, str]] = self._entries.get(shard_id, ())
         return next((reason for positions, reason in needed if position in positions), None)
 
     def needs_sstable(self, shard_id: UUID, name: str) -> str | None:
-        """Why an SSTable has to stay; ``None`` when it need not."""
+        """Why an SSTable has to stay; ``None`` if it need not."""
         return self.everything or self._sstables.get((shard_id, name))
 
 
@@ -453,7 +454,7 @@ class _Keeper:
     dry_run: bool
 
     def needed(self, stored: _Stored) -> tuple[str, TableState] | str | None:
-        """Name and state of a checkpoint that needs files; why everything has to stay; or ``None``."""
+        """The name and state of a checkpoint that needs files, or why everything has to stay, or ``None``."""
         place, announced = stored.place, stored.announced
         if announced is None:
             self._remove(place)
@@ -475,7 +476,7 @@ class _Keeper:
         return name, record.state
 
     def _revoked(self, place: _Place) -> _Record:
-        """The record of a checkpoint whose maker has not finished it: a void one, unless it has by now."""
+        """Revoke an unfinished checkpoint; returns a void record, or the maker's if it has one by now."""
         void = _Record(None)
         if self.dry_run or self.store.put_if_absent(place.record, void.encode()) is PutOutcome.CREATED:
             return void

@@ -71,13 +71,13 @@ class ShardCheck:
     manifest: ShardManifest
     marker: int
     deep: bool
-    #: WAL entries, SSTables or versions of the manifest that are read at a time.
+    #: How many WAL entries, SSTables or versions of the manifest are read in parallel.
     readers: int
-    #: SSTables that retained versions of the manifest name, as far as they were read.
+    #: The SSTables that the versions of the manifest name that were read.
     once_listed: set[str] = field(default_factory=set)
-    #: The names of the directories in the shard's.
+    #: The names of the directories in the shard's directory.
     directories: list[str] = field(default_factory=list)
-    #: The retained versions of the manifest, as far as they were read, oldest first.
+    #: The retained versions of the manifest that were read, oldest first.
     history: list[ShardManifest] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -88,7 +88,7 @@ class ShardCheck:
         self.findings.append(Finding(kind, severity, subject, text, self.shard_id, generation))
 
     def apart(self, check: Callable[[ShardCheck], object]) -> ShardCheck:
-        """What one more check finds by itself, for :meth:`add`: several may run at a time."""
+        """Run a check and collect its findings apart, for :meth:`add`, so that checks can run in parallel."""
         part = replace(self, once_listed=set(), directories=[], findings=[], checked=Counter())
         if check is _check_versions:
             part.history = []
@@ -105,8 +105,8 @@ class ShardCheck:
 
 
 def check_shard(shard: ShardCheck) -> None:
-    """All checks of one shard, side by side where each request is a network round trip."""
-    # The check of the log compares it with the flushes that the manifest's versions tell of.
+    """All checks of one shard; in parallel on remote storage."""
+    # The versions come first: the check of the log compares it with the flushes that they show.
     versions, _ = both(
         lambda: shard.apart(_check_versions),
         lambda: _check_lineage(shard),
@@ -121,9 +121,9 @@ def check_shard(shard: ShardCheck) -> None:
 
 
 def _check_lineage(shard: ShardCheck) -> None:
-    """Whether the shard and the base table share one history.
+    """Check that the shard and the base table share one history.
 
-    Sets the shard's marker, which the other checks use: the newest generation that the base holds.
+    Sets the shard's marker, the newest generation that the base holds. The other checks use it.
     """
     base, store, manifest = shard.base, shard.store, shard.manifest
     where = layout.manifest_file(shard.shard_id, manifest.version)
@@ -173,7 +173,7 @@ def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
 
 
 def _check_versions(shard: ShardCheck) -> None:
-    """The retained versions of the shard's manifest."""
+    """Check the retained versions of the shard's manifest."""
     manifests = ShardManifestStore(shard.store, shard.shard_id)
     directory = layout.manifest_dir(shard.shard_id)
     names = (info.path.rsplit("/", 1)[-1] for info in shard.store.list(directory))
@@ -224,7 +224,7 @@ def _regressed(before: ShardManifest, after: ShardManifest) -> str | None:
 
 def _check_hint(shard: ShardCheck) -> None:
     hint = ShardManifestStore(shard.store, shard.shard_id).read_hint()
-    # A commit writes its hint last, so one version behind may be a running commit.
+    # A commit writes its hint last, so a hint that is one version behind may be due to a running commit.
     if hint is None or not 0 <= shard.manifest.version - hint <= 1:
         said = "is missing or unreadable" if hint is None else f"says version {hint}"
         shard.found(
@@ -247,7 +247,7 @@ def _check_generations(shard: ShardCheck) -> None:
 
 
 def _check_sstables(shard: ShardCheck) -> None:
-    """The SSTables that the shard's manifest names."""
+    """Check the SSTables that the shard's manifest names."""
 
     def check(entry: SsTableEntry) -> ShardCheck:
         return shard.apart(lambda part: _check_sstable(part, entry))
@@ -292,7 +292,7 @@ def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
 
 
 def _open_ahead(shard: ShardCheck, table: SsTable) -> None:
-    """Open the files that the check needs. What is wrong with one is told when it is asked for."""
+    """Open the files that the check needs. Ignores errors: the check itself raises them again."""
     with suppress(LanceWalError):
         if shard.deep and shard.base.schema.primary_key:
             table.open_for()
@@ -344,7 +344,7 @@ def _check_content(
 
 
 def _check_rows(shard: ShardCheck, entry: SsTableEntry, table: SsTable, lost: Severity) -> None:
-    """Whether all rows can be read, and are those that the flush wrote."""
+    """Check that all rows can be read and are those that the flush wrote."""
     schema = shard.base.schema
     if (noted := table.noted_rows) is None:
         batches = table.scan(schema, schema.names, with_tombstone=True)
@@ -382,7 +382,7 @@ def _list_directories(shard: ShardCheck) -> None:
 
 
 def _check_directories(shard: ShardCheck) -> None:
-    """The directories that the manifest does not name."""
+    """Check the directories that the manifest does not name."""
     listed = {entry.path for entry in shard.manifest.sstables}
     for name in shard.directories:
         path = layout.sstable_dir(shard.shard_id, name)
@@ -392,7 +392,7 @@ def _check_directories(shard: ShardCheck) -> None:
         if generation is None:
             text = f"{name} in the shard's directory is neither an SSTable nor anything else known"
             shard.found(Kind.UNKNOWN_DIRECTORY, Severity.WARNING, path, text)
-        # SSTables that compaction pruned stay for reads that began earlier.
+        # SSTables that compaction pruned stay for reads that began before.
         elif name not in shard.once_listed:
             text = f"the manifest does not name {name}; garbage collection removes it"
             shard.found(Kind.ORPHANED_SSTABLE, Severity.INFO, path, text, generation)
@@ -402,7 +402,7 @@ def _check_wal(shard: ShardCheck) -> None:
     positions = retained_positions(shard.store, shard.shard_id)
     covered = shard.manifest.replay_after_wal_entry_position
     _check_gaps(shard, positions, covered)
-    # Flushed entries are needed by followers only: read them in a deep check.
+    # Only followers need flushed entries, so only a deep check reads them.
     wanted = [p for p in positions if shard.deep or p > covered]
     tailer = WalTailer(shard.store, shard.shard_id)
 
@@ -450,7 +450,7 @@ def _check_flush(shard: ShardCheck, flush: LogRange) -> None:
 
 def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
     for missing in missing_positions(positions, covered + 1):
-        # A listing is not a snapshot: entries that came while it ran may be missing.
+        # A listing is not a snapshot: entries that were written while it ran may be missing from it.
         lost = next(
             (p for p in missing if shard.store.head(layout.wal_entry(shard.shard_id, p)) is None), None
         )
@@ -474,7 +474,7 @@ def _check_gaps(shard: ShardCheck, positions: list[int], covered: int) -> None:
 
 
 def _check_order(shard: ShardCheck, before: WalEntry, entry: WalEntry) -> None:
-    """A claim appends behind all entries, so epochs rise along the log."""
+    """Check that epochs never fall along the log: a claim appends after all entries of earlier epochs."""
     if entry.writer_epoch < before.writer_epoch:
         shard.found(
             Kind.WAL_EPOCH_BEHIND,
@@ -491,7 +491,7 @@ def _check_wal_entry(
 ) -> None:
     path = layout.wal_entry(shard.shard_id, position)
     if entry is None:
-        # Collected since the listing, or a gap that the caller checks.
+        # The entry was collected since the listing, or it is a gap, which the caller checks.
         return
     shard.checked["WAL entries"] += 1
     severity = Severity.ERROR if position > covered else Severity.WARNING
@@ -510,10 +510,10 @@ def _check_wal_entry(
 def _mismatches(
     stored: pa.Schema, schema: TableSchema, written_for: int | None
 ) -> Iterator[tuple[Severity, str]]:
-    """What a reader would refuse, or read as nulls, in rows with the columns ``stored``.
+    """Columns in ``stored`` that a reader would refuse, read as nulls, or may confuse.
 
     Renamed and dropped columns are not mismatches. ``written_for`` is the version of the table that had
-    these columns, ``None`` if it is not known. The readers' own code matches the columns.
+    these columns, ``None`` if it is not known. The columns are matched by the readers' own code.
     """
     try:
         column_sources(stored, schema, written_for)
@@ -522,7 +522,7 @@ def _mismatches(
         return
     columns = [column for column in stored if column.name != TOMBSTONE]
     if all(field_id(column) < 0 for column in columns):
-        # Written before columns had ids: matched by name.
+        # The rows were written before columns had ids, so columns are matched by name.
         return
     by_id = {field_id(column): column for column in schema.columns}
     for column in columns:

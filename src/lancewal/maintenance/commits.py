@@ -1,11 +1,11 @@
-"""Commits to the base table: what Lance says when one fails, when it is tried again, where tests kill it.
+"""Commits to the base table: their errors, their retries, and the points at which tests kill them.
 
-Lance has one class for most of its errors, so that its texts have to be looked at. This is
+Lance has one class for most of its errors, so the texts of its errors have to be matched. This is
 the only place that does.
 
-A crash point is a named moment between two steps that storage sees one after the other. Tests stop or
-kill a process there, and then check that no reader can tell, and that the next run ends what this
-one began. Nothing else happens at them.
+A crash point is a named moment between two steps that change the storage. Tests stop or kill a process
+there. Then they check that readers see no difference, and that the next run finishes what this one began.
+Nothing else happens at crash points.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Conflicts that Lance resolves by itself, by merging again into the newest version.
+#: How often Lance itself retries after a conflict, by merging again into the newest version.
 _LANCE_RETRIES = 10
 _LANCE_RETRY_TIMEOUT = timedelta(minutes=10)
-#: Times that we try again after Lance gave up, or where it cannot merge by itself.
+#: How often we retry after Lance gave up, or if it cannot retry by itself.
 _ATTEMPTS = 32
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -48,15 +48,15 @@ _EXHAUSTED = "Resources exhausted"
 
 
 class AlreadyCompactedError(LanceWalError):
-    """A marker is not above the stored one: another compactor was faster. Nothing was written."""
+    """A marker is not above the stored one, because another compactor was faster. Nothing was written."""
 
 
 class LostRaceError(LanceWalError):
-    """Another commit came first; nothing of this one was written."""
+    """Another commit came first. Nothing was written."""
 
 
 class JoinTooLargeError(LanceWalError):
-    """Lance's pool of memory for joins did not suffice; nothing was written."""
+    """A join needs more than Lance's memory pool has. Nothing was written."""
 
 
 def open_base(store: ObjectStore) -> BaseTable:
@@ -66,7 +66,7 @@ def open_base(store: ObjectStore) -> BaseTable:
 
 @contextmanager
 def commit_errors(action: str, *, commits: bool = True) -> Iterator[None]:
-    """Turns what pylance raises in a commit into the classes of this module, or ours.
+    """Turns what pylance raises in a commit into the errors of this module or of lancewal.
 
     ``commits=False`` is for a step before the commit. After an unknown outcome it is safe to compact again.
     """
@@ -100,7 +100,7 @@ def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) 
 
 
 def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> None:
-    """Mark without a change to any row: a merge of nothing, on whichever column."""
+    """Set markers without changing any row, with a merge that has no rows; the join column is arbitrary."""
     schema: pa.Schema = dataset.schema
     builder = marked_merge(dataset, [schema.names[0]], markers)
     some = ", ".join(
@@ -111,16 +111,16 @@ def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> 
 
 
 def mark(store: ObjectStore, shard_id: UUID, generation: int) -> None:
-    """Commit a marker to whichever version is the newest, until no other commit comes first."""
+    """Commit a marker to the newest version; retries while other commits come first."""
     until_won(
         f"marking shard {shard_id}", lambda: commit_marker(open_base(store).dataset, shard_id, generation)
     )
 
 
 def until_won(what: str, attempt: Callable[[], T]) -> tuple[T, int]:
-    """Call ``attempt`` until it loses no race; its result, and how many races it lost.
+    """Call ``attempt`` until it loses no race; returns its result, and how many races it lost.
 
-    ``attempt`` must look at the newest state of the table itself, every time.
+    ``attempt`` must read the newest state of the table itself, every time.
     """
     for lost in range(_ATTEMPTS):
         try:
@@ -165,7 +165,7 @@ _hook: Callable[[str], object] | None = None
 
 
 def crash_point(name: str) -> None:
-    """Called at every crash point; does nothing unless a test asked for it."""
+    """Called at every crash point; does nothing unless a test has set a hook."""
     if _hook is not None:
         _hook(name)
 

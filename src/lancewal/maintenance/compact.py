@@ -1,8 +1,8 @@
-"""Compaction: flushed generations into the base table, many shards in a commit.
+"""Compaction: merges flushed generations into the base table, many shards in one commit.
 
-Compaction claims no shard and fences no writer; it reads manifests and SSTables, and commits to
+Compaction claims no shard and fences no writer. It reads manifests and SSTables, and commits to
 the base table. It may run beside writers, readers, other compactors and direct writes to the
-table, may be killed anywhere, and may be run again.
+table. It may be killed at any point, and may be run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lancewal.storage import ObjectStore, Task, boot_time, both, in_thread, orde
 
 logger = logging.getLogger(__name__)
 
-#: Commits that are prepared side by side; each needs memory for its rows.
+#: Commits that are prepared in parallel; each needs memory for its rows.
 DEFAULT_WORKERS = 2
 
 
@@ -50,12 +50,12 @@ def compact(
     progress: ProgressCallback | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> CompactionReport:
-    """Bring all flushed generations (of some ``shards``, or as in ``plan``) into the base table.
+    """Merge all flushed generations (or those of ``shards``, or those of ``plan``) into the base table.
 
-    Then the table's indexes are brought up to date, unless ``optimize_indexes`` is false, and some of its
-    small files are joined where that pays; with ``compact_files`` all of them, or none if it is false. Raises
-    :class:`~lancewal.errors.PartialWriteError` when some shards failed; what the others did stays. From when
-    ``stop()`` is true no more is begun, and what is left waits for the next compaction.
+    Then brings the table's indexes up to date, unless ``optimize_indexes`` is false, and joins some of its
+    small files where that pays. If ``compact_files`` is true it joins all small files, if false none. Raises
+    :class:`~lancewal.errors.PartialWriteError` if some shards failed; the commits of the others stay. Once
+    ``stop()`` returns true nothing new is started, and the rest waits for the next compaction.
     """
     if max_workers < 1:
         raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
@@ -68,7 +68,7 @@ def compact(
     else:
         read = read_manifests(store, list({part.shard_id: None for part in plan.shards}))
         manifests = [manifest for manifest in read if manifest is not None]
-    # Without a key commits would only refuse each other.
+    # In a table without a key, parallel commits would always conflict.
     workers = max_workers if plan.has_key else 1
     compacted = {part.shard_id for part in plan.shards}
     pruning = Pruning(store, [each for each in manifests if each.shard_id in compacted], read_after)
@@ -81,10 +81,10 @@ def compact(
         if stop():
             return PackReport()
         try:
-            # The first commits move the table on: whoever comes later opens it again.
+            # Only the first pack can use this handle: later packs open the version that earlier commits made.
             return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
         except Exception as error:
-            # Nothing of the pack was tried; the others go on.
+            # The pack failed before it started; the other packs continue.
             failed = PackReport.of(part.shard_id for part in pack.parts)
             failed.failed.update(dict.fromkeys(failed.shards, error))
             return failed
@@ -104,7 +104,7 @@ def compact(
             remove_tags(store)
         alone = len(packs) == report.commits == 1 and not report.retries
         if plan.has_key and base is not None and alone:
-            # The only commit of all, through this very handle.
+            # There was one commit, made through this handle, so the handle is at the version that it made.
             newest, _ = both(
                 partial(base.committed, store),
                 partial(pruning.read_tags, copy.copy(base.dataset)),
@@ -120,7 +120,7 @@ def compact(
     except LanceWalError as error:
         if not done.failed:
             raise
-        # The next compaction does what is left; which shards failed only this one can tell.
+        # The next compaction does the rest. Only this one can report which shards failed, so log and go on.
         logger.warning("compaction of %s was not finished: %s", store.uri, error)
     if done.failed:
         written = [each for each in report.shards if each.generations or each.shard_id not in done.failed]
@@ -139,9 +139,9 @@ def execute_pack(
 ) -> PackReport:
     """Carry out one pack of a plan; in any process, at any time, any number of times.
 
-    Takes nothing that cannot be pickled, so that it can be a task of a distributed job. Generations
-    that the base holds by now are skipped. What fails is in the report; a
-    :class:`~lancewal.errors.ConflictError` says that other commits to the table kept coming first.
+    ``pack`` and ``storage_options`` can be pickled, so it can be a task of a distributed job. Generations
+    that the base already holds are skipped. Failures are in the report. A
+    :class:`~lancewal.errors.ConflictError` there means that the pack kept losing races against other commits.
     """
     started = time.perf_counter()
     store = store or ObjectStore.from_uri(pack.parts[0].uri, storage_options)
@@ -157,7 +157,8 @@ def execute_pack(
         for shard_id, error in done.failed.items():
             logger.warning("compaction failed: %s", error, extra={"shard": str(shard_id)})
         if done.failed:
-            # What comes after it in order would lie below it.
+            # The next parts hold newer versions of shared keys. In the base table they would lie below the
+            # older SSTables of this part.
             break
     return report
 
@@ -177,12 +178,12 @@ def execute_shard(
 
 
 def _aside(store: ObjectStore, base: BaseTable, pruning: Pruning, *, with_indexes: bool) -> list[Task[None]]:
-    """What waits for no commit, while the rows are merged; only where storage is far away."""
+    """Start the work that needs no commit, in parallel with the merge; only on remote storage."""
     if store.is_local:
         return []
     calls: list[Callable[[], None]] = [partial(store_column_history, store, base.version), pruning.read_ahead]
     if with_indexes:
-        # With a handle of its own: one is for one thread at a time.
+        # A handle of its own, because only one thread at a time may use a handle.
         calls.append(partial(open_indexes, copy.copy(base.dataset), base.manifest.indexes))
     return [in_thread(call, "lancewal-io") for call in calls]
 
@@ -195,13 +196,13 @@ def _finish(
     optimize_indexes: bool,
     compact_files: bool | None,
 ) -> None:
-    """Bring indexes and files of the newest version, ``base``, into shape, and shorten manifests."""
+    """Tidy the indexes and files of the newest version, ``base``, and prune the shards' manifests."""
     if compact_files:
         shaped = optimize_base(store, indexes=optimize_indexes)
         base = open_base(store)
         pruning.prune(base)
     else:
-        # Neither looks at what the other does.
+        # The two are independent of each other.
         shaped, _ = both(
             lambda: tidy(store, base, indexes=optimize_indexes, files=compact_files is None),
             partial(pruning.prune, base),
@@ -214,9 +215,9 @@ def _finish(
 def finish_compaction(
     store: ObjectStore, *, optimize_indexes: bool = True, compact_files: bool | None = None
 ) -> None:
-    """What follows the packs of a plan that tasks carried out; harmless if it is left out.
+    """Finish a compaction whose packs were carried out by tasks; harmless if it is left out.
 
-    ``optimize_indexes`` and ``compact_files`` are those of :func:`compact`.
+    ``optimize_indexes`` and ``compact_files`` have the same meaning as in :func:`compact`.
     """
     read_after = boot_time()
     manifests = discover_manifests(store)

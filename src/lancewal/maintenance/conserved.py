@@ -1,15 +1,16 @@
-"""Whether rows got through: from the log to SSTables, from there to the base table, each once.
+"""Checks that every row gets from the log to an SSTable, and from there to the base table, exactly once.
 
-A flush notes the sum of the rows that it writes (:mod:`lancewal.format.row_sum`).
+A flush notes a checksum of the rows that it writes, their *sum* (:mod:`lancewal.format.row_sum`).
 Three comparisons follow a row:
 
-1. The entries of the log that a flush covered, with the sum that it noted, while the entries are there.
-2. The rows of an SSTable, with the sum that was noted.
-3. The base table. With a key: the newest rows of the SSTables that it holds, while they are there, must be
-   in it. Without a key: a compaction notes the sum of what it appends in its commit, and the fragments of
-   that version must have it.
+1. The log entries that a flush covered are compared with the sum that the flush noted, while they exist.
+2. The rows of an SSTable are compared with the sum that the flush noted.
+3. The base table is compared with what was compacted. With a key: the newest rows of the compacted SSTables
+   must be in it, while those SSTables exist. Without a key: a compaction notes the sum of the rows that it
+   appends in its commit, and the fragments of that version must have this sum.
 
-Where the table has a key, whoever deletes rows of the base table directly makes the third one differ, too.
+In a table with a key, the third comparison also reports rows that somebody deleted from the base table
+directly.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _RECENT_COMMITS = 100
 
 @dataclass
 class LogRange:
-    """The entries that became one SSTable: those in ``positions`` that ``before`` did not hold."""
+    """The log entries that became one SSTable: those in ``positions`` that ``before`` had not flushed."""
 
     before: ShardManifest
     sstable: SsTableEntry
@@ -65,7 +66,7 @@ class LogRange:
     _versions: set[int | None] = field(default_factory=set)
 
     def add(self, entry: WalEntry, primary_key: Sequence[str]) -> None:
-        """Count an entry of these positions."""
+        """Add the rows of one entry of these positions."""
         self._seen += 1
         if entry.sentinel or is_flushed(self.before, entry.position, entry.generation):
             return
@@ -77,7 +78,7 @@ class LogRange:
                 self._keys.append([batch.column(name) for name in primary_key])
 
     def sum(self, table: SsTable, schema: TableSchema) -> RowSum | None:
-        """The sum of their newest rows; ``None`` if entries are gone or have other columns."""
+        """The sum of the entries' newest rows; ``None`` if entries are gone or have other columns."""
         try:
             stored = _numbers(table.stored_columns)
         except LanceWalError:
@@ -98,9 +99,10 @@ def _numbers(columns: pa.Schema) -> tuple[int, ...]:
 
 
 def log_ranges(history: Sequence[ShardManifest]) -> dict[int, LogRange]:
-    """The flushes that ``history``, consecutive versions of a manifest, tells of, by each of their positions.
+    """The flushes that ``history`` shows, by each of the log positions that they covered.
 
-    SSTables that were staged did not come through the log.
+    ``history`` holds versions of a manifest, oldest first. Staged SSTables are left out, because they did not
+    come through the log.
     """
     found: dict[int, LogRange] = {}
     for before, after in pairwise(history):
@@ -117,7 +119,7 @@ def log_ranges(history: Sequence[ShardManifest]) -> dict[int, LogRange]:
 
 @dataclass(frozen=True)
 class Compacted:
-    """The SSTables of a shard up to its marker that are still there, without a gap."""
+    """The run of SSTables of a shard that ends at its marker and is still listed, without a gap."""
 
     shard_id: UUID
     marker: int
@@ -135,9 +137,9 @@ class Compacted:
 def missing_keys(
     base: BaseTable, store: ObjectStore, shards: Iterable[Compacted]
 ) -> Iterator[tuple[UUID, int]]:
-    """The shards with keys that were compacted last, not as deletes, and are not in the base table; how many.
+    """The shards with compacted live keys that the base table does not have, and how many keys.
 
-    Reads the keys of the base table once. Holds nine bytes for each key that was compacted.
+    Reads the keys of the base table once. Holds nine bytes in memory for each compacted key.
     """
     expected = {}
     for shard in shards:
@@ -160,7 +162,7 @@ def missing_keys(
 
 
 def _live_keys(base: BaseTable, store: ObjectStore, shard: Compacted) -> npt.NDArray[np.uint64]:
-    """The keys whose newest compacted version is no delete, sorted; none if SSTables are gone."""
+    """The keys whose newest compacted version is not a delete, sorted; empty if SSTables are gone."""
     try:
         newest = newest_rows(store, shard.shard_id, shard.sstables, base.schema)
     except LanceWalError as error:
@@ -172,14 +174,15 @@ def _live_keys(base: BaseTable, store: ObjectStore, shard: Compacted) -> npt.NDA
 
 
 def sum_property(rows: RowSum, fragments: range) -> Mapping[str, str]:
-    """What the commit of an append says about itself."""
+    """The commit property that notes the sum of the appended rows and their fragments."""
     return {SUM_PROPERTY: f"{rows.rows} {rows.value:016x} {fragments.start} {fragments.stop}"}
 
 
 def wrong_appends(base: BaseTable) -> Iterator[tuple[int, RowSum, RowSum]]:
     """Versions whose appended rows do not have the sum that their commit states, with both sums.
 
-    Looks at the newest commits that are still there, each in its own version: later changes do not count.
+    Looks at the newest commits that still exist. Reads each in its own version, so later changes to the rows
+    do not matter.
     """
     for version in range(max(1, base.version - _RECENT_COMMITS + 1), base.version + 1):
         try:

@@ -1,4 +1,4 @@
-"""The directories of SSTables that a shard's manifest does not name: which of them go, and how."""
+"""Garbage collection of SSTable directories that a shard's manifest does not name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lancewal.storage import DELETED_AT_ONCE, ObjectInfo, ObjectStore, Shelf, la
 
 logger = logging.getLogger(__name__)
 
-#: By store and shard: the SSTables that each retained WAL entry points to, mostly none.
+#: By store and shard: the SSTables that each retained WAL entry points to. Most entries point to none.
 _pointers: Shelf[Hashable, Mapping[ObjectInfo, tuple[str, ...]]] = Shelf()
 
 
@@ -39,7 +39,7 @@ def collect_sstables(shard: ShardGarbage, resources: frozenset[Resource]) -> Non
             shard.kept(each.kind, each.name, reason)
         else:
             free.append(each)
-    # Only a bulk load points at what it publishes, and its names are its own.
+    # Only a bulk load writes pointers to its SSTables, and only it uses staged names.
     pointed = _pointed(shard) if any(is_staged(each.name) for each in free) else frozenset()
     for each in free:
         if each.name in pointed:
@@ -50,7 +50,7 @@ def collect_sstables(shard: ShardGarbage, resources: frozenset[Resource]) -> Non
 
 
 def _groups(directories: Sequence[_Directory]) -> Iterator[list[_Directory]]:
-    """Directories whose files one request deletes; one with more files stands alone."""
+    """Groups of directories whose files one request deletes; a directory with more files is alone."""
     some: list[_Directory] = []
     count = 0
     for each in directories:
@@ -64,7 +64,7 @@ def _groups(directories: Sequence[_Directory]) -> Iterator[list[_Directory]]:
 
 
 def dead_directories(shard: ShardGarbage) -> dict[str, str]:
-    """The directories that the manifest does not name and no flush will, with what they hold."""
+    """The directories that the manifest does not name and no flush will publish, with their content."""
     return {
         name: content(shard.files(name))
         for name in shard.unlisted()
@@ -77,10 +77,10 @@ class _Directory:
     """One directory that the newest manifest does not name: a compacted generation, or a dead attempt.
 
     A flush publishes its SSTable only under the generation that the manifest expects next. So a
-    directory of that generation or a later one may yet be published, however old it is, and stays; one
-    of an earlier generation is dead. A bulk load gives its directories numbers beyond all generations
-    and publishes them under the next ones; those that it did not publish are dead after the time that
-    it has for it (``lancewal.publish.staging``).
+    directory of that generation or a later one may still be published, however old it is, and stays. A
+    directory of an earlier generation is dead. A bulk load gives its directories numbers beyond all
+    generations, and publishes them under the next generations. It must publish within a time limit
+    (``lancewal.publish.staging``); after that, an unpublished directory is dead.
     """
 
     shard: ShardGarbage
@@ -96,7 +96,7 @@ class _Directory:
 
     @cached_property
     def resource(self) -> Resource | None:
-        """What kind of garbage it is; ``None`` while it may be none."""
+        """What kind of garbage it is; ``None`` while it may still be needed."""
         number = layout.parse_sstable_name(self.name)
         assert number is not None
         if is_staged(self.name):
@@ -113,7 +113,7 @@ class _Directory:
 
     @property
     def kind(self) -> Resource:
-        """The resource of what is garbage."""
+        """The resource of a directory that is known to be garbage."""
         assert self.resource is not None
         return self.resource
 
@@ -124,8 +124,8 @@ class _Directory:
             return reason
         if self.resource is Resource.ORPHANS and not is_staged(self.name):
             return None
-        # The name tells the generation only where nobody gave it another one since. Of a bulk load
-        # whose manifest is gone nobody knows it: the newest one that is compacted has to be free.
+        # The name gives the generation only if the SSTable was not renumbered since. If the manifest that
+        # listed a bulk load is gone, its generation is unknown. It may be as new as the marker: check that.
         generation = self.shard.once_generation(self.name)
         if generation is None and not is_staged(self.name):
             generation = layout.parse_sstable_name(self.name)
@@ -135,7 +135,7 @@ class _Directory:
 
     @property
     def _is_abandoned(self) -> bool:
-        """Whether nobody can be at work on it any more."""
+        """Whether no process can still be writing to it."""
         return self._looks_abandoned and self.waits is None
 
     @cached_property
@@ -160,8 +160,8 @@ class _Directory:
 def _pointed(shard: ShardGarbage) -> frozenset[str]:
     """The SSTables that retained WAL entries point to.
 
-    An entry never changes, so of each one it is remembered what it points to; with its size and time,
-    because a stalled writer may drop another one into its slot.
+    An entry never changes, so what it points to is cached. The size and time are part of the key, because a
+    stalled writer may write another entry into a slot that was emptied.
     """
     retained = {p: info for p, info in shard.wal_infos.items() if p not in shard.deleted_positions}
     key = (shard.store.identity, shard.shard_id)
@@ -191,7 +191,10 @@ def _pointed_by(store: ObjectStore, shard_id: UUID, entry: tuple[int, ObjectInfo
 
 
 def _delete(shard: ShardGarbage, directories: Sequence[_Directory]) -> list[_Directory]:
-    """Delete those that were not published since; a dataset's versions first, so that no half of it opens."""
+    """Delete the directories that were not published meanwhile, and return them.
+
+    The versions of a dataset go first, so that a half-deleted dataset cannot be opened.
+    """
     published = {entry.path for entry in shard.manifests.require_latest().sstables}
     doomed = [each for each in directories if each.name not in published]
     links = {each.name for each in doomed if any(info.path == each.path for info in each.infos)}
@@ -199,7 +202,7 @@ def _delete(shard: ShardGarbage, directories: Sequence[_Directory]) -> list[_Dir
         path = layout.sstable_dir(shard.shard_id, name)
         logger.warning("%s is a symbolic link; what it points at stays", path)
     if shard.store.is_local:
-        # With the directories themselves, and what half-written files are in them.
+        # Deletes the directories themselves, and half-written files in them, which listings leave out.
         for each in doomed:
             if each.name not in links:
                 shard.store.delete_prefix(f"{each.path}/_versions")

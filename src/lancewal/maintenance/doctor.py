@@ -1,9 +1,9 @@
-"""Whether a table's storage does what the write path needs of it: tried out, not looked up.
+"""Tests by experiment whether a table's storage does what the write path needs.
 
-Everything that is safe about a shard rests on one thing: of several who create an object, one succeeds and
-the others are told. A store that takes a second put for an overwrite, as some gateways in front of object
-storage do, loses rows without an error. So :func:`examine` creates an object many times at once and counts
-who was told that it did.
+The safety of a shard rests on put-if-absent: if several processes create an object, one succeeds and the
+others are told that they did not. A store that treats a second put as an overwrite, as some gateways in
+front of object storage do, loses rows without an error. So :func:`examine` creates an object many times at
+once and counts how many calls report success.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from lancewal.errors import LanceWalError
 from lancewal.storage import ObjectStore, PutOutcome, layout, ordered_map
 
-#: Who try to create one object at the same time.
+#: How many threads try to create one object at the same time.
 _RIVALS = 8
-#: A clock that is wrong by more confuses whoever compares logs; nothing of ours depends on it.
+#: A larger difference between clocks makes logs hard to compare; nothing in lancewal depends on it.
 _CLOCK_SECONDS = 60.0
 #: SSTables are made in the temporary directory before they are uploaded.
 _SPACE = 1 << 30
@@ -29,7 +29,7 @@ _SPACE = 1 << 30
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried; ``ok`` is ``None`` for what is only worth knowing."""
+    """The result of one test; ``ok`` is ``None`` if the result is only for information."""
 
     name: str
     ok: bool | None
@@ -40,7 +40,7 @@ class Check:
 
 
 def examine(store: ObjectStore) -> Iterator[Check]:
-    """Try what writers, readers and maintenance need of the storage. Leaves nothing behind."""
+    """Test what writers, readers and maintenance need of the storage. Leaves nothing behind."""
     directory = f"{layout.OWN_DIR}/doctor/{secrets.token_hex(8)}"
     checks: list[tuple[str, Callable[[ObjectStore, str], tuple[bool | None, str]]]] = [
         ("create", _creates_once),
@@ -61,7 +61,7 @@ def examine(store: ObjectStore) -> Iterator[Check]:
 
 
 def _creates_once(store: ObjectStore, directory: str) -> tuple[bool, str]:
-    """Contents differ: of equal ones nobody could tell whose it is."""
+    """Test put-if-absent. The contents differ, or a call could take another's object for its own."""
 
     def create(rival: int) -> PutOutcome:
         return store.put_if_absent(f"{directory}/one", f"{rival} {secrets.token_hex(8)}".encode())

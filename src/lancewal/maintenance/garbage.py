@@ -1,6 +1,6 @@
-"""The garbage of one shard: what it has, what of it goes, and in which order.
+"""The garbage of one shard: what it is, what of it is deleted, and in which order.
 
-Every step leaves a state that is whole, also where a store carries out a part of it only.
+Every step leaves a consistent state, even if a store carries out only a part of it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Versions of a manifest that are read before it is known that they are needed.
+#: How many versions of a manifest are read ahead, before it is known that they are needed.
 _VERSIONS_AHEAD = 8
-#: Versions of a manifest that go with one request; more would not be safe.
+#: How many versions of a manifest one request deletes. More would not be safe: see
+#: :func:`collect_manifest_versions`.
 _VERSIONS_AT_ONCE = 2
 
 #: By store and version of a manifest: the SSTables that it names, with their generations.
@@ -50,7 +51,7 @@ _named: Shelf[Hashable, Mapping[str, int]] = Shelf()
 
 
 def beside(store: ObjectStore, call: Callable[[], T]) -> Task[T]:
-    """A call that goes on while this thread does something else; made at once where nothing is far away."""
+    """Make a call in another thread; on local storage, make it now in this thread."""
     if not store.is_local:
         return in_thread(call, "lancewal-io")
     task = Task(call)
@@ -59,7 +60,7 @@ def beside(store: ObjectStore, call: Callable[[], T]) -> Task[T]:
 
 
 class Once(Generic[T]):
-    """What several shards need and the first of them that does reads; the others wait for it."""
+    """A value that several shards need. The first one that asks reads it, and the others wait for it."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -75,10 +76,10 @@ class Once(Generic[T]):
 
 @dataclass(frozen=True)
 class ShardState:
-    """A shard as one listing and the newest manifest in it tell; ``manifest`` is ``None`` without one.
+    """A shard by one listing and the newest manifest in it; ``manifest`` is ``None`` if there is none.
 
-    The listing comes first. What is written between the two is in neither, or may be named by the
-    manifest only: nobody takes it for garbage.
+    The listing comes first. A file that is written between the two is not in the listing, even if the
+    manifest names it, so it is not taken for garbage.
     """
 
     shard_id: UUID
@@ -95,13 +96,13 @@ class ShardState:
 
 
 def _below(infos: Sequence[ObjectInfo], directory: str) -> list[ObjectInfo]:
-    """What lies in ``directory``, or stands in its place: a symbolic link."""
+    """The objects in ``directory``, or the symbolic link that takes its place."""
     return [info for info in infos if info.path == directory or info.path.startswith(f"{directory}/")]
 
 
 @dataclass
 class ShardGarbage:
-    """One shard during one collection: what all its collectors look at."""
+    """One shard during one collection: the state that the collectors of all resources share."""
 
     store: ObjectStore
     state: ShardState
@@ -112,7 +113,7 @@ class ShardGarbage:
     now: datetime
     clock: HostClock
     report: GcReport
-    #: Requests that this shard may have under way at a time.
+    #: How many requests this shard may have in flight.
     workers: int
     #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
     pruned: dict[str, int] = field(default_factory=dict)
@@ -134,8 +135,8 @@ class ShardGarbage:
     def marker(self) -> int:
         """The newest generation of this shard that the base table holds; 0 while that is in doubt.
 
-        Never above the stored marker: what only a tag says is taken for waiting. A copy's markers are
-        not about the copy's generations: those stay.
+        Never above the stored marker: a generation that only a tag covers counts as not compacted yet. The
+        markers of a copied table are not about the generations of the copy, so those stay.
         """
         marker = self.needs.stored_marker(self.shard_id)
         try:
@@ -151,15 +152,15 @@ class ShardGarbage:
 
     @cached_property
     def manifest_infos(self) -> dict[int, ObjectInfo]:
-        """The versions of the manifest, ascending; that of this collection's own pruning is not in it."""
+        """The versions of the manifest, ascending, without the one that this collection's pruning made."""
         infos = _below(self.state.infos, layout.manifest_dir(self.shard_id))
         return _numbered(infos, layout.parse_manifest_name)
 
     @cached_property
     def _by_directory(self) -> dict[str, list[ObjectInfo]]:
-        """The shard's files by the directory that they are in; a symbolic link is its own directory."""
+        """The shard's files by directory; a symbolic link is its own directory."""
         shard = layout.shard_dir(self.shard_id)
-        # On local disks empty ones too; remote stores have none.
+        # Local disks may have empty directories; remote stores have none.
         present = self.store.list_directories(shard) if self.store.is_local else []
         found: dict[str, list[ObjectInfo]] = {name: [] for name in present}
         for info in self.state.infos:
@@ -169,11 +170,11 @@ class ShardGarbage:
         return dict(sorted(found.items()))
 
     def files(self, directory_name: str) -> Sequence[ObjectInfo]:
-        """What one of the shard's directories holds; of a link, the link."""
+        """The files in one of the shard's directories; for a symbolic link, the link."""
         return self._by_directory.get(directory_name, [])
 
     def first_written(self, directory_name: str) -> datetime | None:
-        """When the first file of an SSTable was written; ``None`` when there is none."""
+        """When the first file of an SSTable was written; ``None`` if it has no files."""
         return min((info.modified for info in self.files(directory_name)), default=None)
 
     def unlisted(self) -> list[str]:
@@ -186,9 +187,10 @@ class ShardGarbage:
         ]
 
     def once_generation(self, name: str) -> int | None:
-        """The generation under which the manifest once named an SSTable, as far as its versions tell.
+        """The generation under which a retained manifest version names an SSTable; ``None`` if none does.
 
-        Newest version first, and only as many as it takes. A version never changes: what it names is kept.
+        Reads versions newest first, and only as many as needed. A version never changes, so its content is
+        cached.
         """
         known = self._once_listed
         known.update(self.pruned)
@@ -217,11 +219,11 @@ class ShardGarbage:
         return list(self.manifest_infos)
 
     def is_old(self, modified: datetime, age: timedelta) -> bool:
-        """By its stamp; that alone is not enough for anything to go (see ``looks``)."""
+        """Whether a timestamp is old enough; a deletion also needs an old enough look (see ``looks``)."""
         return self.now - modified >= age
 
     def needed(self, generation: int, age: timedelta, path: str) -> str | None:
-        """Why the SSTable of a compacted generation has to stay; ``None`` when it need not."""
+        """Why the SSTable of a compacted generation has to stay; ``None`` if it need not."""
         created = partial(self.first_written, path)
         reason = self.needs.reason(self.shard_id, generation, age, created)
         return reason or self.looks.unseen("compacted", generation, age)
@@ -241,7 +243,7 @@ def _numbered(infos: Sequence[ObjectInfo], parse: Callable[[str], int | None]) -
 
 
 def prune_manifest_entries(shard: ShardGarbage) -> None:
-    """Prune what the base table holds; at the writer's own epoch, which stays as it is."""
+    """Prune entries of generations that the base table holds; does not change the writer's epoch."""
     prunable = [
         entry
         for entry in shard.manifest.sstables
@@ -251,7 +253,7 @@ def prune_manifest_entries(shard: ShardGarbage) -> None:
         return
     shard.pruned = {entry.path: entry.generation for entry in prunable}
     if not shard.dry_run:
-        # A job that is run again finds its earlier run by these entries.
+        # A job that is rerun finds its earlier run by these entries, so record them first.
         shard.unsettled.get().preserve(shard.shard_id, sstables=shard.pruned.keys())
         gone = {(entry.generation, entry.path) for entry in prunable}
 
@@ -277,17 +279,17 @@ def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
 
 
 def collect_manifest_versions(shard: ShardGarbage) -> None:
-    """Old versions of the shard's manifest, two at a time, in ascending order.
+    """Delete old versions of the shard's manifest, two at a time, in ascending order.
 
-    Whoever knows an older version and probes for the next one takes a version whose successor is
-    missing for the newest, and would claim the shard again from there. A bulk request may be carried
-    out partly, in any order. Of two versions it can leave the lower one alone: that one is not
-    built upon, because the version below it is gone (``lancewal.shard.manifest``). Of three it could
-    leave two with a gap above them. Lance's own writers go by the hint without looking below it, so
-    the hint has to lie above all that goes.
+    A process that knows an older version probes for the next ones. It takes a version without a successor
+    for the newest, and would claim the shard again from there. A bulk request may be carried out partly, in
+    any order. Of two versions, it can leave only the lower one: nobody builds on that one, because
+    the version below it is gone (``lancewal.shard.manifest``). Of three, it could leave two with a gap above
+    them. Lance's own writers start at the hint and never look below it, so the hint has to be above all
+    deleted versions.
     """
     infos = shard.manifest_infos
-    # Pruning writes a version of its own; a dry run tells of what that would leave.
+    # Pruning writes a new version, so all listed ones are superseded. A dry run counts them in the same way.
     superseded = list(infos) if shard.pruned else list(infos)[:-1]
     age = shard.retention.manifest_versions
     doomed = []
@@ -310,28 +312,29 @@ def collect_manifest_versions(shard: ShardGarbage) -> None:
 
 
 def collect_wal_entries(shard: ShardGarbage) -> None:
-    """WAL entries whose rows are in SSTables, in ascending steps of many entries.
+    """Delete WAL entries whose rows are in SSTables, in ascending steps of many entries.
 
     The last entry always stays, covered or not: Lance's own writers look there for the end of the
-    WAL, and would begin again at position 1, with their fence where no other writer meets it.
+    WAL. Without it they would begin again at position 1, and put their fence where no other writer finds it.
 
     A step may be carried out partly, in any order, so it may leave a hole with entries below it.
     Nobody takes that hole for the end of the WAL:
 
-    - ours look for the end above the replay cursor, and every entry that goes lies at or below it;
-    - Lance's writers begin at the position that the newest manifest saw last, go up to the first one
-      that is missing, and list where their first one is missing already. A flush, ours or Lance's,
-      sets that position to the cursor or above. Where somebody set the cursor alone, it may lie among
-      what goes: then a step ends there, and the next one begins when it is gone;
-    - a follower that is so far behind reads up to the hole and hears ``WalTruncatedError``, as it
-      would with all of them gone;
-    - the next collection takes what is left below the hole, as it does with a stalled writer's entry.
+    - our writers look for the end above the replay cursor, and every deleted entry is at or below it;
+    - Lance's writers begin at the position that the newest manifest saw last, and go up to the first
+      missing one. If their first one is missing already, they list the WAL. A flush, ours or Lance's,
+      sets that position to the cursor or above. If somebody set the cursor alone, the position may be among
+      the deleted ones. Then a step ends at that position, and the next step begins when it is gone;
+    - a follower that is so far behind reads up to the hole and gets ``WalTruncatedError``, as it
+      would if all of them were gone;
+    - the next collection deletes what is left below the hole, as it does with a stalled writer's entry.
     """
     doomed = _doomed_positions(shard)
     if not doomed:
         return
     if not shard.dry_run:
-        # A job that is run again finds its earlier run by these entries. Read after the listing.
+        # A job that is rerun finds its earlier run by these entries, so record them first. The unsettled
+        # transactions are read after the listing.
         shard.unsettled.get().preserve(shard.shard_id, positions=range(doomed[0], doomed[-1] + 1))
     for some in _steps(doomed, shard.manifest.wal_entry_position_last_seen):
         if not shard.dry_run:
@@ -343,7 +346,7 @@ def collect_wal_entries(shard: ShardGarbage) -> None:
 
 
 def _steps(positions: Sequence[int], last_seen: int) -> Iterator[Sequence[int]]:
-    """``positions``, which ascend, as many at a time as one request deletes; ``last_seen`` ends a step.
+    """The ascending ``positions`` in steps that one request deletes; ``last_seen`` ends a step.
 
     >>> list(_steps([1, 2, 3, 5], last_seen=2))
     [[1, 2], [3, 5]]
@@ -363,7 +366,7 @@ def _doomed_positions(shard: ShardGarbage) -> list[int]:
     doomed = []
     age = shard.retention.wal_entries
     checkpoints, last_seen = shard.checkpoints.get(), shard.manifest.wal_entry_position_last_seen
-    # Lance's writers would take what is missing above that one for the end of the WAL.
+    # While the entry at ``last_seen`` stays, Lance's writers would take a hole above it for the WAL's end.
     last_seen_stays = checkpoints.needs_entry(shard.shard_id, last_seen) is not None
     for position in list(infos)[:-1]:
         if position > shard.manifest.replay_after_wal_entry_position:
@@ -379,5 +382,5 @@ def _doomed_positions(shard: ShardGarbage) -> list[int]:
             doomed.append(position)
         elif position >= last_run:
             break
-        # Below the last run lies what a stalled writer dropped into an emptied slot.
+        # A young entry below the last run was written into an emptied slot by a stalled writer: skip it.
     return doomed

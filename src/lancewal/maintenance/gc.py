@@ -1,7 +1,7 @@
-"""Garbage collection: what neither a writer, a reader nor a retained version needs any more.
+"""Garbage collection: deletes what no writer, reader or retained version needs any more.
 
 The collector claims no shard. It may run beside writers, readers, compactors and other
-collectors, and may be killed anywhere: every step leaves a state that is whole.
+collectors. It may be killed at any point: every step leaves a consistent state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from lancewal.storage import (
 
 logger = logging.getLogger(__name__)
 
-#: Requests under way at a time where each is a network round trip: of many shards, or of one.
+#: Requests in flight on remote storage, for many shards together or for one.
 _AT_ONCE = 64
 _USUAL_RETENTION = Retention()
 _IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
@@ -70,13 +70,13 @@ def collect_garbage(
     clock: HostClock | None = None,
     base: BaseTable | None = None,
 ) -> GcReport:
-    """Delete garbage that is old enough; of all resources and shards, or of some.
+    """Delete garbage that is old enough, of all resources and shards or of some.
 
-    ``retention`` gives each resource its age, ``min_age`` one for all. What has to have an age
-    goes when an earlier collection has seen it, that long ago; so the first one leaves most of
-    it. ``dry_run`` deletes nothing, and leaves no record of having seen anything. ``now`` and
-    ``clock`` are for tests; by default the storage's time and this machine's own clock count. ``base`` is a
-    version of the base table that was opened just now.
+    ``retention`` sets a least age for each resource, ``min_age`` one age for all. Garbage with a least age
+    is deleted only if an earlier collection saw it at least that long ago, so the first collection deletes
+    little. ``dry_run`` deletes nothing, and does not record what it saw. ``now`` and ``clock`` are for
+    tests; the defaults are the storage's time and this machine's own clock. ``base`` is a version of the
+    base table that was opened just now.
     """
     if retention is not None and min_age is not None:
         raise InvalidInputError("pass retention or min_age, not both")
@@ -88,8 +88,8 @@ def collect_garbage(
     if not store.is_local:
         stamp = in_thread(partial(_storage_time, store, now, dry_run=dry_run), "lancewal-io")
     named = beside(store, partial(_shard_ids, store, shards))
-    # The state that decisions rest on is read first, shards after the base table, and then made
-    # durable: what it holds may go.
+    # First read the state that the decisions rest on, the base table before the shards. Then make it durable,
+    # because what it replaces is deleted.
     base = base or open_base(store)
     shard_ids = named.result()
     workers = 1 if store.is_local else max(1, min(len(shard_ids), _AT_ONCE))
@@ -105,7 +105,8 @@ def collect_garbage(
     time_now, with_clock = _storage_time(store, now, dry_run=dry_run) if stamp is None else stamp.result()
     clock = clock or host_clock()
     needs = Needs(base, store, time_now, for_all_versions=retention.for_all_versions)
-    # After the states: of what a checkpoint needs that is younger than this listing, none is garbage by them.
+    # Listed after the states were read. A checkpoint that is newer than this listing needs no file that these
+    # states count as garbage.
     checkpoints = Once(partial(NeededFiles.read, store, time_now, dry_run=dry_run))
     if wanted & _WITH_ROWS:
         beside(store, checkpoints.get)
@@ -141,7 +142,7 @@ def collect_garbage(
             failures.append(error)
             logger.info("garbage collection of shard %s failed: %s", state.shard_id, error)
     if failures:
-        # The other shards are done: what is wrong with one of them lets none of them grow.
+        # Raised only after all other shards: one broken shard must not let the garbage of others pile up.
         raise failures[0]
     if Resource.STAGING_FILES in wanted:
         _collect_staging_files(store, retention.staging_files, time_now, clock, report)
@@ -156,13 +157,15 @@ def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[
 
 
 class Pruning:
-    """After a compaction: takes what the base table holds, and nobody else needs, off the shards' manifests.
+    """Removes compacted SSTables that nobody else needs from the shards' manifests, after a compaction.
 
-    Only markers say that such a generation is compacted, and they are gone when the MemWAL index is
-    dropped: its rows would then lie over newer ones. Directories stay for garbage collection.
+    Otherwise only markers say that a listed generation is compacted. If the MemWAL index is dropped, the
+    markers are gone, and the generation's rows would hide newer rows of the base table. The directories stay
+    until garbage collection.
 
-    ``manifests`` are what the compaction read, since ``read_after``. Entries go by their names from the
-    newest ones. All but the tags of the base table may be read beside the merge. One thread at a time.
+    ``manifests`` are those that the compaction read, after the time ``read_after``. Entries are removed by
+    name from the newest manifests. Everything except the base table's tags may be read in parallel with the
+    merge. Not thread-safe.
     """
 
     def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
@@ -175,7 +178,7 @@ class Pruning:
         self._tags: Mapping[str, int] | None = None
 
     def read_ahead(self) -> None:
-        """What counts as well as it did when the manifests were read, and what is kept for the decisions."""
+        """Read what may be as old as the manifests: unsettled transactions, looks, and the copy record."""
         calls: list[Callable[[], object]] = []
         if self._manifests:
             calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
@@ -183,16 +186,16 @@ class Pruning:
             pass
 
     def read_tags(self, dataset: lance.LanceDataset) -> None:
-        """Once the rows are committed: a version that somebody tagged before then does not hold them."""
+        """Read the tags. Call it after the commit: a version tagged before does not hold the new rows."""
         if self._manifests:
             self._tags = tagged_versions(dataset)
 
     def prune(self, base: BaseTable) -> None:
-        """A failure is only logged, because garbage collection does the same later."""
+        """Prune the manifests. A failure is only logged, because garbage collection does the same later."""
         if not self._manifests:
             return
         try:
-            # What nothing lists any more must not be lost in a power cut.
+            # Once no manifest lists the SSTables, a power cut must not lose the rows in the base table.
             sync_file_system(self._store)
             if not self._looks:
                 self._read_looks()
@@ -209,11 +212,11 @@ class Pruning:
 
     def _prune_shard(self, needs: Needs, place: int) -> None:
         manifest, store = self._manifests[place], self._store
-        # When an SSTable was written matters only to tags.
+        # The files are listed for their times, which matter only if base versions are tagged.
         infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
         state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
         report = GcReport(needs.base.uri)
-        # Manifests do not ask for it: a checkpoint has its own.
+        # Never read here: a checkpoint has its own copy of the manifests.
         checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
         shard = ShardGarbage(
             store,
@@ -246,21 +249,21 @@ def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
 
 
 class _Clock(NamedTuple):
-    """The storage's time, and what lies with its clock."""
+    """The storage's time, and all objects in the clock's directory."""
 
     now: datetime
     infos: Sequence[ObjectInfo]
 
 
 def _storage_time(store: ObjectStore, now: datetime | None, *, dry_run: bool) -> _Clock:
-    """The time by the clock that stamps objects, also on local disks, which may be mounted.
+    """The time by the clock that stamps objects; on local paths too, which may be network mounts.
 
-    A dry run writes nothing, and goes by this machine's clock; ``now`` is what a test says.
+    A dry run writes nothing, and uses this machine's clock. ``now`` is set by tests.
     """
     if dry_run or now is not None:
         return _Clock(now or datetime.now(UTC), store.list(layout.CLOCK_DIR))
     store.put(layout.CLOCK_NOW, b"", durable=False)
-    # By a listing, like all other times: those of single objects may be rounded differently.
+    # Read from a listing, like all other times: the time of a single object may be rounded differently.
     infos = store.list(layout.CLOCK_DIR)
     stamps = [info.modified for info in infos if info.path == layout.CLOCK_NOW]
     return _Clock(max(stamps, default=datetime.now(UTC)), infos)
@@ -269,9 +272,10 @@ def _storage_time(store: ObjectStore, now: datetime | None, *, dry_run: bool) ->
 def _collect_owner_records(
     store: ObjectStore, infos: Sequence[ObjectInfo], least_age: timedelta, now: datetime, report: GcReport
 ) -> None:
-    """What processes that are long gone said of themselves, and what was asked of them.
+    """Delete the owner records of processes that are long gone, and the requests to them.
 
-    By the storage's clock alone: nothing depends on such a record, and one that lives is written again.
+    The storage's clock is enough here: nothing depends on such a record, and a live process writes its
+    record again.
     """
     owned = [info for info in infos if info.path.startswith(f"{layout.OWNERS_DIR}/")]
     old = [info for info in owned if now - info.modified >= max(least_age, MIN_DELETION_AGE)]
@@ -281,13 +285,13 @@ def _collect_owner_records(
 
 
 def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
-    """Delete what of these resources is garbage."""
+    """Delete the shard's garbage of these resources."""
     if not shard.dry_run:
-        # First, so that a collection which is always killed half way still comes forward.
+        # First, so that collections still make progress if every one of them is killed half way.
         shard.looks.record(shard.store, dead_directories(shard) if wanted & _IN_DIRECTORIES else None)
     if Resource.MANIFEST_ENTRIES in wanted:
         prune_manifest_entries(shard)
-    # Before the SSTables: an entry that goes keeps none.
+    # Before the SSTables, because a deleted entry keeps no SSTable alive.
     if Resource.WAL_ENTRIES in wanted:
         collect_wal_entries(shard)
     if wanted & _IN_DIRECTORIES:
@@ -299,7 +303,7 @@ def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
 def _collect_staging_files(
     store: ObjectStore, least_age: timedelta, now: datetime, clock: HostClock, report: GcReport
 ) -> None:
-    """Half-written files that processes which died have left; local disks only."""
+    """Delete half-written files of processes that died; local disks only."""
     infos = store.list_staging(layout.MEM_WAL_DIR)
     if not infos:
         return

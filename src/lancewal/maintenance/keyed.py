@@ -1,28 +1,28 @@
-"""Compaction of a table with a primary key: a merge that carries markers and fences, of one shard or many.
+"""Compaction of a table with a primary key: a merge of one or many shards that sets markers and fences.
 
 1. Every commit raises the fence of each of its shards by one (see :mod:`lancewal.base.markers`), from the
-   value in the version it was made for. Of two compactors of a shard one commits; the other, however long
-   it was stopped, changes nothing and looks at the new state. Deletes are no exception: one that
-   came late would take a key away that was written again since.
-2. The markers are in the commit with the last rows of their generations. Before that, readers go on
-   reading the SSTables, whose rows lie over those of the base. For readers that do not know these SSTables
-   yet the first of several commits says up to which generation its rows go.
-3. Rows that were committed without a marker, by a compactor that died between two commits, are
-   as new as the SSTables they came from: the next compactor replaces or deletes them. Keys
-   that were deleted without a marker are hidden by the SSTables' tombstones anyway.
-4. A few deleted keys go with the rows, as a condition. Such a condition takes two kilobytes of
-   memory for each key, and Lance reads the whole key column for it. So many keys, or any where the base
-   is large and has a BTree, go by themselves: as the source of a merge that deletes what it
-   matches, in parts as large as those of rows.
-5. Shards of one commit have no key in common, or Lance would insert it twice. Who routes rows sees to
-   that; it is checked nevertheless, and a shard that breaks the rule gets a commit of its own.
-6. A shard whose fence was raised by others, or that cannot be read, is left out, and the others go
-   through without it.
+   value in the version that it was made for. Of two compactors of a shard, one commits. The other changes
+   nothing, however long it was stopped, and looks at the new state. This covers deletes too: a late
+   delete would remove a key that was written again since.
+2. The commit with the last rows of the generations sets their markers. Before that, readers still read the
+   SSTables, whose rows hide those of the base. If there are several commits, the first one says up to which
+   generation the rows go, for readers that do not know these SSTables yet.
+3. If a compactor dies between two commits, the base has rows without a marker. They are as new as the
+   SSTables that they came from, and the next compactor replaces or deletes them. Keys that were deleted
+   without a marker are hidden by the SSTables' tombstones anyway.
+4. A few deleted keys go into the commit of the rows, as a condition. This condition takes two kilobytes of
+   memory for each key, and Lance reads the whole key column for it. So many deleted keys, or any if the
+   base is large and has a BTree, get commits of their own: they are the source of a merge that deletes the
+   rows that it matches, in parts as large as those of rows.
+5. Shards of one commit must not share a key, or Lance would insert it twice. The routing of rows ensures
+   that. It is checked nevertheless, and a shard that breaks the rule gets a commit of its own.
+6. If others have raised the fence of a shard, or it cannot be read, it is left out, and the other shards
+   are committed without it.
 
 The rows of a commit are the newest of their keys (:mod:`lancewal.maintenance.newest`).
 
-Compactors of other makes know nothing of the fence. Beside one of those a key may come back that
-was deleted in between; run one kind only.
+Compactors other than lancewal's do not know the fence. If one of them runs at the same time, a key that was
+deleted in between may come back. Run one kind only.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ from lancewal.storage import ObjectStore
 logger = logging.getLogger(__name__)
 
 _SEPARATOR = ":"
-#: Pieces of rows below this size are put together.
+#: Batches below this size are put together.
 _SMALL_PIECE_BYTES = 64 << 10
 _JOINED_BYTES = 4 << 20
 #: Lance joins through an index within a fixed pool of memory, 300 MB by default.
 _INDEXED_BYTES = 64 << 20
-#: Deleted keys that go with rows as a condition. More of them take longer than a commit of their own.
+#: The most deleted keys that go into the rows' commit as a condition. More are faster in their own commit.
 _MOST_LISTED = 4096
-#: What Lance needs for a key in a condition, about.
+#: About how much memory Lance needs for a key in a condition.
 _LISTED_KEY_BYTES = 2 << 10
 
 
 class KeyedCompaction:
-    """Brings generations of shards that share no key into a base table that has one.
+    """Merges generations of shards that share no key into a base table with a primary key.
 
-    Several ``parts`` have one commit each, and share it. ``base`` is for the first attempt.
+    Several ``parts`` have one planned commit each, and share it. ``base`` is for the first attempt.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class KeyedCompaction:
         self._progress = progress
         self._base = base
         self._report = PackReport.of(part.shard_id for part in parts)
-        # What was read for a commit that has to be tried again, and for which columns.
+        # Rows that were read for a commit that has to be retried, and the base whose columns they have.
         self._read: dict[UUID, tuple[BaseTable, NewestRows]] = {}
 
     def run(self) -> PackReport:
@@ -101,7 +101,7 @@ class KeyedCompaction:
         return self._report
 
     def _bring(self, commits: Generations) -> None:
-        """Merge these generations in as few commits as possible; who fails is noted in the report."""
+        """Merge these generations in as few commits as possible; notes failed shards in the report."""
         waiting = [commits]
         while waiting:
             some = waiting.pop()
@@ -112,13 +112,13 @@ class KeyedCompaction:
                 others = {shard_id: some[shard_id] for shard_id in some if shard_id not in error.shards}
                 later = {shard_id: some[shard_id] for shard_id in error.again}
                 self._lost(later, 1)
-                # The others come first.
+                # A stack: the others come first.
                 waiting += [part for part in (later, others) if part]
             except Exception as error:
                 self._report.failed.update(dict.fromkeys(some, error))
 
     def _merge_rest(self, commits: Generations) -> None:
-        """Merge what the base does not hold of these generations."""
+        """Merge those of these generations that the base does not hold."""
         base, self._base = self._base or open_base(self._store), None
         rest: dict[UUID, list[SsTableEntry]] = {}
         for shard_id, entries in commits.items():
@@ -139,7 +139,7 @@ class KeyedCompaction:
         except (LostRaceError, _LeftOutError):
             raise
         except Exception as error:
-            # SSTables that are gone were compacted and collected by others: look again.
+            # Missing SSTables may have been compacted and collected by others: look again.
             newest = open_base(self._store)
             moved = [
                 each for each in rest if newest.compacted_generation(each) > base.compacted_generation(each)
@@ -155,12 +155,12 @@ class KeyedCompaction:
             raise
 
     def _leave_out(self, shards: Iterable[UUID], moved: Sequence[UUID]) -> None:
-        """Try those that ``moved`` again later, if there are others."""
+        """Postpone the shards that ``moved``, unless all of them did."""
         if moved and set(moved) != set(shards):
             raise _LeftOutError(moved, moved)
 
     def _newest_rows(self, base: BaseTable, generations: Generations) -> dict[UUID, NewestRows]:
-        """The rows of all shards; raises if some cannot be read, or have keys in common."""
+        """The newest rows of all shards; raises if a shard cannot be read, or if shards share keys."""
         known = {
             shard_id: rows
             for shard_id, (read_for, rows) in self._read.items()
@@ -197,8 +197,8 @@ class KeyedCompaction:
         sizes: Counter[UUID] = Counter()
         for part in self._divided(shards, base, sizes):
             crash_point("merge: rows are read")
-            # Lance does not see a conflict in a column that has only the id and the name of the one
-            # that the rows were read for. Reading takes its time, so it is worth looking again.
+            # Lance sees no conflict if a column was replaced by another one with the same id and name.
+            # Reading the rows takes a while, so look again before the commit.
             if base.dataset.latest_version != base.dataset.version:
                 newest = open_base(self._store)
                 if _has_other_columns(newest, base):
@@ -251,7 +251,7 @@ class KeyedCompaction:
     def _divided(
         self, shards: Mapping[UUID, NewestRows], base: BaseTable, sizes: Counter[UUID]
     ) -> Iterator[_Part]:
-        """What goes into each commit, deleted keys before rows; at least one part, maybe empty.
+        """The part for each commit, deleted keys before rows; at least one part, which may be empty.
 
         ``sizes`` counts the bytes of each shard's rows.
         """
@@ -269,7 +269,7 @@ class KeyedCompaction:
             return
         listed = num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
         if num_dead and base.key_index_pays(num_dead + num_rows, replaces=True):
-            # A condition makes Lance read the whole key column: going by the BTree is worth a commit.
+            # A condition makes Lance read the whole key column. Using the BTree is worth an extra commit.
             listed = False
         if not listed:
             for source, _ in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
@@ -281,7 +281,7 @@ class KeyedCompaction:
     def _commit(self, base: BaseTable, part: _Part, markers: Mapping[UUID, int]) -> dict[str, int]:
         if _index_pays(base, part):
             try:
-                # Lance counts the memory of a slice as that of the array it was cut from.
+                # Lance counts a slice with the memory of the whole array that it was cut from, so copy it.
                 combined = replace(part, source=part.source.combine_chunks())
                 return self._execute(base, combined, markers, use_index=True)
             except JoinTooLargeError as error:
@@ -292,7 +292,7 @@ class KeyedCompaction:
         self, base: BaseTable, part: _Part, markers: Mapping[UUID, int], use_index: bool
     ) -> dict[str, int]:
         key = list(base.schema.primary_key)
-        # Any such clause makes Lance read the whole key column, so only where it is needed.
+        # This clause makes Lance read the whole key column, so it is used only if needed.
         dead = is_dead(key, part.dead) if part.dead else None
         builder = marked_merge(base.dataset, key, markers).use_index(use_index)
         if part.deletes:
@@ -317,7 +317,7 @@ class KeyedCompaction:
 
 
 class _LeftOutError(LanceWalError):
-    """The commit goes on without some ``shards``; those in ``again`` are tried in a later one."""
+    """The commit continues without some ``shards``; those in ``again`` are retried in a later commit."""
 
     def __init__(self, shards: Collection[UUID], again: Collection[UUID]) -> None:
         super().__init__("some shards are left out")
@@ -326,13 +326,13 @@ class _LeftOutError(LanceWalError):
 
 
 def _name(shards: Collection[UUID]) -> str:
-    """For errors and logs."""
+    """The name of a compaction in errors and logs."""
     first = f"compaction of shard {next(iter(shards))}"
     return first if len(shards) == 1 else f"{first} and {len(shards) - 1} others"
 
 
 def _moved(base: BaseTable, newest: BaseTable, shards: Iterable[UUID], raised: int = 0) -> list[UUID]:
-    """The shards that others have compacted since ``base``; we ``raised`` their fences so many times."""
+    """The shards that others have compacted since ``base``; we have ``raised`` their fences this often."""
 
     def states(table: BaseTable, shard_id: UUID) -> tuple[int, int]:
         return table.details.compacted.get(fence_id(shard_id), 0), table.compacted_generation(shard_id)
@@ -345,7 +345,10 @@ def _moved(base: BaseTable, newest: BaseTable, shards: Iterable[UUID], raised: i
 
 
 def _announced(base: BaseTable, markers: Mapping[UUID, int]) -> dict[UUID, int]:
-    """What tells readers that rows up to these generations come in parts, unless an earlier compactor did."""
+    """The ids that tell readers that rows up to these generations come in several commits.
+
+    Leaves out those that an earlier compactor has set already.
+    """
     told = {parts_id(shard_id): generation for shard_id, generation in markers.items()}
     return {key: value for key, value in told.items() if value > base.details.compacted.get(key, 0)}
 
@@ -357,7 +360,10 @@ def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """One commit: rows of ``source``, and the keys that are ``dead``; or keys to delete, as ``source``."""
+    """One commit. It upserts the rows of ``source`` and deletes the ``dead`` keys.
+
+    With ``deletes``, ``source`` holds keys to delete instead.
+    """
 
     source: pa.Table
     dead: Sequence[pa.Array] = ()
@@ -366,7 +372,7 @@ class _Part:
 
 
 def _key_table(keys: Sequence[pa.Array], schema: TableSchema) -> pa.Table:
-    """Keys as rows with nothing but the key columns."""
+    """A table of keys that has only the key columns."""
     columns = pa.schema([schema.plain.field(name) for name in schema.primary_key])
     return pa.Table.from_arrays(list(keys), schema=columns) if keys else columns.empty_table()
 
@@ -379,7 +385,7 @@ def _counted(shards: Mapping[UUID, NewestRows], sizes: Counter[UUID]) -> Iterato
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, small batches put together: a merge has some cost for each batch."""
+    """The same rows with small batches put together, because a merge has a cost per batch."""
     small: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -398,7 +404,10 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _chunks(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """The rows as tables of about ``limit`` bytes, and whether it is the last; at least one, maybe empty."""
+    """The rows as tables of about ``limit`` bytes, each with whether it is the last.
+
+    There is at least one table, which may be empty.
+    """
     chunk: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -429,9 +438,9 @@ def _index_pays(base: BaseTable, part: _Part) -> bool:
 def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
     """The condition, in Lance's SQL, that a row has one of the keys in ``columns``, which are not empty.
 
-    One column becomes a list of its values. For several columns Lance has no list of tuples, and
-    alternatives joined by OR cost it a quarter of a millisecond each; so the columns are joined to one text
-    per row, in a way that no two keys share, and compared with a list of such texts.
+    One column becomes a list of its values. Lance has no list of tuples for several columns, and
+    alternatives joined by OR cost it a quarter of a millisecond each. So the columns are joined to one text
+    per row, with an encoding that differs for different keys, and compared with a list of these texts.
 
     >>> is_dead(["id"], [pa.array([1, 2])])
     '`id` IN (1, 2)'
@@ -456,7 +465,7 @@ def _sql_parts(name: str, type_: pa.DataType) -> str:
 
 
 def _text_parts(column: pa.Array) -> list[pa.Array]:
-    """The texts that :func:`_sql_parts` makes, each without the separator after it."""
+    """The texts that the SQL of :func:`_sql_parts` computes, each without the separator after it."""
     if _is_text(column.type):
         return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
     if _is_binary(column.type):

@@ -1,22 +1,21 @@
 """Why garbage has to stay: its least age, who still needs it, and when it was first seen.
 
-**Who needs it.** A reader leaves out the generations that its base version holds. So the SSTables of a
-compacted generation are needed by base versions that do not hold it yet: those which were the newest
-one until a moment ago, because reads of them are still going on, and those which somebody tagged to come
-back to. And they are needed by the search over an index that has not caught up with them.
+**Who needs it.** A reader leaves out the generations that its base version holds. So base versions that do
+not hold a compacted generation yet need its SSTables. These are versions that were the newest one until
+recently, because reads of them may still be running, and versions that somebody tagged. A search
+over an index that has not caught up with the generation needs its SSTables too.
 
-**When it was first seen.** The stamps of objects come from a clock that may step by hours: of a storage
-server, or of this machine where the table is on its disk. By stamps alone a slot could be emptied
-that was filled a moment ago, while a writer still takes it for free. So nothing goes by its stamp
-alone. Each collection leaves a record of what there was (a *look*), and garbage goes only after a look
-which saw it has aged as much as the garbage must.
+**When it was first seen.** The timestamps of objects come from a clock that may step by hours: the clock of
+a storage server, or of this machine if the table is on its disk. If timestamps alone decided, a collection
+could empty a slot that was filled a moment ago, while a stalled writer still believes the slot free. So a
+timestamp alone never decides. Each collection leaves a record of what it saw (a *look*). Garbage is deleted
+only if a look that saw it is as old as the garbage must be.
 
-The age of a look is what machines have measured themselves, each by its clock since boot. A record
-states, for each clock, a reading by which the look had been made: a machine that finds a reading of its
-own clock knows the span since then. One that does not, because it is another machine or has booted
-since, takes the age that was proven so far, and counts on from there. So ages may come out too small,
-never too large. A record holds statements that stay true: it does not matter which of two collectors
-writes last.
+Machines measure the age of a look themselves, each by its clock since boot. A record states, for each
+clock, a reading at which the look had already been made. A machine that finds a reading of its own clock
+knows the time since then. Another machine, or one that has booted since, starts from the age that
+is proven so far, and counts on from there. So ages may come out too small, never too large. All statements
+in a record stay true, so it does not matter which of two collectors writes last.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from lancewal.storage import MIN_DELETION_AGE, HostClock, ObjectInfo, ObjectStor
 
 logger = logging.getLogger(__name__)
 
-#: Slots that a writer may still believe free (see ``lancewal.storage.clock``), and files that a live
-#: process may be writing.
+#: Resources that must never be deleted young: slots that a writer may still believe free (see
+#: ``lancewal.storage.clock``), and files that a live process may be writing.
 _NEVER_YOUNG = (
     Resource.WAL_ENTRIES,
     Resource.ORPHANS,
@@ -60,28 +59,28 @@ _NEVER_YOUNG = (
 class Retention:
     """The least age of each resource.
 
-    - ``manifest_entries``: the time since the base table took the generation over. Entries of
-      compacted generations help nobody, and mislead readers that do not know markers: none.
-    - ``sstables``: the same, for directories of compacted generations. Reads that began before
-      may still be going on, and Lance's own writers keep a list from when they were opened.
+    - ``manifest_entries``: since the generation was compacted. The default is zero: entries of
+      compacted generations help nobody, and mislead readers that do not know markers.
+    - ``sstables``: directories of compacted generations, since the compaction. Reads that began before
+      may still be running, and Lance's own writers keep the list from when they were opened.
     - ``orphans``: directories that no manifest names, since their last file was written. A bulk load
       must be published within this time.
     - ``wal_entries``: since the entry was written. Followers of the WAL that are further behind
       get a ``WalTruncatedError``.
     - ``manifest_versions``: since the version was written.
-    - ``staging_files``: since the file was last written to; so too what processes that are gone
-      said of themselves.
+    - ``staging_files``: since the file was last written to. The same age applies to the owner
+      records of processes that are gone.
 
-    The first two also wait for indexes that have not caught up, and for base versions that are
-    tagged and do not hold the generation; with ``for_all_versions`` for every base version that
-    still exists and was the newest one while the SSTable was there, until it is cleaned up.
+    The first two also wait for indexes that have not caught up, and for tagged base versions that do
+    not hold the generation. With ``for_all_versions`` they wait for every base version that still exists
+    and was the newest one while the SSTable existed, until it is cleaned up.
 
-    Ages are by the storage's clock, and, since any clock may be wrong, also by what collections
-    have seen: nothing goes before one of them saw it, that long ago (see :class:`Looks`).
+    Ages are measured by the storage's clock. Since any clock may be wrong, an earlier collection must
+    also have seen the garbage at least that long ago (see :class:`Looks`).
 
     All but the first two must be at least ten minutes: it takes writers that long to
     notice that they were stopped, and that a slot may have been emptied meanwhile.
-    ``allow_unsafe`` lifts that for tests; with it a stalled writer may lose rows.
+    ``allow_unsafe`` removes this limit for tests; with it a stalled writer may lose rows.
     """
 
     manifest_entries: timedelta = timedelta(0)
@@ -105,7 +104,7 @@ class Retention:
 
     @classmethod
     def of(cls, min_age: timedelta) -> Retention:
-        """One age for all resources; where it is below what is safe, that counts instead.
+        """One age for all resources, raised to the safe minimum where a resource has one.
 
         >>> Retention.of(timedelta(0)).sstables, Retention.of(timedelta(0)).wal_entries
         (datetime.timedelta(0), datetime.timedelta(seconds=600))
@@ -123,7 +122,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class _Version:
-    """One retained base version; ``superseded`` is when the next one came, ``None`` for the newest."""
+    """One retained base version; ``superseded`` is when the next version came, ``None`` for the newest."""
 
     number: int
     path: str
@@ -139,29 +138,30 @@ class _Tagged:
 
 @dataclass
 class Needs:
-    """The needs of one table at one moment, ``now`` by the storage's clock. Thread-safe."""
+    """What a table still needs at ``now``, a time by the storage's clock. Thread-safe."""
 
     base: BaseTable
     store: ObjectStore
     now: datetime
     for_all_versions: bool = False
-    #: The tagged base versions, if somebody has read them already.
+    #: The tagged base versions, if the caller has read them already.
     tags: Mapping[str, int] | None = None
     _floors: dict[timedelta, Mapping[UUID, int]] = field(default_factory=dict)
     _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
-    #: Held while something is read: all shards need the same, and one of them reads it.
+    #: Held during a read: all shards need the same data, and the first one reads it for all.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stored_marker(self, shard_id: UUID) -> int:
-        """The newest generation that the base table holds and says so; tags do not count here."""
+        """The newest generation of the shard that the base table's marker covers; tags do not count."""
         return self.base.details.compacted.get(shard_id, 0)
 
     def reason(
         self, shard_id: UUID, generation: int, min_age: timedelta, created: Callable[[], datetime | None]
     ) -> str | None:
-        """Why the SSTable of a compacted generation has to stay; ``None`` when it need not.
+        """Why the SSTable of a compacted generation has to stay; ``None`` if it need not.
 
-        ``created`` tells when it was written; asked only where a tag makes it matter.
+        ``created`` returns when it was written. It is called only for a tagged version that does not hold the
+        generation, or with ``for_all_versions``.
         """
         with self._lock:
             return self._reason(shard_id, generation, min_age, created)
@@ -170,7 +170,7 @@ class Needs:
         self, shard_id: UUID, generation: int, min_age: timedelta, created: Callable[[], datetime | None]
     ) -> str | None:
         if generation > self._floor(min_age).get(shard_id, 0):
-            # Whole days read better without their zero hours.
+            # Whole days are shown without their zero hours.
             age = str(min_age).removesuffix(", 0:00:00")
             return f"the base table took it over less than {age} ago"
         if (lagging := self.awaited_by_index(shard_id, generation)) is not None:
@@ -185,7 +185,7 @@ class Needs:
         return None
 
     def awaited_by_index(self, shard_id: UUID, generation: int) -> str | None:
-        """Why an index needs the SSTable, if one does. Asks the storage nothing."""
+        """Why an index needs the SSTable, ``None`` if none does. Makes no request."""
         for name in self._lagging_indexes:
             caught_up = self.base.details.index_catchup.get(name, {}).get(shard_id, 0)
             if generation > caught_up:
@@ -193,12 +193,12 @@ class Needs:
         return None
 
     def has_tags(self) -> bool:
-        """Whether somebody tagged base versions that are still there."""
+        """Whether base versions that still exist are tagged, other than by checkpoints."""
         with self._lock:
             return bool(self._tagged)
 
     def _floor(self, min_age: timedelta) -> Mapping[UUID, int]:
-        """What all base versions hold that were the newest one within ``min_age``."""
+        """The generations that every base version holds that was the newest one within ``min_age``."""
         if min_age <= timedelta(0):
             return self.base.details.compacted
         if min_age not in self._floors:
@@ -208,7 +208,7 @@ class Needs:
     def _read_floor(self, min_age: timedelta) -> Mapping[UUID, int]:
         stored = self.base.details.compacted
         since = self.now - min_age
-        # Markers only grow, so the oldest of them holds least.
+        # Markers only grow, so the oldest of these versions holds the least.
         for version in self._versions:
             if version.number >= self.base.version:
                 break
@@ -220,7 +220,7 @@ class Needs:
         return stored
 
     def _version_without(self, shard_id: UUID, generation: int, created: datetime | None) -> int | None:
-        """The oldest version that was the newest one beside the SSTable, if it does not hold it."""
+        """The oldest version that was the newest one while the SSTable existed, if it does not hold it."""
         for version in self._versions:
             if _met(version, created):
                 held = self._markers(version)
@@ -249,7 +249,7 @@ class Needs:
         found = []
         for name, number in sorted(tags.items()):
             if is_checkpoint_tag(name):
-                continue  # a checkpoint says itself what it needs
+                continue  # the checkpoint's record says what it needs
             version = by_number.get(number)
             markers = None if version is None else self._markers(version)
             if version is not None and markers is not None:
@@ -265,12 +265,13 @@ class Needs:
             name
             for name in present
             if (details.maintain_all_indexes or name in details.maintained_indexes)
-            # Joining files resets what Lance notes of the catch-up; the fragments tell anyway.
+            # When files are joined, Lance resets its record of how far an index has caught up. The covered
+            # fragments are always right.
             and manifest.covered_fragments(name) != manifest.fragment_ids
         ]
 
     def _markers(self, version: _Version) -> Mapping[UUID, int] | None:
-        """``None`` when the version was cleaned up meanwhile."""
+        """The markers of a version; ``None`` if it was cleaned up meanwhile."""
         if version.number not in self._read:
             try:
                 details = read_base_manifest(self.store.get(version.path), name=version.path).mem_wal
@@ -281,22 +282,22 @@ class Needs:
 
 
 def _met(version: _Version, created: datetime | None) -> bool:
-    """Whether a version was the newest one at a time when the SSTable was there."""
+    """Whether a version was the newest one at a time when the SSTable existed."""
     return created is None or version.superseded is None or created <= version.superseded
 
 
-#: Machines whose readings a record keeps. One that was dropped counts on from what is proven.
+#: How many machines' readings a look keeps. A machine whose reading was dropped starts from the proven age.
 _MAX_CLOCKS = 8
-#: How much older than its next but one a look may be before the one between them has to stay.
+#: A look is removed if the look before it is at most this many times as old as the look after it.
 _SPREAD = 1.25
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a shard had come: each number only grows.
+    """How far a shard had come. Each number only grows.
 
-    ``covered``: the WAL positions up to here are in SSTables. ``version``: of the newest manifest.
-    ``compacted``: the generations up to here are in the base table.
+    ``covered``: WAL positions up to this one are in SSTables. ``version``: the version of the newest
+    manifest. ``compacted``: generations up to this one are in the base table.
     """
 
     covered: int = 0
@@ -309,13 +310,17 @@ class Extent:
 
 @dataclass
 class _Look:
-    """``names`` are files and directories that no younger look was the first to see, with what they held."""
+    """What one collection saw of a shard.
+
+    ``names`` are the files and directories that this look was the first to see, with their content. They
+    include those of earlier looks that were thinned out.
+    """
 
     extent: Extent
     names: dict[str, str] = field(default_factory=dict)
-    #: Seconds that are proven.
+    #: The proven age in seconds.
     age: float = 0.0
-    #: By clock: a reading at which the look had been made.
+    #: By clock: a reading at which the look had already been made.
     made_by: dict[str, float] = field(default_factory=dict)
 
     def measure(self, clock: str, reading: float) -> None:
@@ -335,36 +340,37 @@ class StoredLooks:
 
     @classmethod
     def read(cls, store: ObjectStore, shard_id: UUID | None) -> StoredLooks:
-        """Those at a shard; ``None``: at what is no shard's."""
+        """The looks at a shard, or with ``None`` at files that belong to no shard."""
         path = f"{layout.LOOKS_DIR}/{'table' if shard_id is None else shard_id}.json"
         try:
             return cls(path, [_parsed(each) for each in decode_record(store.get(path))["looks"]])
         except FileNotFoundError:
             logger.debug("nobody has looked at %s before", path)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            # Nothing goes too early without it.
+            # Without the record nothing is deleted too early: collection starts over.
             logger.warning("%s is damaged and begins anew: %s", path, error)
         return cls(path)
 
 
 class Looks:
-    """The looks at one shard which has come to ``extent``, or at the files of none, oldest first.
+    """The looks at one shard, or at the files that belong to no shard, oldest first.
 
-    Not thread-safe.
+    ``extent`` is how far the shard has come by now. Not thread-safe.
     """
 
     def __init__(self, stored: StoredLooks, extent: Extent, clock: HostClock) -> None:
         self._path = stored.path
         self._extent = extent
         self._clock = clock
-        # A look that saw more than there is now saw another life of the shard, before a restore.
+        # A look that saw more than the shard has now was made before the table was restored.
         self._looks = [look for look in stored.looks if extent.reaches(look.extent)]
         self._measure()
 
     def record(self, store: ObjectStore, names: Mapping[str, str] | None) -> None:
-        """Add a look to the record: what is there now, and has been seen before this call.
+        """Add a look to the record: what exists now, and was read before this call.
 
-        ``names`` are all that are unlisted, with what they hold; ``None`` where nobody asked.
+        ``names`` are all unlisted files or directories, with their content; ``None`` if they were not looked
+        at.
         """
         if names is not None:
             self._keep_names(names)
@@ -375,27 +381,27 @@ class Looks:
         self._measure()
         self._thin_out()
         data = encode_record({"looks": [_plain(look) for look in self._looks]})
-        # Lost in a power cut it is made again; all that takes is time.
+        # If a power cut loses the record, later collections make it again. That only costs time.
         store.put(self._path, data, durable=False)
 
     def reach(self, which: str, age: timedelta) -> float:
-        """How far the shard had come when it was last looked at ``age`` ago or earlier."""
+        """How far the shard had come by the newest look that is at least ``age`` old."""
         if age <= timedelta(0):
             return math.inf
         needed = age.total_seconds()
         return max((getattr(look.extent, which) for look in self._looks if look.age >= needed), default=0)
 
     def unseen(self, which: str, number: int, age: timedelta) -> str | None:
-        """Why ``number`` has to wait; ``None`` when a look saw it ``age`` ago or earlier."""
+        """Why ``number`` has to wait; ``None`` if a look that is at least ``age`` old saw it."""
         return None if number <= self.reach(which, age) else waits(self.age_of(which, number), age)
 
     def age_of(self, which: str, number: int) -> timedelta:
-        """How long ago the shard is known to have come as far as ``number``."""
+        """For how long the shard is known to have reached ``number``."""
         ages = (look.age for look in self._looks if getattr(look.extent, which) >= number)
         return timedelta(seconds=max(ages, default=0.0))
 
     def age_of_name(self, name: str, content: str) -> timedelta:
-        """For how long a file or directory is known to have held the same."""
+        """For how long a file or directory is known to have had this content."""
         ages = (look.age for look in self._looks if look.names.get(name) == content)
         return timedelta(seconds=max(ages, default=0.0))
 
@@ -412,7 +418,7 @@ class Looks:
             look.names = {name: held for name, held in look.names.items() if names.get(name) == held}
 
     def _thin_out(self) -> None:
-        """Few of the older ones are needed: garbage waits at most a quarter longer than it must."""
+        """Remove looks between others of similar age; garbage then waits at most a quarter longer."""
         place = 1
         while place < len(self._looks) - 1:
             older, look, younger = self._looks[place - 1 : place + 2]
@@ -424,13 +430,13 @@ class Looks:
 
 
 def content(infos: Sequence[ObjectInfo]) -> str:
-    """What a directory holds, in few words: other words when somebody wrote to it."""
+    """A summary of a directory's content, which changes when somebody writes to it."""
     newest = max((info.modified.isoformat() for info in infos), default="")
     return f"{len(infos)} files, {sum(info.size for info in infos)} bytes, {newest}"
 
 
 def waits(age: timedelta, needed: timedelta) -> str:
-    """Why something stays that was first seen ``age`` ago, and has to have been seen ``needed`` ago."""
+    """Why garbage stays that was first seen ``age`` ago, and has to have been seen ``needed`` ago."""
     since = f"{_rounded(age)} ago" if age >= timedelta(seconds=1) else "by this collection"
     return f"first seen {since}; goes in a collection {_rounded(needed - age)} from now or later"
 

@@ -1,8 +1,8 @@
 """The newest row of each key in the SSTables of a shard, for a compaction.
 
-Small SSTables are read at once. Large ones take two passes: the first reads only keys, newest generation
-first, and notes which rows no newer generation replaces; it keeps keys in memory, no rows. The second
-reads the rows, oldest generation first: in the order in which they were written.
+Small SSTables are read in one pass. Large ones take two passes. The first reads only keys, newest generation
+first, and notes which rows no newer generation replaces; it keeps keys in memory, but no rows. The second
+reads the rows, oldest generation first, which is the order in which they were written.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class UnreadableError(LanceWalError):
 
 @dataclass(frozen=True)
 class _Level:
-    """Keys of one SSTable in the order of its rows, which rows are tombstones or replaced within it.
+    """The keys of one SSTable in the order of its rows, and which rows are tombstones or replaced within it.
 
-    ``rows`` are there if the SSTable is small.
+    ``rows`` is set only if the SSTable is small.
     """
 
     table: SsTable
@@ -70,10 +70,10 @@ class _Level:
 
 @dataclass(frozen=True)
 class NewestRows:
-    """Which rows of each SSTable of a shard count, oldest generation first.
+    """Which rows of each SSTable of a shard are the newest of their keys, oldest generation first.
 
-    ``dead`` are the key columns of keys whose newest version is a tombstone, ``keys`` are all keys, dead or
-    not. ``small`` are the rows themselves, where they are in memory.
+    ``dead`` holds the key columns of keys whose newest version is a tombstone. ``keys`` holds all keys, dead
+    or not. ``small`` holds the rows themselves for SSTables whose rows are in memory.
     """
 
     shard_id: UUID
@@ -180,7 +180,7 @@ def _read_level(
         newest: Mask | None = None
         table.check_count(len(values), may_have_more=True)
         if len(pc.unique(values)) != len(values):
-            # Written without a deletion vector; which version of a key counts there the lookup knows.
+            # Written without a deletion vector. The lookup finds the newest version of each key.
             newest = table.lookup(columns) == offsets
     except Exception as error:
         return error
@@ -216,7 +216,7 @@ def _filtered(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
 
 
 def rows_per_batch(entry: SsTableEntry) -> int:
-    """How many rows of an SSTable to read at a time, so that wide ones do not come thousands at once."""
+    """How many rows of an SSTable to read at a time; fewer if rows are wide, to bound memory."""
     if not entry.in_memory_bytes or not entry.physical_rows:
         return _MOST_ROWS
     row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)

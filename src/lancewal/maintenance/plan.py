@@ -1,8 +1,8 @@
-"""What a compaction would do: which generations of which shards, in how many commits.
+"""Compaction plans: which generations of which shards to compact, in how many commits.
 
 A plan is data. It can be shown, stored as JSON and executed later or elsewhere; it holds no
-credentials. It may be out of date when it is executed: what another compactor has done by then
-is left out, so nothing is done twice.
+credentials. It may be out of date when it is executed: generations that another compactor has compacted
+by then are skipped, so nothing is done twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: How many bytes of rows go into one commit. A merge needs two to three times that in memory.
 DEFAULT_COMMIT_BYTES = 256 << 20
 _REMOTE_READERS = 16
-#: Shards and SSTables that are looked at before it is known that they are needed.
+#: How many shards and SSTables are read ahead, before it is known that they are needed.
 _AT_ONCE = 64
 _KEY_READERS = 4
 #: The fields of an SSTable in a stored plan.
@@ -55,7 +55,7 @@ _ENTRY_FIELDS = (
 
 @dataclass(frozen=True)
 class CommitPlan:
-    """Generations that one commit brings into the base table, ascending.
+    """Generations that one commit merges into the base table, ascending.
 
     ``num_bytes`` is the size of their rows in memory, including older versions of keys.
     """
@@ -73,16 +73,16 @@ class CommitPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of all generations; a generation whose writer did not say counts as none."""
+        """Rows of all generations; a generation of unknown row count counts as zero."""
         return sum(entry.physical_rows or 0 for entry in self.sstables)
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The part of one shard. ``after`` is the newest generation that the base already held.
+    """One shard's part of a plan. ``after`` is the newest generation that the base already held.
 
     ``together`` are the shards, including this one, that share keys. Their parts run one after the
-    other, in the plan's order, and none after one that failed.
+    other, in the plan's order. If one fails, the later ones do not run.
     """
 
     uri: str
@@ -114,7 +114,7 @@ class ShardPlan:
 
     @property
     def commits_expected(self) -> int:
-        """An estimate: replaced rows need no commit, and many deleted keys need one more."""
+        """An estimate of the number of commits: replaced rows need none, many deleted keys need one more."""
         return sum(max(1, -(-commit.num_bytes // self.max_commit_bytes)) for commit in self.commits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,10 +156,10 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class Pack:
-    """Parts whose rows go into one commit: of different shards, which share no key, and small together.
+    """Parts whose rows go into one commit: small parts of different shards that share no key.
 
     A single part may take several commits. If the parts are ``in_order``, because their shards share keys,
-    each has a commit of its own, and none runs after one that failed.
+    each has a commit of its own, and no part runs after one that failed.
     """
 
     parts: tuple[ShardPlan, ...]
@@ -176,7 +176,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """All shards that have something to compact, as of version ``base_version`` of the base table.
+    """All shards with generations to compact, planned for version ``base_version`` of the base table.
 
     A shard that shares keys with others may have several parts.
     """
@@ -191,7 +191,7 @@ class CompactionPlan:
 
     @property
     def packs(self) -> list[Pack]:
-        """What is done by itself: shards that share keys in order, large shards, and small ones together."""
+        """The independent pieces of work: shards that share keys, large shards, and small shards together."""
         packs: list[Pack] = []
         filling: list[ShardPlan] = []
         size = 0
@@ -209,7 +209,7 @@ class CompactionPlan:
 
     @property
     def units(self) -> list[list[ShardPlan]]:
-        """Lists of parts: the lists may run in parallel, the parts of each in order."""
+        """Lists of parts. The lists may run in parallel; the parts of one list run in order."""
         units: list[list[ShardPlan]] = []
         sharing: dict[tuple[UUID, ...], list[ShardPlan]] = {}
         for part in self.shards:
@@ -220,7 +220,10 @@ class CompactionPlan:
         return units
 
     def first(self, commits: int) -> CompactionPlan:
-        """The first ``commits`` of each shard, the oldest generations. Shards that share keys stay whole."""
+        """The plan cut to the first ``commits`` of each shard, its oldest generations.
+
+        Shards that share keys are not cut.
+        """
         shards = (s if s.together else replace(s, commits=s.commits[:commits]) for s in self.shards)
         return replace(self, shards=tuple(shards))
 
@@ -237,7 +240,7 @@ class CompactionPlan:
         """About how many versions of the base table this creates."""
         if self.has_key:
             return sum(pack.commits_expected for pack in self.packs)
-        # Rows and markers of each pack, and at the end the tags of all.
+        # Each pack commits rows and markers. One last commit removes all tags.
         return 2 * len(self.packs) + bool(self.shards)
 
     def to_dict(self) -> dict[str, Any]:
@@ -285,14 +288,14 @@ def plan_compaction(
     *,
     max_commit_bytes: int = DEFAULT_COMMIT_BYTES,
 ) -> CompactionPlan:
-    """Which SSTables the base table does not hold yet, of all shards or of some.
+    """Plan the compaction of all SSTables that the base table does not hold yet, of all shards or of some.
 
-    If a key is in several shards, the plan includes all of them, oldest first, in the order in which reads
-    rank their levels (:func:`lancewal.reader.source.newest_first`). Then a compaction never changes
-    the result of a read, whether it is finished, running or failed.
+    If shards share a key, the plan includes all of them. It compacts their SSTables oldest first, in the
+    order in which reads rank them (:func:`lancewal.reader.source.newest_first`). So a compaction never
+    changes the result of a read, whether it is finished, running or failed.
 
     Generations are grouped up to ``max_commit_bytes``, and so are shards that share no key. A single larger
-    generation takes several commits, the last of which has its marker.
+    generation takes several commits, the last of which sets its marker.
     """
     return planned(store, shards, max_commit_bytes=max_commit_bytes).plan
 
@@ -313,21 +316,21 @@ def planned(
     max_commit_bytes: int,
     open_sstables: bool = False,
 ) -> Planned:
-    """:func:`plan_compaction`, and what was read for it.
+    """:func:`plan_compaction`, together with what it read.
 
-    ``open_sstables`` is for whoever carries the plan out at once.
+    ``open_sstables`` opens them ahead, for a caller that executes the plan at once.
     """
     if max_commit_bytes < 1:
         raise InvalidInputError(f"max_commit_bytes must be at least 1, got {max_commit_bytes}")
     wanted = None if shards is None else {layout.parse_shard_id(shard) for shard in shards}
-    # Where storage is far away, what is likely to be needed is read before it is known to be.
+    # On remote storage, read ahead what is likely to be needed.
     known = None if store.is_local else BaseTable.known(store)
-    # All shards, even if only some are asked for: others may share their keys.
+    # Read all shards even if the caller wants only some: others may share their keys.
     manifests = discover_manifests(store, () if known is None else _named_shards(known))
     missing = (wanted or set()) - {manifest.shard_id for manifest in manifests}
     if missing:
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
-    # After the manifests: with an older base version, pruned generations would look lost.
+    # Open the base after the manifests: in an older base version, pruned generations would look lost.
     ahead = _waiting(store, manifests, known) if open_sstables and known is not None else []
     base, _ = both(partial(open_base, store), partial(_open_all, ahead), at_once=len(ahead) > 0)
     version, has_key = base.version, bool(base.schema.primary_key)
@@ -359,7 +362,7 @@ def planned(
 
 
 def _named_shards(base: BaseTable) -> list[UUID]:
-    """The shards that the table's sharding names, if they are few: most of them exist."""
+    """The shards that the table's sharding implies, if they are few; most of them exist."""
     try:
         router = ShardRouter.for_table(base.details, base.schema)
     except InvalidInputError:
@@ -368,7 +371,7 @@ def _named_shards(base: BaseTable) -> list[UUID]:
 
 
 def _waiting(store: ObjectStore, manifests: Sequence[ShardManifest], base: BaseTable) -> list[SsTable]:
-    """The SSTables that ``base`` does not hold, if they are few; others are opened as they are read."""
+    """The SSTables that ``base`` does not hold, if they are few; otherwise none is opened ahead."""
     found = [
         SsTable.open(store, manifest.shard_id, entry)
         for manifest in manifests
@@ -380,7 +383,7 @@ def _waiting(store: ObjectStore, manifests: Sequence[ShardManifest], base: BaseT
 
 def _open_all(tables: Sequence[SsTable]) -> None:
     def touch(table: SsTable) -> None:
-        # Whoever reads it next hears why it cannot be opened.
+        # The next read raises the error again.
         with suppress(LanceWalError):
             _ = table.dataset
 
@@ -391,9 +394,9 @@ def _open_all(tables: Sequence[SsTable]) -> None:
 def _sharing_keys(
     store: ObjectStore, base: BaseTable, manifests: Sequence[ShardManifest], markers: Mapping[UUID, int]
 ) -> list[list[ShardManifest]]:
-    """Shards that have something to compact, grouped by shared keys.
+    """Shards with generations to compact, grouped by shared keys.
 
-    Keys are read only if the sharding does not tell that the shards hold different ones.
+    Keys are read only if the sharding does not prove that the shards hold different keys.
     """
 
     def is_waiting(manifest: ShardManifest) -> bool:
@@ -410,7 +413,8 @@ def _sharing_keys(
         try:
             keys = [flushed_keys(store, base.schema, m, markers.get(m.shard_id, 0)) for m in members]
         except Exception as error:
-            # Damaged, or compacted and collected by others by now: one after the other is always right.
+            # An SSTable is damaged, or others have compacted and collected it. To compact the shards one
+            # after the other is always correct.
             logger.debug("keys were not read, so these shards are compacted in order: %s", error)
             groups.append(members)
         else:
@@ -421,7 +425,10 @@ def _sharing_keys(
 def _in_order(
     group: Sequence[ShardManifest], markers: Mapping[UUID, int]
 ) -> Iterator[tuple[UUID, int, list[SsTableEntry]]]:
-    """The SSTables of shards that share keys, oldest first: shard, generation before, and the next ones."""
+    """The SSTables of shards that share keys, oldest first.
+
+    Each item is a shard, its generation before these SSTables, and the SSTables.
+    """
     after = {manifest.shard_id: markers.get(manifest.shard_id, 0) for manifest in group}
     pending = [(m.shard_id, entry) for m in group for entry in pending_sstables(m, after[m.shard_id])]
     if len(group) > 1:
@@ -433,9 +440,9 @@ def _in_order(
 
 
 def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:
-    """The SSTables above generation ``after``, ascending; refuses a list with holes.
+    """The SSTables above generation ``after``, ascending; refuses a list with gaps.
 
-    A marker past a hole would claim that the base holds rows that nobody has.
+    A marker past a gap would claim that the base holds rows that are in no SSTable.
     """
     pending = sorted(
         (entry for entry in manifest.sstables if entry.generation > after), key=lambda e: e.generation
@@ -456,7 +463,7 @@ def pending_sstables(manifest: ShardManifest, after: int) -> list[SsTableEntry]:
 def _num_bytes(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int:
     if entry.in_memory_bytes is not None:
         return entry.in_memory_bytes
-    # Rows are smaller on storage than in memory, but of the same order.
+    # Rows are smaller on storage than in memory, but of the same order of magnitude.
     return sum(info.size for info in store.list(layout.sstable_dir(shard_id, entry.path)))
 
 
@@ -475,7 +482,7 @@ def _grouped(sstables: Sequence[SsTableEntry], sizes: Sequence[int], limit: int)
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """Two shards, by number, with the count of keys in both, and an example.
+    """Two shards, by number, with the count of keys that are in both, and an example.
 
     Nothing on storage says which version of such a key is newer.
     """
@@ -513,7 +520,7 @@ def shared_keys(shards: Sequence[KeySet]) -> list[SharedKeys]:
     keys = pa.concat_arrays([array for _, array in filled])
     owners = np.concatenate([np.full(len(array), number) for number, array in filled])
     codes = keys.dictionary_encode().indices.to_numpy()
-    # Stable: the shards of one key are in ascending order.
+    # A stable sort keeps the shards of one key in ascending order.
     order = np.argsort(codes, kind="stable")
     again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
     if not len(again):

@@ -1,4 +1,4 @@
-"""Repair of what can be rebuilt without guessing."""
+"""Repairs damage that can be rebuilt without guessing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ from lancewal.writer import drain_shard
 
 logger = logging.getLogger(__name__)
 
-#: A longer gap is not a loss: a file of another position or shard was put there.
+#: A longer gap is not a loss: it means that a file of another position or shard was put there.
 _MAX_LOST_ENTRIES = 10_000
 
 
 @dataclass
 class RepairReport:
-    """What was repaired; ``failed`` has the reason for each finding that could not be."""
+    """What was repaired, and what was not.
+
+    ``left`` are findings that repair does not handle. ``failed`` gives the reason for each failed repair.
+    """
 
     repaired: list[Finding] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
@@ -68,23 +71,24 @@ def repair(
 ) -> RepairReport:
     """Repair what is safe: version hints, SSTables' key indexes and bloom filters, unfinished appends.
 
-    Of several shards for one sharding value one is kept, and the others are retired: **taken over from
-    their writers**, flushed, compacted into the base table and sealed. A key that is in two of them
+    If several shards have the same sharding value, one is kept and the others are retired: **taken over
+    from their writers**, flushed, compacted into the base table and sealed. A key that is in two of them
     keeps the version that reads return after a flush.
 
     ``findings`` are those of a verification; without them the table is verified first. All other
     findings are left as they are: no row is changed, and nothing is deleted.
 
-    The generations of a copied table are renumbered above the copied marker; that takes the shard
-    over: **a writer that is open on it is fenced**.
+    The generations of a copied table are renumbered above the copied marker. This takes over the
+    shard: **a writer that is open on it is fenced**.
 
-    ``accept_lost_entries`` gives up the rows of missing WAL entries: an entry without rows replaces
-    each, so that the log can be read and written again. Try to get the objects back first, from a
+    ``accept_lost_entries`` gives up the rows of missing WAL entries. An empty entry takes the place of
+    each, so that the log can be read and written again. First try to get the objects back, from a
     backup or from the versions that a bucket keeps.
 
-    ``earlier`` decides about rows in the shards from before the table was made anew at its place, if it is
-    unknown whether they are newer than those of the base table: "keep" counts them as the newest,
-    "drop" removes them from their shards, which fences their writers.
+    ``earlier`` is for a table that was created again at the same place, with shards that still hold rows of
+    the earlier table. It decides about these rows if it is unknown whether they are newer than the base
+    table's rows: "keep" treats them as the newest, "drop" removes them from their shards, which fences their
+    writers.
     """
     if earlier not in (None, *_EARLIER):
         raise InvalidInputError(f"earlier is {earlier!r}; pass 'keep' or 'drop'")
@@ -150,17 +154,17 @@ def _finish_append(store: ObjectStore, finding: Finding) -> None:
 
 
 def _retire(store: ObjectStore, finding: Finding) -> None:
-    """Bring all rows of a shard into the base table, and seal it."""
+    """Move all rows of a shard into the base table, and seal the shard."""
     assert finding.shard_id is not None
     epoch = drain_shard(open_base(store), store, finding.shard_id).epoch
-    # Together with all shards that share its keys, in their order.
+    # This also compacts all shards that share its keys, in order.
     compact(store, [finding.shard_id])
     # Refused if another writer has claimed the shard since it was drained.
     ShardManifestStore(store, finding.shard_id).seal(epoch)
 
 
 def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
-    """Write sentinels, which every reader skips, in the places of lost entries."""
+    """Write sentinels, which every reader skips, at the positions of lost entries."""
     shard_id = finding.shard_id
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
@@ -171,7 +175,7 @@ def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
                 f"the {len(gap)} entries before {layout.wal_entry(shard_id, gap.stop)} are missing: "
                 "that file does not belong there; move it away"
             )
-        # Epochs rise along the log, so the one behind the gap is valid.
+        # Epochs never fall along the log, so the epoch after the gap is valid in it.
         following = tailer.read_header(gap.stop)
         epoch = manifest.writer_epoch if following is None else following.writer_epoch
         for position in gap:
@@ -190,10 +194,10 @@ def _keep_earlier(store: ObjectStore, finding: Finding) -> None:
 
 
 def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
-    """Put the marker and the replay cursor behind the earlier table's SSTables and WAL entries.
+    """Move the marker and the replay cursor past the earlier table's SSTables and WAL entries.
 
-    The marker comes first: with it the SSTables count for nobody any more, listed or not. After a
-    kill in between this can be repeated.
+    The marker is first. Once it is committed, everybody ignores the SSTables, listed or not. If this is
+    killed in between, it can be repeated.
     """
     assert finding.shard_id is not None
     newest = open_base(store)
@@ -232,7 +236,7 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
 
 
 def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:
-    # Any version that is older than the index proves that there was an earlier table.
+    # The first version is older than any index, so it proves that there was an earlier table.
     found = earlier_table(base, store, layout.FIRST_MANIFEST_VERSION)
     if found is None:
         raise LookupError("the versions of the table do not tell when it was made anew")

@@ -16,7 +16,7 @@ from lancewal.storage import in_forked_child, span
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a compaction. ``rows`` is the number of rows of this shard in the base so far."""
+    """One step of a compaction. ``rows`` is how many rows of this shard it has written so far."""
 
     shard_id: UUID
     step: str
@@ -29,14 +29,15 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 @dataclass
 class ShardReport:
-    """One shard. ``skipped`` are generations that another compactor compacted in the meantime.
+    """What a compaction did for one shard.
 
-    ``rows_in`` counts every row of the generations, ``rows_upserted`` those that reached the base.
-    ``rows_replaced`` are tombstones, and rows whose key has a newer version in a later generation.
-    ``commits`` and ``retries`` are those that the shard had a part in.
+    ``skipped`` are generations that another compactor compacted in the meantime. ``rows_in`` counts every
+    row of the generations, ``rows_upserted`` the rows that reached the base. ``rows_replaced`` are
+    tombstones, and rows whose key has a newer version in a later generation. ``commits`` and ``retries``
+    count those that included the shard.
 
-    Lance counts for a commit as a whole how many rows were new to the base, and how many left it. Of a shard
-    that shared a commit with others these are ``None``; :class:`CompactionReport` has the sums.
+    Lance counts inserted, updated and deleted rows per commit. If a shard shared a commit with others, these
+    numbers are ``None``; :class:`CompactionReport` has the sums.
     """
 
     shard_id: UUID
@@ -62,7 +63,7 @@ class ShardReport:
         return self.rows_in - self.rows_upserted
 
     def add(self, later: ShardReport) -> None:
-        """Add what was done for the same shard afterwards."""
+        """Add a later report of the same shard."""
         for each in fields(self):
             if each.name != "shard_id":
                 one, other = getattr(self, each.name), getattr(later, each.name)
@@ -74,9 +75,9 @@ class ShardReport:
 
 @dataclass
 class PackReport:
-    """What was done for shards that share commits, and which of them failed.
+    """What a compaction did for shards that share commits, and which shards failed.
 
-    ``commits`` counts each commit once, however many shards it carried, and so do the other sums.
+    ``commits`` counts each commit once, however many shards it included. So do the other sums.
     """
 
     shards: dict[UUID, ShardReport] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class PackReport:
 
     @classmethod
     def of(cls, shard_ids: Iterable[UUID]) -> PackReport:
-        """Nothing done yet for these shards."""
+        """An empty report for these shards."""
         return cls({shard_id: ShardReport(shard_id) for shard_id in shard_ids})
 
     def add(self, other: PackReport) -> None:
@@ -109,7 +110,7 @@ _SHARD_SUMS = ("generations", "rows_in", "rows_upserted", "num_bytes")
 
 @dataclass
 class CompactionReport:
-    """All shards, and the work on the base table itself."""
+    """What a compaction did for all shards and for the base table itself."""
 
     uri: str
     shards: list[ShardReport] = field(default_factory=list)
@@ -142,7 +143,7 @@ class CompactionReport:
         return sum(shard.num_bytes for shard in self.shards)
 
     def totals(self) -> dict[str, float]:
-        """What it adds to :data:`process_totals`."""
+        """What this compaction adds to :data:`process_totals`."""
         return {
             "compactions": 1,
             "compaction_seconds": self.seconds,
@@ -195,7 +196,10 @@ class Kept:
 
 @dataclass
 class GcReport:
-    """``dry_run`` means that nothing was deleted: ``collected`` is what would have been."""
+    """What a garbage collection deleted and kept.
+
+    In a dry run nothing was deleted, and ``collected`` is what would have been.
+    """
 
     uri: str
     dry_run: bool = False
@@ -217,7 +221,7 @@ class GcReport:
         return {str(resource): len(self.of(resource)) for resource in Resource}
 
     def totals(self) -> dict[str, float]:
-        """What it adds to :data:`process_totals`: the kind of resource comes after a dot."""
+        """What this collection adds to :data:`process_totals`; the resource is named after a dot."""
         if self.dry_run:
             return {}
         return {
@@ -255,8 +259,11 @@ def _as_dict(each: Collected | Kept) -> dict[str, Any]:
 
 
 class Severity(enum.StrEnum):
-    """ERROR: rows are lost, doubled or unreadable, or will be. WARNING: a fault that harms no row.
-    INFO: leftovers that garbage collection or the next compaction removes."""
+    """How serious a finding is.
+
+    ERROR: rows are lost, doubled or unreadable, or will be. WARNING: a fault that harms no row.
+    INFO: leftovers that garbage collection or the next compaction removes.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -264,7 +271,7 @@ class Severity(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """Every invariant that is checked, named after its breach."""
+    """The invariants that are checked, each named after its violation."""
 
     UNKNOWN_DIRECTORY = "unknown_directory"
     MANIFEST_MISSING = "manifest_missing"
@@ -313,7 +320,7 @@ REPAIRABLE = frozenset(
 
 @dataclass(frozen=True)
 class Finding:
-    """One breach. ``subject`` is a path below the table, or a WAL position or generation in words."""
+    """One violated invariant. ``subject`` says where: a path, a URI, a shard id or a checkpoint's name."""
 
     kind: Kind
     severity: Severity
@@ -364,7 +371,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """No errors and no warnings."""
+        """Whether there are no errors and no warnings."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
     @property
@@ -402,14 +409,14 @@ R = TypeVar("R", CompactionReport, GcReport)
 
 
 class Totals:
-    """What this process did to its tables, in numbers that only grow. Metrics read them."""
+    """Counters of what this process did to its tables. They only grow, and metrics read them."""
 
     def __init__(self) -> None:
         self._start_empty()
         in_forked_child(self._start_empty)
 
     def _start_empty(self) -> None:
-        """Also called in a forked child: it has done nothing, and another thread may have held the lock."""
+        """Also called in a forked child: it has done nothing yet, and its copy of the lock may be held."""
         self._lock = threading.Lock()
         self._by_table: dict[str, Counter[str]] = {}
 
@@ -420,7 +427,7 @@ class Totals:
                 counter[name] += amount  # type: ignore[assignment]
 
     def counted(self, table_uri: str, kind: str, work: Callable[[], R]) -> R:
-        """Do the work, and add what it did, or that it failed."""
+        """Do the work and add its totals, or count a failure."""
         try:
             with span(f"lancewal.{kind}", table=table_uri):
                 report = work()

@@ -1,7 +1,7 @@
-"""UpkeepSettings: what a table that looks after itself stays within, and the record that keeps them.
+"""UpkeepSettings: the limits within which upkeep keeps a table, and the record that stores them.
 
-The record lies in lancewal's own directory, where Lance ignores it and backups take it along. Whoever stores
-last wins; a table without one has the defaults.
+The record is in lancewal's own directory. Lance ignores it, and backups include it. The last write wins.
+A table without a record has the defaults.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ _LONGEST = timedelta(days=36_500)
 
 @dataclass(frozen=True)
 class UpkeepSettings:
-    """What upkeep keeps a table within; what is beyond it is due.
+    """The limits within which upkeep keeps a table. Work is due when a limit is exceeded.
 
     For each shard:
 
     ``max_sstables``
         SSTables that the base table does not hold yet. Each of them makes every read a little slower.
     ``max_uncompacted_bytes``, ``max_uncompacted_age``
-        Their rows in memory, and how long the oldest waits; plain Lance does not see them until then.
+        The size of their rows in memory, and the age of the oldest. Plain Lance does not see these rows until
+        they are compacted.
     ``max_unflushed_bytes``, ``max_unflushed_age``
-        A log that nobody flushes, because its writer is gone. Writers that live flush by themselves
-        (``max_memtable_size`` and ``max_memtable_age`` of :class:`lancewal.ShardWriterConfig`).
+        The size and age of a log that nobody flushes because its writer is gone. Live writers flush by
+        themselves (``max_memtable_size`` and ``max_memtable_age`` of :class:`lancewal.ShardWriterConfig`).
 
     For the base table:
 
     ``max_index_lag``
-        Rows that an index does not cover. Compaction brings indexes up to date; this is for rows that came
-        another way.
+        Rows that an index does not cover. Compaction brings indexes up to date; this limit is for rows that
+        were written to the base table directly.
     ``max_small_files``
         Files with fewer than 65,536 rows.
     ``version_age``
-        How long old versions are kept that have no tag; at least ten minutes.
+        How long old versions without a tag are kept; at least ten minutes.
 
     ``garbage_age``
-        How long files are kept that nobody needs any more, as ``min_age`` of ``Table.gc``. Where a writer
-        that stood still could lose rows, ten minutes count at least.
+        How long files that nobody needs any more are kept, like ``min_age`` of ``Table.gc``. Files that a
+        stalled writer could still depend on are kept for at least ten minutes.
     ``max_garbage_bytes``
-        Above this they are kept for ten minutes only, so that a busy table does not fill its disk within
-        ``garbage_age``. ``None``, the default, is without a bound: readers, and followers of the log, may
-        rely on the age. What checkpoints hold does not count.
+        Above this size, garbage is kept for ten minutes only, so that a busy table does not fill its disk
+        within ``garbage_age``. ``None``, the default, means no limit: readers, and followers of the log, may
+        rely on ``garbage_age``. Files that checkpoints need do not count.
     ``interval``
-        How often somebody who keeps the table in shape looks whether something is due.
+        How often upkeep checks whether work is due.
     ``max_share``
-        The part of the time that it may work, from above 0 to 1: after a second of work at 0.5 it rests for
-        another one.
+        The share of the time that upkeep may work, above 0 and up to 1. At 0.5 it rests for a second after
+        each second of work.
 
     >>> UpkeepSettings(max_sstables=8).max_sstables
     8
@@ -83,7 +84,7 @@ class UpkeepSettings:
 
     @classmethod
     def of(cls, given: UpkeepSettings | Mapping[str, Any] | None) -> UpkeepSettings:
-        """Settings as a caller gave them: whole, single ones by name, or none."""
+        """The settings that a caller gave: all of them, some by name, or none (the defaults)."""
         if given is None or isinstance(given, UpkeepSettings):
             return given or cls()
         if not isinstance(given, Mapping):
@@ -103,7 +104,7 @@ class UpkeepSettings:
         return dataclasses.replace(self, **changes)
 
     def kept_for(self, garbage_bytes: int) -> timedelta:
-        """How long garbage stays where there is so much of it.
+        """How long garbage is kept if there are ``garbage_bytes`` of it.
 
         >>> UpkeepSettings(max_garbage_bytes=1000).kept_for(1001)
         datetime.timedelta(seconds=600)
@@ -113,7 +114,7 @@ class UpkeepSettings:
         return min(self.garbage_age, MIN_DELETION_AGE) if too_much else self.garbage_age
 
     def to_dict(self) -> dict[str, Any]:
-        """As they are stored and printed: ages in seconds.
+        """The settings as they are stored and printed, with ages in seconds.
 
         >>> UpkeepSettings().to_dict()["garbage_age"]
         86400.0
@@ -126,7 +127,7 @@ class UpkeepSettings:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> UpkeepSettings:
-        """The inverse of :meth:`to_dict`; what a later release has added is left out."""
+        """The inverse of :meth:`to_dict`; ignores settings that a later release has added."""
         defaults, found = cls(), dict[str, Any]()
         for each in dataclasses.fields(cls):
             if each.name in stored:
@@ -137,7 +138,7 @@ class UpkeepSettings:
 
 
 def read_upkeep_settings(store: ObjectStore) -> UpkeepSettings:
-    """What the table wants; the defaults where nothing is stored, or what is cannot be read."""
+    """The table's settings; the defaults if none are stored or the record cannot be read."""
     try:
         data = store.get(layout.UPKEEP_SETTINGS)
     except FileNotFoundError:
@@ -145,7 +146,7 @@ def read_upkeep_settings(store: ObjectStore) -> UpkeepSettings:
     try:
         return UpkeepSettings.from_dict(decode_record(data, must_have_checksum=True))
     except (ValueError, TypeError, OverflowError, InvalidInputError) as error:
-        # Nobody's rows depend on them, and a table that cannot say what it wants must still be kept.
+        # No rows depend on the settings, and a table with a damaged record still needs upkeep.
         logger.warning("the upkeep settings of %s are damaged; the defaults count: %s", store.uri, error)
         return UpkeepSettings()
 

@@ -1,20 +1,21 @@
-"""The base table's own indexes and files after a compaction: kept in shape, at a cost that stays bounded.
+"""Tidies the base table's indexes and files after a compaction, at a bounded cost.
 
-Every compaction leaves rows that no index covers, a small file, and deleted rows in older files. Left alone,
-a lookup or a text search reads all the uncovered rows, and every read opens every file. So a compaction also
+Every compaction leaves rows that no index covers, a small file, and deleted rows in older files. Otherwise
+a lookup or a text search would read all uncovered rows, and every read would open every file. So a
+compaction also
 
-- gives each index a new segment for the rows that it lacks, which costs in proportion to those rows;
-- joins the newest files as soon as there are some, each not larger than all newer ones together. A row is
-  rewritten when its file is joined with at least as many rows again, which is as often as the table
-  doubles; and there are as many files as that, and a few more. The indexes' segments of these files are
-  merged first: Lance joins no file that one segment covers with one that another does;
-- rewrites a file when most of its rows are deleted. Every deleted row pays for one that is copied. Small
-  ones wait until there are some: a few of them cost a read little, and a commit has its price.
+- gives each index a new segment for the rows that it lacks, at a cost in proportion to those rows;
+- joins the newest files once there are a few of which each is not larger than all newer ones together. A
+  row is rewritten only when its file is joined with at least as many other rows. So a row is rewritten
+  about as often as the table doubles, and the number of files is about that number plus a few. The indexes'
+  segments of these files are merged first, because Lance joins no files that different segments cover;
+- rewrites a file when most of its rows are deleted, so that fewer rows are copied than removed. Small
+  files wait until there are a few: a few of them cost a read little, and a commit has its price.
 
-Lance brings one index after the other up to date, and reads the heads of its files first. Where storage is
-far away these are read while the rows are still being merged (:func:`open_indexes`).
+Lance brings one index after the other up to date, and reads the heads of its files first. On remote storage
+these are read while the rows are still being merged (:func:`open_indexes`).
 
-Nobody depends on it: what fails here, or loses a race, is left to the next compaction.
+Nothing depends on this work: if it fails or loses a race, the next compaction does it.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ logger = logging.getLogger(__name__)
 _FEWEST_JOINED = 4
 #: A file with fewer rows waits for others before it is rewritten.
 SMALL_FILE_ROWS = 1 << 16
-#: As many rows as Lance puts into a file: larger ones are left as they are.
+#: How many rows Lance puts into a file. Larger files are left as they are.
 _MOST_ROWS = 1 << 20
 _MOSTLY_DEAD = 0.5
-#: Versions that may come while files are rewritten.
+#: The most versions that others may commit while files are rewritten.
 _MOST_VERSIONS = 64
 
 
@@ -66,8 +67,10 @@ class File:
 
 @dataclass(frozen=True)
 class Tidying:
-    """What is due. ``segments`` gives for each index how many of its newest segments become one with the new
-    rows; 0 is a new segment. ``files`` are rewritten, joined where that is possible.
+    """What is due.
+
+    ``segments`` gives for each index how many of its newest segments are merged with the new rows; 0 means a
+    new segment. ``files`` are rewritten, and joined where that is possible.
     """
 
     segments: Mapping[str, int]
@@ -75,7 +78,7 @@ class Tidying:
 
     @classmethod
     def due(cls, files: Sequence[File], indexes: Sequence[BaseIndex]) -> Tidying:
-        """For all files of the table, oldest first.
+        """What is due for a table with these files, oldest first, and indexes.
 
         >>> small = [File(number, 10, 0) for number in range(1, 5)]
         >>> Tidying.due([File(0, 1000, 0), *small], []).files
@@ -105,7 +108,7 @@ class Tidying:
 
 
 def _newest_run(files: Sequence[File]) -> set[int]:
-    """The newest files, as long as each is not larger than the newer ones together; none if they are few."""
+    """The newest files, as long as each is not larger than all newer ones together; none if they are few."""
     run: set[int] = set()
     total = 0
     for file in reversed(files):
@@ -117,7 +120,7 @@ def _newest_run(files: Sequence[File]) -> set[int]:
 
 
 def _newest_within(segments: Sequence[BaseIndex], present: set[int], files: set[int]) -> int:
-    """How many of the newest segments cover none but these ``files``."""
+    """How many of the newest segments cover only these ``files``."""
     count = 0
     for segment in reversed(segments):
         if segment.fragments is None or not files.issuperset(segment.fragments & present):
@@ -133,7 +136,7 @@ def tidy(
 
     Returns whether all indexes are up to date, and how many files were removed and added.
     """
-    # Others may use the table's handle meanwhile, which is for one thread at a time.
+    # A copy, because only one thread at a time may use a handle, and others may use this one.
     dataset = copy.copy(base.dataset)
     has_indexes = indexes and bool(base.manifest.indexes)
     is_indexed = has_indexes
@@ -147,7 +150,7 @@ def tidy(
             base.manifest.indexes if indexes else (),
         )
         if due and unmarked_tags(base):
-            # A tag must not outlive the fragments it came with for long.
+            # A tag must not long outlive the fragments that it came with, so set its marker first.
             mark_pending(store)
             return False, removed, added
         for merged in sorted(set(due.segments.values())):
@@ -159,7 +162,7 @@ def tidy(
                 store, dataset, excluded_fragment_ids=others, materialize_deletions_threshold=_MOSTLY_DEAD
             )
             if is_indexed and removed:
-                # Some kinds of index do not follow their rows.
+                # Some kinds of index do not keep track of rows that move to other files.
                 index_rows(dataset, num_indices_to_merge=0)
     except LanceWalError as error:
         logger.info("the indexes or files of %s are left to the next compaction: %s", base.uri, error)
@@ -168,9 +171,9 @@ def tidy(
 
 
 def open_indexes(dataset: lance.LanceDataset, indexes: Iterable[BaseIndex]) -> None:
-    """Let Lance read the heads of all indexes, side by side; it keeps them for all later versions.
+    """Let Lance read the heads of all indexes in parallel; it caches them for all later versions.
 
-    They are needed to bring the indexes up to date. What cannot be read is told then.
+    They are needed to bring the indexes up to date. Errors are ignored here: that step raises them.
     """
 
     def read(index: BaseIndex) -> None:
@@ -186,12 +189,13 @@ def open_indexes(dataset: lance.LanceDataset, indexes: Iterable[BaseIndex]) -> N
 
 
 def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) -> bool:
-    """Bring these indexes up to date, in one commit if all of them can be; whether they could."""
+    """Bring these indexes up to date, in one commit if possible; returns whether all are."""
     try:
         index_rows(dataset, num_indices_to_merge=merged, index_names=names)
     except StorageError as error:
         if len(names) > 1:
-            # Or one that fails for ever would keep the others from their rows, and files from being joined.
+            # Otherwise one index that always fails would keep the others from being updated, and files from
+            # being joined.
             done = [_index_each(dataset, merged, [name]) for name in names]
             return all(done)
         logger.info("index %r of %s is left to the next compaction: %s", names[0], dataset.uri, error)
@@ -200,15 +204,15 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
 
 
 def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
-    """Bring every index up to date with the rows that came since, and join all small files.
+    """Bring every index up to date, and join all small files.
 
     Returns whether there were indexes, and how many files were removed and added.
 
-    Indexes come first: Lance joins no file that an index covers with one that it does not. They come
-    last too, because Lance forgets how far they had caught up when files are joined. The MemWAL
-    index, which has no columns, is left to Lance, which keeps it.
+    Indexes are updated first, because Lance does not join a file that an index covers with one that it does
+    not cover. They are updated again at the end, because Lance forgets how far they had caught up when files
+    are joined. Lance itself keeps the MemWAL index, which has no columns.
     """
-    # A tag must not outlive the fragments it came with for long.
+    # A tag must not long outlive the fragments that it came with, so set its marker first.
     mark_pending(store)
     indexes = indexes and bool(open_base(store).manifest.indexes)
     removed = added = 0
@@ -224,11 +228,11 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
 
 
 def join_files(store: ObjectStore, dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
-    """Rewrite files as Lance's ``compact_files`` does; how many were removed and added.
+    """Rewrite files as Lance's ``compact_files`` does; returns how many were removed and added.
 
-    Lance compares the commit with the versions that came since ``dataset``, with those that are still there.
-    If somebody has cleaned up one that replaced rows of these files, the old rows would come back beside the
-    new ones. So the commit is given up when a version is missing.
+    Lance compares the commit only with those versions since ``dataset`` that still exist. If somebody has
+    cleaned up a version that replaced rows of these files, the old rows would come back beside the new
+    ones. So the commit is given up if a version is missing.
     """
     options: Any = how
     with commit_errors("compact the files of the base table", commits=False):

@@ -28,10 +28,10 @@ from lancewal.storage import ObjectStore, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
-#: How often a shard that changes during its check is checked again; then its findings are reported.
+#: How often a shard that changes during its check is checked before its findings are reported.
 _ATTEMPTS = 3
-#: Where each request is a network round trip: shards, or SSTables of all of them together, that are checked
-#: at a time. A deep check holds the keys of an SSTable in memory.
+#: On remote storage: the number of shards, or of SSTables across all shards, that are checked in parallel.
+#: A deep check holds the keys of an SSTable in memory.
 _AT_ONCE = 64
 _MOST_READERS = 16
 
@@ -44,13 +44,13 @@ def verify(
     between_shards: bool = False,
     progress: Callable[[UUID], object] | None = None,
 ) -> VerifyReport:
-    """Check a table, or some of its shards; changes nothing, and may run beside everything else.
+    """Check a table, or some of its shards. Changes nothing, and may run beside everything else.
 
-    ``between_shards`` leaves out what is checked of each shard by itself, for jobs that check shards one by
-    one: the base table is left, and what two shards must not both have.
+    ``between_shards`` skips the checks of single shards, for jobs that check shards one by one. What remains
+    are the checks of the base table, and of what two shards must not both have.
 
-    ``deep`` reads all rows of SSTables, the whole retained WAL and the keys of the base table;
-    otherwise only metadata and the unflushed WAL are read.
+    ``deep`` reads all rows of SSTables, the whole retained WAL and the keys of the base table. Without it,
+    only metadata and the unflushed WAL are read.
     """
     started = time.perf_counter()
     report = VerifyReport(store.uri)
@@ -59,7 +59,7 @@ def verify(
     if wanted is not None and (absent := wanted - set(present)):
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(absent)))} in {store.uri}")
     check_keys = partial(_check_keys, store) if deep and wanted is None else partial(VerifyReport, store.uri)
-    # Where each request is a network round trip, keys of all shards are read beside everything else.
+    # On remote storage, the keys of all shards are read in parallel with all other checks.
     checked = [] if between_shards else present
     (base, compacted), keys = both(
         lambda: _verify(store, present, checked, wanted is None, deep, progress, report),
@@ -82,14 +82,15 @@ def _verify(
     progress: Callable[[UUID], object] | None,
     report: VerifyReport,
 ) -> tuple[BaseTable, list[Compacted]]:
-    """Check shards, and with ``whole`` the base table; that table, and what of the shards was compacted.
+    """Check shards, and with ``whole`` the base table too.
 
-    Those that are ``checked`` are some of those ``present``.
+    Returns the base table, and the compacted SSTables of each shard. ``checked`` is a subset of ``present``.
     """
     workers = 1 if store.is_local else max(1, min(len(present), _AT_ONCE))
     readers = 1 if store.is_local else min(_MOST_READERS, _AT_ONCE // workers)
     manifests = list(ordered_map(partial(_manifest, store), present, workers))
-    # After all manifests, as readers do. Every shard asks whether the table is a copy.
+    # Opened after all manifests were read, as readers do. Every shard asks whether the table is a copy, so
+    # that is read ahead.
     base, _ = both(partial(open_base, store), partial(copy_of, store), at_once=not store.is_local)
     report.base_version = base.version
 
@@ -153,7 +154,7 @@ def _verify_shard(
     deep: bool,
     readers: int,
 ) -> tuple[VerifyReport, Compacted | None]:
-    """What is wrong with the shard, and what of it was compacted; ``base`` was read after ``manifest``."""
+    """The findings of one shard, and its compacted SSTables. ``base`` was read after ``manifest``."""
     report = VerifyReport(store.uri)
     for attempt in range(1, _ATTEMPTS + 1):
         if isinstance(manifest, Finding):
@@ -177,7 +178,7 @@ def _verify_shard(
 def _check_conserved(
     base: BaseTable, store: ObjectStore, compacted: Sequence[Compacted], report: VerifyReport
 ) -> None:
-    """Whether compacted rows are in the base table, each once."""
+    """Check that the base table holds every compacted row exactly once."""
     if not base.schema.primary_key:
         for version, noted, found in wrong_appends(base):
             text = f"version {version} has {found} of a compaction that appended {noted}"
@@ -211,7 +212,7 @@ def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: 
     absent = {s: g for s, g in base.details.compacted.items() if s not in present and not is_fence(s)}
     copy = copy_of(store) if absent else None
     for shard_id, generation in sorted(absent.items()):
-        # A copy has the markers of its source; its shards exist once they have a writer.
+        # A copied table has the markers of its source. Its own shards exist once they have a writer.
         if copy is None or copy.markers.get(shard_id, 0) < generation:
             text = f"the base table holds generation {generation} of shard {shard_id}, which does not exist"
             kind = Kind.MARKER_WITHOUT_SHARD
@@ -229,7 +230,7 @@ def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: 
 
 
 def _check_checkpoints(base: BaseTable, store: ObjectStore) -> VerifyReport:
-    """Whether every checkpoint can be read, and what it needs is there."""
+    """Check that every checkpoint can be read, and that all files that it needs exist."""
     report = VerifyReport(store.uri)
     for checkpoint, state in read_checkpoints(store):
         report.checked["checkpoints"] += 1
@@ -244,7 +245,7 @@ def _check_checkpoints(base: BaseTable, store: ObjectStore) -> VerifyReport:
         missing = [] if _has_version(base, state.version) else [f"version {state.version} of the base table"]
         for place in state.shards:
             missing += _missing_files(store, place)
-        # It may have been dropped meanwhile, and collected.
+        # The checkpoint may have been dropped and its files collected since it was listed.
         if missing and checkpoint in list_checkpoints(store):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             text = f"the checkpoint {name!r} cannot show its rows any more: {missing[0]}{more} is gone"
@@ -263,7 +264,7 @@ def _has_version(base: BaseTable, version: int) -> bool:
 
 
 def _missing_files(store: ObjectStore, place: ShardPlace) -> list[str]:
-    """The SSTables and WAL entries of a checkpoint that are not there."""
+    """The SSTables and WAL entries of a checkpoint that are missing."""
     paths = {info.path for info in shard_files(store, place.shard_id)}
     sstables = [layout.sstable_dir(place.shard_id, entry.path) for entry in place.manifest.sstables]
     entries = [layout.wal_entry(place.shard_id, position) for position in place.wal_range]
@@ -272,16 +273,16 @@ def _missing_files(store: ObjectStore, place: ShardPlace) -> list[str]:
 
 
 def _check_shards(base: BaseTable, store: ObjectStore, manifests: Sequence[ShardManifest]) -> VerifyReport:
-    """Shards with the same sharding value."""
+    """Report shards that have the same sharding value."""
     report = VerifyReport(store.uri)
     try:
         router = ShardRouter.for_table(base.details, base.schema)
         in_use = [m for m in manifests if not is_retired(store, m, base.compacted_generation(m.shard_id))]
         groups = router.groups(in_use)
     except InvalidInputError:
-        return report  # Shards are chosen by hand.
+        return report  # The sharding cannot route rows: callers choose the shard.
     except LanceWalError as error:
-        # An unreadable shard is a finding already.
+        # The checks of single shards report an unreadable shard.
         logger.debug("shards were not compared: %s", error)
         return report
     for kept, *others in groups:
@@ -296,7 +297,7 @@ def _check_shards(base: BaseTable, store: ObjectStore, manifests: Sequence[Shard
 
 
 def _check_keys(store: ObjectStore) -> VerifyReport:
-    """Keys that are in two shards, of whatever value."""
+    """Report keys that are in two shards, whatever their sharding values are."""
     report = VerifyReport(store.uri)
     try:
         snapshot = TableReader(store, live_writers=False).snapshot()
@@ -321,10 +322,10 @@ def _check_keys(store: ObjectStore) -> VerifyReport:
 
 
 def _doubled_keys(base: BaseTable) -> tuple[int, int]:
-    """How many rows there are, and how many share a key with an earlier one.
+    """How many rows the base table has, and how many of them share a key with an earlier row.
 
-    Takes eight bytes per row. Text and composite keys are compared by a 64-bit hash, which confuses
-    two of them about once in ten thousand tables of a billion rows.
+    Takes eight bytes per row. Text and composite keys are compared by a 64-bit hash. Of tables with a billion
+    rows, about one in forty has two keys with the same hash, which are then reported wrongly.
     """
     words: list[npt.NDArray[np.uint64]] = []
     with lance_errors("read the keys of the base table"):

@@ -1,4 +1,4 @@
-"""Writes of jobs that may be run again, and the change feed."""
+"""Exactly-once writes of jobs that may be rerun, and the change feed."""
 
 from lancewal.publish.feed import (
     CHANGE_TYPE,

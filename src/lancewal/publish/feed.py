@@ -1,14 +1,14 @@
 """The change feed: every row that reached a shard, in the order of the shard's write-ahead log.
 
 A place in the feed is, for each shard, the WAL position that is read next. Positions have no
-gaps and never change, so what lies between two places is the same whenever it is read.
-Rows of different shards have no order among each other.
+gaps and never change, so the rows between two places are the same whenever they are read.
+Rows of different shards have no order relative to each other.
 
 The rows of published SSTables are in the feed at the place of their pointer in the log. While
-it is open whether a pointer's SSTables are published, the feed ends before it; nothing can
-follow it in the log until that is settled.
+it is open whether a pointer's SSTables are published, the feed ends before the pointer. Nothing can
+follow the pointer in the log until that is settled.
 
-The feed reaches back as far as the WAL is retained. Asking for less recent positions raises
+The feed reaches back as far as the WAL is retained. To read older positions raises
 :class:`~lancewal.errors.WalTruncatedError`: nothing is ever left out silently.
 """
 
@@ -56,7 +56,7 @@ DELETE = "delete"
 #: The change type of every row in a table without a primary key.
 INSERT = "insert"
 
-#: For each shard the position that is read next.
+#: For each shard, the position that is read next.
 Positions = dict[UUID, int]
 
 _REMOTE_READERS = 64
@@ -88,7 +88,7 @@ class ChangeFeed:
         self._table_schema = schema
         self._workers = 1 if store.is_local else _REMOTE_READERS
         self._tips: dict[UUID, WatchedTip] = {}
-        #: Where each log ended when it was last looked at with its manifest, and when that was.
+        #: Where each log ended when it was last read together with its manifest, and when that was.
         self._ends: dict[UUID, tuple[int, float]] = {}
         self.schema = feed_schema(schema)
 
@@ -98,7 +98,7 @@ class ChangeFeed:
         return cls(store, BaseTable.open(store.uri, store.storage_options, store=store).schema)
 
     def earliest(self) -> Positions:
-        """The first place from which everything is retained."""
+        """The earliest place from which everything is retained."""
 
         def first(shard_id: UUID) -> int:
             manifest = ShardManifestStore(self._store, shard_id).read_latest()
@@ -111,7 +111,7 @@ class ChangeFeed:
         return self._for_all_shards(self.end)
 
     def end(self, shard_id: UUID) -> int:
-        """The position after the last readable entry of a shard: the tip, or a pointer that is still open."""
+        """The position after a shard's last readable entry: the tip, or a pointer whose fate is open."""
         started = self._clock()
         end = self._find_end(shard_id)
         self._ends[shard_id] = end, started
@@ -141,10 +141,10 @@ class ChangeFeed:
         max_entries: int | None = None,
         max_bytes: int | None = None,
     ) -> Positions:
-        """The place that a reader at ``start`` should read up to, at most ``until`` (the end).
+        """The place that a reader at ``start`` should read up to, at most ``until`` (by default the end).
 
-        Limits count WAL entries and bytes over all shards, shared fairly; one entry is always
-        taken, however large. A shard that ``start`` does not know is new: read from its beginning.
+        The limits on WAL entries and bytes are for all shards together, and shared fairly. At least one
+        entry is taken, however large. A shard that is not in ``start`` is new, and read from its beginning.
         """
         for name, limit in (("max_entries", max_entries), ("max_bytes", max_bytes)):
             if limit is not None and limit < 1:
@@ -163,7 +163,7 @@ class ChangeFeed:
         return place if max_bytes is None else self._within_bytes(start, backlog, max_bytes)
 
     def _ends_from(self, start: Mapping[UUID, int]) -> Positions:
-        """The end of every shard, in one request for each that a reader at ``start`` has read to its end."""
+        """The end of every shard. Takes one request for a shard that has nothing new since ``start``."""
         listing = in_thread(lambda: listed_shards(self._store), "lancewal-io")
         found = ordered_map(lambda shard: self._end_from(shard, start[shard]), start, self._workers)
         ends = dict(zip(start, found, strict=True))
@@ -176,8 +176,8 @@ class ChangeFeed:
         def is_young() -> bool:
             return self._clock() - looked_at <= RECHECK_AFTER.total_seconds()
 
-        # What was free a moment ago can have been written since, but not written, flushed and collected. The
-        # moment counts up to the answer: this process may have stood still before it.
+        # A slot that was free a moment ago may have been written since, but not written, flushed and
+        # collected. The time is checked after the answer too, because this process may have been stopped.
         if (
             known == place
             and is_young()
@@ -219,10 +219,10 @@ class ChangeFeed:
         poll_interval: float = 0.5,
         wait: Callable[[float], object] | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
-        """Changes as they come, until ``stop()`` is true, each with the place to go on from.
+        """Changes as they arrive, until ``stop()`` is true, each with the place to resume from.
 
-        Starts at the end by default. The place that comes with a batch lies before all batches of the
-        same shard and look: after a restart from it, batches may come once more.
+        Starts at the end by default. The place that comes with a batch is before all batches that were
+        read from the same shard in the same poll, so a restart from it may repeat batches.
         """
         pause = wait or threading.Event().wait
         place = self.latest() if start is None else checked_place(start)
@@ -244,12 +244,12 @@ class ChangeFeed:
         return dict(zip(shards, ordered_map(position, shards, self._workers), strict=True))
 
     def _logged(self, entry: WalEntry) -> Iterator[pa.RecordBatch]:
-        """The rows of an entry, as the table shows them, tombstone last."""
+        """The rows of an entry in the table's columns, with the tombstone column last."""
         for stored in entry.rows(self._table_schema):
             yield from shown(pa.Table.from_batches([stored]), self._table_schema).to_batches()
 
     def _published(self, entry: WalEntry, pointer: SsTablePointer) -> Iterator[pa.RecordBatch]:
-        """The rows of a pointer's SSTables, as the table shows them, tombstone last."""
+        """The rows of a pointer's SSTables in the table's columns, with the tombstone column last."""
         fate = fate_of(self._store, entry.shard_id, entry.position, entry.writer_epoch, pointer)
         if fate is Fate.OPEN:
             raise StorageError(
@@ -268,7 +268,7 @@ class ChangeFeed:
                     yield batch
                 sstable.check_count(rows, may_have_more=bool(self._table_schema.primary_key))
             except StorageError:
-                # A follower that stands still while it reads may find a part of it, and nothing after that.
+                # If this process was stopped while it read, the rest of the SSTable may be collected.
                 self._refuse_collected(entry, name)
                 raise
 
@@ -295,7 +295,7 @@ class ChangeFeed:
     def _within_bytes(
         self, start: Mapping[UUID, int], backlog: Mapping[UUID, range], max_bytes: int
     ) -> Positions:
-        """As far as ``max_bytes`` allow; each step advances the shard that got the least so far."""
+        """The place that ``max_bytes`` allow; each step advances the shard with the fewest bytes so far."""
         sizes = {shard: self._sizes(shard, positions) for shard, positions in backlog.items()}
         place = {**start}
         taken = 0
@@ -314,7 +314,7 @@ class ChangeFeed:
         return place
 
     def _sizes(self, shard_id: UUID, positions: range) -> Iterator[int]:
-        """The bytes of each entry's rows; a missing entry counts as nothing, and fails when it is read."""
+        """The bytes of each entry's rows; a missing entry counts as 0, and fails when it is read."""
         listed: dict[str, int] = {}
         if len(positions) > _FEW_ENTRIES:
             listed = {info.path: info.size for info in self._store.list(layout.wal_dir(shard_id))}
@@ -336,7 +336,7 @@ class ChangeFeed:
 
 
 def checked_place(place: Mapping[UUID, int] | Mapping[str, int]) -> Positions:
-    """A place that a caller kept: shard ids may be texts, as in JSON, and positions are whole numbers.
+    """Check a place that a caller kept. Shard ids may be strings, as in JSON; positions are integers.
 
     >>> checked_place({"00000000-0000-0000-0000-000000000007": 3})
     {UUID('00000000-0000-0000-0000-000000000007'): 3}
@@ -354,10 +354,10 @@ def checked_place(place: Mapping[UUID, int] | Mapping[str, int]) -> Positions:
 
 
 def _in_sequence(entries: Iterator[WalEntry]) -> Iterator[WalEntry]:
-    """The entries, each once the next one is there and can stand behind it.
+    """The entries in order; each is returned once the next one is read and may follow it.
 
-    Where a reader stood still until its place was collected, a writer that stood still as well may have
-    dropped an entry into it: one that never counted.
+    If a reader was stopped until its place was collected, a writer that was stopped too may have written a
+    stray entry into the emptied slot. The stray entry is not part of the log.
     """
     held: WalEntry | None = None
     for entry in entries:
@@ -371,7 +371,7 @@ def _in_sequence(entries: Iterator[WalEntry]) -> Iterator[WalEntry]:
 
 
 def _not_behind(place: Mapping[UUID, int], ends: Positions) -> Positions:
-    """``ends``, unless one lies before ``place``: what comes there would be passed over."""
+    """``ends``, unless one is before ``place``: entries that are written in between would be skipped."""
     for shard, position in place.items():
         end = ends.get(shard, layout.FIRST_WAL_POSITION)
         if position > end:
@@ -383,8 +383,11 @@ def _not_behind(place: Mapping[UUID, int], ends: Positions) -> Positions:
 
 
 def feed_schema(schema: TableSchema) -> pa.Schema:
-    """The table's columns and those that the feed adds. Only key columns and the change type are never
-    null: a delete has no other values, and rows of a snapshot have no position."""
+    """The table's columns and those that the feed adds.
+
+    Only the key columns and the change type are never null: a delete has no other values, and rows of a
+    snapshot have no position.
+    """
     columns = [
         field if field.name in schema.primary_key else field.with_nullable(True) for field in schema.plain
     ]
@@ -401,7 +404,7 @@ def feed_schema(schema: TableSchema) -> pa.Schema:
 
 
 def _shared(backlog: Mapping[UUID, range], max_entries: int) -> dict[UUID, range]:
-    """The beginnings of all ranges, ``max_entries`` in total, as even as their lengths allow."""
+    """The first positions of all ranges, ``max_entries`` in total, shared as evenly as possible."""
     shared: dict[UUID, range] = {}
     left = max_entries
     by_length = sorted(backlog, key=lambda shard: (len(backlog[shard]), shard))

@@ -1,18 +1,18 @@
-"""Writes of jobs that span shards and may be run again: each lands in each shard exactly once.
+"""Writes of jobs that span shards and may be rerun: each reaches each shard exactly once.
 
-There are two ways in. :func:`publish` lists SSTables that tasks have staged, and
-:func:`append_transaction` appends one WAL entry (:func:`append_rows`: in all shards). Both first take the
-shard over, then ask whether it has the transaction already, and only then write. Why that is exactly once:
+There are two ways to write. :func:`publish` lists SSTables that tasks have staged, and
+:func:`append_transaction` appends one WAL entry (:func:`append_rows`: in all shards). Both first take over
+the shard, then check whether it has the transaction already, and only then write. Why that is exactly once:
 
 - **A shard changes hands at the claim.** Once a run has claimed a shard (epoch raised, WAL
-  fenced by a sentinel), no earlier run can commit a manifest or append an entry there. What it
-  managed to do before stands below the sentinel or in the claimed manifest. So the question
-  "is it there?" has one answer from the claim on, and it is asked after the claim.
+  fenced by a sentinel), no earlier run can commit a manifest or append an entry there. What an earlier
+  run wrote before is below the sentinel or in the claimed manifest. So the question
+  "is it there?" has one answer after the claim, and it is asked only then.
 - **The proof is atomic with the write.** A tagged WAL entry is the write. SSTables are
   published by one manifest commit, and the manifest that lists them is the proof; which names
   to look for is in the ``started`` record, written before any shard was touched.
-- **An attempt that comes late finds the end.** ``done`` stays until a later version is done; of a
-  write without a name nothing stays, and an attempt that finds no record of it does not write.
+- **A late attempt finds the end.** ``done`` stays until a later version is done. A write without a
+  name leaves no record, and an attempt that finds no record of its transaction does not write.
 - **The proof outlives its carrier.** Compaction prunes manifests, garbage collection deletes
   WAL entries; before they do they call ``Unsettled.preserve``, which leaves a mark. After
   ``done`` no proof is needed.
@@ -32,8 +32,8 @@ The steps of a run, and what a crash right after each leaves:
 6. the confirmation, for the feed: written; the next run finds the names and confirms late;
 7. ``done``: nothing is left to do, a further run skips all.
 
-A run that stands still for hours and then goes on is one of the "earlier runs" above:
-it may claim again, and then it asks again. ``done`` is part of what it asks for.
+A run that is stopped for hours and then continues is one of the "earlier runs" above:
+it may claim again, and then it checks again. It checks ``done`` too.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 logger = logging.getLogger(__name__)
 
 
-#: Shards that are written at a time: more where each request is a network round trip. ``DrainBudget``
-#: bounds what they hold of their logs.
+#: How many shards are written in parallel, locally and on remote storage. ``DrainBudget`` bounds the memory
+#: for their logs.
 _CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
@@ -95,7 +95,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 class StagedAge:
-    """How old staged SSTables are: until now by the clocks of who staged them, from now on by our own."""
+    """How old staged SSTables are: until now by the clocks of their tasks, from now on by our own clock."""
 
     def __init__(self, seconds: float) -> None:
         self._before = seconds
@@ -124,7 +124,7 @@ class StagedAge:
 
 @dataclass(frozen=True)
 class Adoption:
-    """What a shard's owner is asked to do: list the staged SSTables of a run that has begun."""
+    """A request to a shard's owner: list the staged SSTables of a run that has begun."""
 
     shard_id: UUID
     entries: tuple[SsTableEntry, ...]
@@ -146,7 +146,7 @@ class Adoption:
         )
 
 
-#: Has owners adopt SSTables. Gives what became of a shard's; a shard that is missing has no owner.
+#: Asks owners to adopt SSTables. Returns the result for each shard; a shard that is missing has no owner.
 Adopt = Callable[[Sequence[Adoption]], Mapping[UUID, ShardWrite | Exception]]
 
 
@@ -158,11 +158,11 @@ def publish(
     *,
     adopt: Adopt | None = None,
 ) -> list[ShardWrite]:
-    """List staged SSTables in their shards' manifests, by their order, newer than all rows before.
+    """List staged SSTables in their shards' manifests, in their order, newer than all rows before.
 
-    With a ``transaction`` that was published before, in full or in part, only the shards that
-    lack it are written. Without one a repeated call writes again. Takes every touched shard
-    over that ``adopt`` has left: **a writer that is open on one of them is fenced**.
+    If ``transaction`` was published before, in full or in part, only the shards that lack it are
+    written. Without a ``transaction`` a repeated call writes again. Takes over every touched shard
+    that ``adopt`` does not handle: **a writer that is open on one of them is fenced**.
     """
     is_anonymous = transaction is None
     transaction = transaction or Transaction.anonymous()
@@ -217,12 +217,12 @@ def publish(
 
 
 def begin_append(store: ObjectStore, transaction: Transaction, *, find_tips: bool = True) -> Run | None:
-    """Prepare for :func:`append_transaction` in any number of processes; ``None`` when all is written.
+    """Prepare for :func:`append_transaction` in any number of processes; ``None`` if all is written.
 
     Called once, before the first of them, by the process that calls :func:`finish_append` after
-    the last. The run that has begun may be passed on to both, which then read less. Without ``find_tips``
-    the first version of an application is looked for from the replay cursors on: more is read where some
-    run comes again, and less where none does.
+    the last. The returned run may be passed to both, which then read less. Without ``find_tips``, entries
+    of an application's first version are searched from the replay cursors on: a rerun reads more, and a
+    first run reads less.
     """
     log = TransactionLog(store, transaction)
     history = log.read()
@@ -259,19 +259,19 @@ def append_transaction(
 
     ``base_version`` is the version of the base table whose columns they have.
 
-    Takes the shard over. :func:`begin_append` must have been called for the transaction; one that
+    Takes over the shard. :func:`begin_append` must have been called for the transaction. A transaction that
     was not begun, or was forgotten after its end, is refused with a :class:`ConflictError`.
 
-    ``only_attempt``: nobody else writes to this shard for ``run``, as a task that was tried again might. Then
-    nothing is searched for where the records name no other run: a run is recorded before it claims
-    anything, so one that they do not name after our claim can only claim after us.
+    ``only_attempt`` says that no other attempt, such as a retried task, writes to this shard for ``run``.
+    Then nothing is searched if the records name no other run. A run is recorded before it claims
+    anything, so a run that the records do not name after our claim can only claim after us.
     """
     rows = sum(batch.num_rows for batch in batches)
     log = TransactionLog(store, transaction, [] if run is None else [run])
     at_once = not store.is_local
 
     def look(manifests: ShardManifestStore) -> ShardManifest:
-        # The end of the transaction is asked for before the claim too, so that a late attempt fences nobody.
+        # Check for the end of the transaction before the claim too, so that a late attempt fences nobody.
         present, is_over = both(
             manifests.read_to_claim, lambda: _is_over(log.read(), transaction), at_once=at_once
         )
@@ -291,7 +291,7 @@ def append_transaction(
                 shard.shard_id,
                 shard.spec_id,
                 look=look,
-                # Beside the sentinel; why that is late enough is said at _earlier_write.
+                # Read in parallel with the sentinel; _earlier_write says why that is late enough.
                 claimed=lambda epoch: seen.append(log.read()),
                 keep_metadata=True,
             )
@@ -305,8 +305,8 @@ def append_transaction(
             found = _earlier_write(store, log, claimed, end, seen[0])
         if found is not None:
             if found.run_id is not None:
-                # An earlier run came by SSTables. Once the transaction is done no proof of them is kept, and
-                # the feed would drop a pointer that nothing confirms.
+                # An earlier run published SSTables. Once the transaction is done no proof of them is kept,
+                # and the feed would drop a pointer that nothing confirms.
                 with _rows_are_written():
                     appender.append_pointer(confirmation_tags(found.run_id))
             return ShardWrite(shard.shard_id, rows, True, found.position)
@@ -318,7 +318,7 @@ def append_transaction(
 
 
 class _OverError(Exception):
-    """The transaction is written in full, so nobody is to be fenced for it."""
+    """The transaction is written in full, so no writer should be fenced for it."""
 
 
 def finish_append(
@@ -326,7 +326,7 @@ def finish_append(
 ) -> None:
     """Record that every shard has the transaction. ``written`` are all results of its appends."""
     log = TransactionLog(store, transaction)
-    # Those of any run will do: they only bound where the next version's entries are looked for.
+    # The floors of any run will do: they only bound where the next version's entries are searched.
     runs = log.read().runs_of(transaction.version) if run is None else [run]
     floors: dict[UUID, int] = {}
     for each in runs:
@@ -346,12 +346,12 @@ def append_rows(
     *,
     base_version: int | None = None,
 ) -> list[ShardWrite]:
-    """Append all rows of a write from this process: what :func:`publish` is for SSTables.
+    """Append all rows of a write from this process; the counterpart of :func:`publish` for SSTables.
 
-    ``parts`` has everything that the write has for each shard. A run of the same transaction may have come,
-    or come later, by SSTables: each way looks for both kinds of proof after its claim, and either writes
-    the whole part of a shard at once. So it does not matter which way a repetition takes. Without a
-    ``transaction`` a repeated call writes again.
+    ``parts`` has all rows of the write for each shard. Another run of the same transaction, earlier or
+    later, may publish SSTables instead. Both ways look for both kinds of proof after the claim, and both
+    write a shard's whole part atomically. So a rerun may take either way. Without a ``transaction`` a
+    repeated call writes again.
     """
     is_anonymous = transaction is None
     transaction = transaction or Transaction.anonymous()
@@ -381,7 +381,7 @@ def append_rows(
         return written
     finally:
         if is_anonymous:
-            # Nobody can run it again under this name.
+            # An anonymous transaction cannot be rerun under its name.
             TransactionLog(store, transaction).forget()
 
 
@@ -391,7 +391,7 @@ def _shards_at_a_time(store: ObjectStore) -> int:
 
 @contextmanager
 def _rows_are_written() -> Iterator[None]:
-    """The rows are written, but the record that says so may be missing: no error may deny the rows."""
+    """Turn errors into "outcome unknown": the rows are written, only the record of that may be missing."""
     try:
         yield
     except StorageError as error:
@@ -400,7 +400,7 @@ def _rows_are_written() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Earlier:
-    """An earlier run's write of the same transaction; ``run_id`` where a confirmation may be missing."""
+    """An earlier run's write of the same transaction; ``run_id`` is set if a confirmation may be missing."""
 
     run_id: str | None = None
     position: int | None = None
@@ -413,13 +413,13 @@ def _earlier_write(
     end: int,
     history: History | None = None,
 ) -> _Earlier | None:
-    """What proves that the shard has the transaction.
+    """The proof that the shard has the transaction; ``None`` if it does not have it.
 
-    Requires that the shard was claimed: ``claimed`` was read, and ``end`` found, after that. So was
-    ``history``, if there is one; it may be older than the sentinel, for the log is searched after both.
-    Whatever an earlier run has done here by then, it did before the claim, and the records or ``claimed``
-    tell of it, or before the sentinel: an entry below ``end``. If that entry is collected already, the
-    search meets the gap, and the records are read again.
+    Requires that the shard was claimed, and that ``claimed``, ``end`` and ``history``, if given, were read
+    after that. ``history`` may be older than the sentinel, because the log is searched after both.
+    Whatever an earlier run did here, it did before the claim, so that the records or ``claimed`` show it, or
+    before the sentinel, so that its entry is below ``end``. If that entry is collected already, the
+    search finds the gap, and the records are read again.
     """
     transaction, shard_id = log.transaction, claimed.shard_id
     listed = {entry.path for entry in claimed.sstables}
@@ -443,17 +443,17 @@ def _earlier_write(
         except WalTruncatedError:
             first = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
             if first <= start:
-                # A run that stood still may have dropped its entry into the slot just now.
+                # A stalled run may have written its entry into an emptied slot just now.
                 if looked_again:
                     raise
                 looked_again = True
-            # Before an entry is deleted its proof is preserved, or its transaction is done: perhaps only
-            # after the records were read, so they are read again.
+            # Before an entry is deleted, its proof is preserved or its transaction is done. That may have
+            # happened after the records were read, so read them again.
             history = None
 
 
 def _is_over(history: History, transaction: Transaction) -> bool:
-    """Whether all shards have the transaction. A late attempt of one that is forgotten must not write."""
+    """Whether all shards have the transaction. Refuses a late attempt of a transaction that is forgotten."""
     if history.done >= transaction.version:
         return True
     if not history.runs_of(transaction.version):
@@ -465,10 +465,10 @@ def _is_over(history: History, transaction: Transaction) -> bool:
 
 
 def adopt_sstables(writer: ShardWriter, store: ObjectStore, adoption: Adoption) -> ShardWrite:
-    """Carry an adoption out by the shard's ``writer``, unless an earlier run of the transaction has.
+    """Carry out an adoption with the shard's ``writer``, unless an earlier run of the transaction has.
 
-    The run must have begun. The writer holds the shard, so what it finds is as after a claim; should it
-    have lost it, nothing is committed (:class:`FencedError`).
+    The run must have begun. The writer holds the shard, so its findings are valid as after a claim. If it
+    has lost the shard, nothing is committed (:class:`FencedError`).
     """
     log = TransactionLog(store, adoption.transaction)
     earlier: _Earlier | None = None
@@ -488,14 +488,14 @@ def adopt_sstables(writer: ShardWriter, store: ObjectStore, adoption: Adoption) 
         run_id: str | None = adoption.run_id
         if earlier is None:
             position = appender.append_pointer(adoption.pointer.tags())
-            # As in _publish_shard: what was there when the pointer came stays, and it was if it is young.
+            # See _publish_shard: SSTables that exist at the pointer stay, and young ones did exist then.
             adoption.age.refuse_old()
             manifest = appender.manifests.commit_update(
                 writer.epoch, partial(_listing, entries=adoption.entries, position=position)
             )
         else:
             run_id = earlier.run_id
-        # While no put is under way: the log's leader takes every entry of the epoch for its own.
+        # Only while no put is running: the log's leader takes every entry of the epoch for its own.
         if run_id is not None:
             with _rows_are_written():
                 appender.append_pointer(confirmation_tags(run_id))
@@ -542,8 +542,8 @@ def _publish_shard(
                     appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
-        # Collections keep what a pointer names. So what was there when it came stays, however long this
-        # process stands still from here on; and it was there if it is young enough now.
+        # Collections keep SSTables that a pointer names. So SSTables that existed when the pointer was
+        # written stay, however long this process is stopped from here on. They existed if they are young now.
         age.refuse_old()
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
         with _rows_are_written():
@@ -556,7 +556,7 @@ def _publish_shard(
 def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position: int) -> ShardManifest:
     """``manifest`` with the SSTables as its newest generations; the pointer's ``position`` is covered."""
     if is_flushed(manifest, position):
-        # Under one epoch only this commit moves the cursor there: it has happened before.
+        # Under one epoch only this commit moves the cursor there, so it has happened already.
         return manifest
     first = manifest.current_generation
     listed = tuple(replace(entry, generation=first + place) for place, entry in enumerate(entries))
@@ -570,10 +570,10 @@ def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position:
 
 
 def _retrying_lost_claims(attempt: Callable[[], ShardWrite]) -> ShardWrite:
-    """Try until no other claim gets in between, and count those that did.
+    """Retry until no other claim comes in between, and count the claims that did.
 
-    A loser may be the live one of two, or a zombie: either finds out what is written after
-    its next claim. So trying again is right for both, and the pauses let one of them through.
+    The loser may be the live run of two, or a zombie. Either finds out what is written after
+    its next claim, so a retry is right for both. The pauses let one of them through.
     """
     for number in range(1, _CLAIM_ATTEMPTS + 1):
         try:
@@ -586,6 +586,6 @@ def _retrying_lost_claims(attempt: Callable[[], ShardWrite]) -> ShardWrite:
         except StorageError as error:
             if number == 1:
                 raise
-            # The attempt before may have written, and then been taken over.
+            # An earlier attempt may have written before it was fenced.
             raise OutcomeUnknownError(f"an earlier attempt may have taken effect: {error}") from error
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -1,32 +1,31 @@
 """Pointers: WAL entries that stand for SSTables which did not come through the WAL.
 
 A pointer is a sentinel (Lance skips it) whose tags name SSTables that are about to be listed
-in the shard's manifest. When they are listed, a second sentinel right behind it confirms that.
+in the shard's manifest. When they are listed, a second sentinel right after it confirms that.
 The change feed reads the SSTables in the pointer's place.
 
-What became of a pointer at position *p* of epoch *e* can always be told:
+The fate of a pointer at position *p* of epoch *e* can always be determined:
 
-1. A confirmation of its run stands at *p* + 1: published, for under one epoch only one process
-   writes, and the next epoch begins with a sentinel.
+1. There is a confirmation of its run at *p* + 1: published, because only one process writes under one
+   epoch, and the next epoch begins with a sentinel.
 2. The manifest's epoch is *e*: published if its replay cursor has reached *p*, because
-   under this epoch nothing else moves it there; else the outcome is open.
-3. The epoch has moved on, and **a later pointer of the same run** stands in the log: dropped. The
+   under this epoch nothing else moves it there. Otherwise the outcome is open.
+3. The epoch has moved on, and **a later pointer of the same run** is in the log: dropped. The
    run lost the shard between this pointer and its commit, claimed again, found nothing published, and
    wrote the later one. Only the last pointer of a run counts.
 4. The epoch has moved on, and this is the run's last pointer: published if the manifest lists its
-   SSTables, or has listed them (a mark says so, or a confirmation later in the log), else dropped.
+   SSTables, or has listed them (a mark says so, or a confirmation later in the log). Otherwise dropped.
    SSTables leave a manifest only after a mark was written for a transaction that is not done, and
    a transaction is done only after its confirmations.
 
-**The answer never changes**, so that rows are in the feed exactly once, for a follower that looks at
-every moment as for one that reads all of it later. *Published* under 1 and 2 is the commit itself. Once the
-epoch has moved on, no commit for *p* can happen any more. If there was one, every later run finds it
-(see ``lancewal.publish``) and writes no further pointer: 4 says published, for ever. If there was
-none, 4 says dropped, and should the run publish the same SSTables after a new claim, its new
-pointer stands in the log before its commit: from then on 3 says dropped. The log is therefore
-asked last: who sees SSTables listed, marked or confirmed also sees the pointer that they were
-published by. Garbage collection deletes a log from its beginning, so it never takes the later pointer
-and leaves the earlier one.
+**The answer never changes.** So each row is in the feed exactly once, whether a follower reads continuously
+or reads everything later. *Published* under 1 and 2 is the commit itself. Once the epoch has moved on, no
+commit for *p* can happen any more. If there was one, every later run finds it (see ``lancewal.publish``)
+and writes no further pointer: rule 4 says published from then on. If there was none, rule 4 says dropped.
+If the run then publishes the same SSTables after a new claim, its new pointer is in the log before its
+commit, and from then on rule 3 says dropped. This is why the log is read last: a process that sees SSTables
+listed, marked or confirmed also sees the pointer that published them. Garbage collection deletes a log
+from its beginning, so it never deletes the later pointer and leaves the earlier one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from lancewal.storage import ObjectStore, layout
 
 _POINTER_TAG = "pointer"
 _CONFIRMATION_TAG = "confirms"
-#: A digest and a version: the record's path is made of them.
+#: A digest and a version, of which the record's path is made.
 _TRANSACTION = re.compile(r"[0-9a-f]{32}:[0-9]{1,19}")
 
 
@@ -106,7 +105,7 @@ def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, point
     manifest = ShardManifestStore(store, shard_id).require_latest()
     if manifest.writer_epoch == epoch:
         return Fate.PUBLISHED if is_flushed(manifest, position) else Fate.OPEN
-    # The mark is asked for after the manifest, and the later log after the mark: a mark is
+    # The mark is read after the manifest, and the later log after the mark: a mark is
     # written before SSTables leave the manifest, and removed after a late confirmation.
     published = _lists(pointer.sstables, [entry.path for entry in manifest.sstables])
     published = published or has_mark(store, pointer.transaction, shard_id, pointer.run_id)
@@ -121,10 +120,10 @@ def fate_of(store: ObjectStore, shard_id: UUID, position: int, epoch: int, point
 def _sentinels(tailer: WalTailer, start: int, end: int) -> Iterator[WalEntry]:
     for position, header in zip(range(start, end), tailer.headers(start, end), strict=True):
         if header is None or header.sentinel:
-            # A missing entry is refused, as everywhere.
+            # This raises an error if the entry is missing.
             yield from tailer.entries(position, position + 1)
 
 
 def _lists(names: Sequence[str], listed: Sequence[str]) -> bool:
-    # They are published together, but pruned one by one as they are compacted.
+    # SSTables are published together, but pruned one by one as they are compacted.
     return any(name in listed for name in names)

@@ -1,12 +1,12 @@
-"""SSTables that no manifest lists yet, written by tasks that claim nothing.
+"""Staged SSTables: no manifest lists them yet, and the tasks that write them claim no shard.
 
 A task writes rows of any shards into directories of its own and reports them to the process that
-commits. What is not committed is garbage: no reader ever looks at it.
+commits. Directories that are not committed are garbage: no reader ever looks at them.
 
 The name of a staged directory has a random number above every generation, so that two tasks never
 collide; publishing gives it its generation. Garbage collection must leave staged directories
 alone for ``STAGED_DELETION_AGE``, because the job that wrote them may still be running.
-Publishing refuses those that are older than half of it.
+Publishing refuses directories that are older than half of that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_STAGED_NUMBER = 1 << 62
 
 #: A task writes its rows out when it holds this many bytes.
 DEFAULT_STAGING_BYTES = 256 << 20
-#: The most that one SSTable may hold: a compaction reads it whole.
+#: About how large one SSTable may get. A compaction needs several commits for a larger one.
 MAX_SSTABLE_BYTES = 256 << 20
 
 
@@ -78,7 +78,7 @@ class Stager:
         order: Sequence[int] = (),
         max_bytes: int = DEFAULT_STAGING_BYTES,
     ) -> None:
-        """``order`` is the prefix, before this task's own count, of the order of its SSTables."""
+        """``order`` is the prefix of the order of this task's SSTables; the task adds its own count."""
         self._base = base
         self._store = store
         self._router = router

@@ -1,12 +1,12 @@
-"""The record, kept across crashes, of an application's writes that are in the table already.
+"""Records of which writes of an application are in the table already. They survive crashes.
 
-A job that writes several shards, and may be run again after a crash, names its writes: an
+A job that writes several shards, and may be rerun after a crash, names its writes: an
 application id, and a version that grows with every write (a stream's query id and batch id).
-There is, for each application::
+For each application there is::
 
     _mem_wal/_lancewal/transactions/{digest of the application id}/
         {version}.started.{run}     a run of this version is about to write; what it will leave
-        {version}.shard.{shard}     a shard has the version: kept when the proof was about to go
+        {version}.shard.{shard}     a shard has the version; written before its proof is removed
         {version}.done              all shards of this version, and all versions before, are written
 
 A run writes its ``started`` record before anything else, and ``done`` after all shards. The
@@ -60,7 +60,7 @@ class Transaction:
 
     @classmethod
     def anonymous(cls) -> Transaction:
-        """For a write that nobody will run again under the same name."""
+        """A transaction for a write that is never rerun under the same name."""
         return cls(f"anonymous-{uuid4()}", 0)
 
     @property
@@ -69,7 +69,7 @@ class Transaction:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags of its WAL entries."""
+        """The tags of the transaction's WAL entries."""
         return {TRANSACTION_TAG: f"{self.digest}:{self.version}"}
 
     def wrote(self, entry: WalEntry) -> bool:
@@ -79,11 +79,11 @@ class Transaction:
 
 @dataclass(frozen=True)
 class ShardWrite:
-    """What a transaction did in one shard; ``skipped``: an earlier run had written it.
+    """What a transaction did in one shard. ``skipped`` means that an earlier run had written it.
 
-    ``position`` is that of its entry or pointer, ``wal_bytes`` the size of the entry, ``conflicts`` how often
-    somebody else took the shard over in the midst of it. ``tail`` is how many positions of the log no SSTable
-    holds, with the entry that was appended.
+    ``position`` is the position of its entry or pointer, ``wal_bytes`` the size of the entry. ``conflicts``
+    is how often another process took over the shard during the write. ``tail`` is how many positions of the
+    log are in no SSTable yet, including the appended entry.
     """
 
     shard_id: UUID
@@ -115,8 +115,8 @@ class ShardWrite:
 class Run:
     """One attempt to write a version: the SSTables that it publishes, or where its WAL entries are.
 
-    ``floors`` gives by shard the lowest position that an entry of the run can have; a shard
-    that is not named did not exist when the run began. ``None``: the run appends no entries.
+    ``floors`` gives by shard the lowest position that an entry of the run can have. A shard
+    that is not named did not exist when the run began. ``None`` means that the run appends no entries.
     """
 
     version: int
@@ -132,8 +132,8 @@ class Run:
 class History:
     """What the records of an application say.
 
-    ``done`` is the newest version that is written in full, -1 for none; ``runs`` and ``marks`` are of
-    later ones. ``marks`` gives, by version and shard, the run that wrote it.
+    ``done`` is the newest version that is written in full, -1 if there is none. ``runs`` and ``marks`` are
+    those of later versions. ``marks`` gives, by version and shard, the run that wrote it.
     """
 
     done: int
@@ -145,8 +145,11 @@ class History:
 
 
 class TransactionLog:
-    """The records of one application. Safe from any process: records are only added, and
-    removed once a newer ``done`` makes them meaningless."""
+    """The records of one application.
+
+    Any process may use them: records are only added, and removed once a newer ``done`` makes them
+    meaningless.
+    """
 
     def __init__(self, store: ObjectStore, transaction: Transaction, known: Iterable[Run] = ()) -> None:
         """``known`` are runs whose records need not be read: a record never changes."""
@@ -177,9 +180,10 @@ class TransactionLog:
         self._put(_started_name(run), record)
 
     def finish(self, written: Sequence[ShardWrite] = (), floors: Mapping[UUID, int] | None = None) -> None:
-        """Record that all shards have this version; ``floors`` bound the next one's entries from below.
+        """Record that all shards have this version.
 
-        What was ``written`` by its last run is for those who ask how the application is doing.
+        ``floors`` are lower bounds for the positions of the next version's entries. ``written`` is what the
+        last run wrote; it is only for progress reports.
         """
         version = self.transaction.version
         record = {
@@ -188,7 +192,7 @@ class TransactionLog:
             "written": {str(each.shard_id): each.to_dict() for each in written},
         }
         self._put(f"{version:020d}.done", record)
-        # Not this version's own: a concurrent listing might see neither those nor the new record.
+        # Keep this version's own records: a concurrent listing might see neither those nor the new record.
         self._forget(below=version)
 
     def forget(self) -> None:
@@ -204,12 +208,12 @@ class TransactionLog:
             return {UUID(shard): int(position) for shard, position in content["floors"].items()}
 
     def last_written(self) -> tuple[int, list[ShardWrite]] | None:
-        """The newest version that is done, whatever this one's, and what its last run wrote."""
+        """The newest version that is done, whichever this transaction's is, and what its last run wrote."""
         done, path, content = self._done_record(self.read())
         if content is None:
             return None
         with reading_record(path):
-            # Records of earlier releases do not have it.
+            # Records of earlier releases do not have this field.
             stored = content.get("written", {})
             return done, [ShardWrite.from_dict(UUID(shard), each) for shard, each in stored.items()]
 
@@ -234,7 +238,7 @@ class TransactionLog:
             paths = [info.path for info in self._store.list(self._directory)]
             parsed = [_NAME.fullmatch(path.rsplit("/", 1)[-1]) for path in paths]
             old = [path for path, name in zip(paths, parsed, strict=True) if name and int(name[1]) < below]
-            # What is gone and what is left may be any of them: each says what it says without the others.
+            # The deletion may be partial, in any order: each record is valid without the others.
             self._store.delete_many(old)
         except LanceWalError as error:
             # The remaining records mean nothing any more; the next version removes them.
@@ -244,8 +248,8 @@ class TransactionLog:
 class Unsettled:
     """Transactions that were started and are not known to be done.
 
-    Read it after the manifest or the listing that names what is to be removed: a transaction
-    that is not in it then has left nothing there.
+    Read it after the manifest or the listing that names what is to be removed. Then a transaction
+    that is not in it has left nothing there.
     """
 
     def __init__(self, store: ObjectStore, runs: Iterable[tuple[str, Run]]) -> None:
@@ -263,7 +267,7 @@ class Unsettled:
             try:
                 runs += [(directory, run) for run in _history(store, directory, present).runs]
             except FileNotFoundError:
-                # Some transactions were finished in the meantime; the others are still listed.
+                # A transaction was finished in the meantime, so list again. Unfinished ones are still listed.
                 return cls.read(store)
         return cls(store, runs)
 
@@ -273,10 +277,10 @@ class Unsettled:
     def preserve(
         self, shard_id: UUID, *, sstables: Collection[str] = (), positions: range = range(0)
     ) -> list[str]:
-        """Record the proofs that would go with these SSTables of a manifest and these WAL entries.
+        """Record the proofs that would be lost with these SSTables of a manifest and these WAL entries.
 
-        Call it before they are removed. Returns the paths of the records that were written;
-        usually none, without any request to the storage.
+        Call it before they are removed. Returns the paths of the records that were written.
+        Usually there are none, and no request is made.
         """
         written = []
         for directory, run in self._runs:
@@ -307,7 +311,7 @@ def find_entry(
 ) -> WalEntry | None:
     """The entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
 
-    Raises :class:`WalTruncatedError` where some of them were collected: their proofs are preserved then.
+    Raises :class:`WalTruncatedError` if some of them were collected; their proofs are then preserved.
     """
     entries = WalTailer(store, shard_id).entries(start, end)
     written = (entry for entry in entries if transaction.wrote(entry))
@@ -315,10 +319,11 @@ def find_entry(
 
 
 def _is_stray(store: ObjectStore, entry: WalEntry) -> bool:
-    """Whether a run that stood still dropped the entry into a slot that garbage collection had emptied.
+    """Whether a stalled run wrote the entry into a slot that garbage collection had emptied.
 
-    That run was superseded, and nobody replays the entry, so it proves nothing. Such slots lie at or below
-    the replay cursor. Behind a stray the log has a gap, or goes on under another epoch without a sentinel.
+    That run was superseded, and nobody replays the entry, so it proves nothing. Emptied slots are at or below
+    the replay cursor. After a stray entry the log has a gap, or continues under another epoch without a
+    sentinel.
     """
     shard_id = entry.shard_id
     manifest = ShardManifestStore(store, shard_id).read_latest()
@@ -375,7 +380,7 @@ def _get(store: ObjectStore, path: str) -> dict[str, Any]:
 
 
 def has_mark(store: ObjectStore, tag: str, shard_id: UUID, run_id: str) -> bool:
-    """Whether there is a mark that this run wrote the tag's transaction to the shard."""
+    """Whether a mark says that this run wrote the tag's transaction to the shard."""
     digest, _, version = tag.partition(":")
     path = f"{TRANSACTIONS_DIR}/{digest}/{int(version):020d}.shard.{shard_id}"
     try:

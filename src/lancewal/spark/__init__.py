@@ -1,7 +1,7 @@
 """lancewal on Spark: tables as sources and sinks, the change feed, and maintenance as jobs.
 
 ``spark.read``, ``df.write``, ``spark.readStream`` and ``df.writeStream`` take
-``format("lancewal")`` without any registration. What those cannot express is here:
+``format("lancewal")`` without any registration. This package has what they cannot express:
 
 >>> from lancewal.spark import changes, compact, flush, gc, route, session, stream, write
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lancewal.spark.sequence import apply_changes
     from lancewal.spark.spark_session import session
 
-#: Loaded at first use: executors import this package for every data source of the session.
+#: Modules are loaded at first use: executors import this package for every data source of the session.
 _HOMES = {
     "BatchReport": "progress",
     "Diagnosis": "diagnosis",

@@ -44,14 +44,14 @@ _SCALARS: dict[pa.DataType, st.DataType] = {
     pa.float32(): st.FloatType(),
     pa.float64(): st.DoubleType(),
 }
-#: Spark 4.1 knows no other zone for this, and no argument to say so.
+#: Spark 4.1 has no argument for the time zone, and always uses UTC here.
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
 _MAX_PRECISION = 38
 _MICROSECONDS = 6
 
-#: Spark's ``hash`` starts with seed 42 and hashes each argument with the result of the one before. This
+#: Spark's ``hash`` starts with seed 42 and uses the hash of each argument as the seed of the next. This
 #: number hashes to 0, so the argument after it is hashed with seed 0, as in Lance.
 _SEED_ZERO = -1693959553
 
@@ -60,7 +60,7 @@ _AS_INT = frozenset(
 )
 _AS_IS = frozenset([pa.int64(), pa.large_string(), pa.string_view(), pa.float32(), pa.float64()]) | _AS_INT
 
-#: Names of changes: in our own feed, in Delta's, in Debezium's.
+#: Names of change types in our own feed, in Delta's and in Debezium's.
 _UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
 DELETES = ("delete", "d")
 #: The old version of a row, which another row of the feed replaces.
@@ -70,7 +70,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def spark_schema(columns: pa.Schema) -> st.StructType:
-    """The Spark schema in which rows of ``columns`` are shown.
+    """The Spark schema for rows of ``columns``.
 
     >>> spark_schema(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2))])).simpleString()
     'struct<id:bigint,v:array<float>>'
@@ -84,7 +84,7 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
 
 
 def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """Rows of a table as ``wanted``, which :func:`arrow_schema` made of the table's Spark schema."""
+    """Rows of a table in the schema ``wanted``, which is :func:`arrow_schema` of the table's Spark schema."""
     columns = [_reshape(batch.column(field.name), field.type, _exactly) for field in wanted]
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
@@ -95,7 +95,7 @@ def for_table(
     """Rows from Spark with their columns in the types of ``wanted``.
 
     Columns that ``wanted`` does not have stay as they are; names are checked elsewhere. With
-    ``round_floats`` floats may lose digits, but do not become infinite.
+    ``round_floats``, floats may lose digits, but never become infinite.
     """
     columns = []
     leaf = partial(_losslessly, rounding=round_floats)
@@ -124,7 +124,7 @@ def _hashed_value(value: Column, field: pa.Field) -> Column:
     if type_ in _AS_IS:
         return value
     if type_ == pa.uint32():
-        # The table hashes the bits; above the greatest signed number they are those of a negative one.
+        # The table hashes the bits. Above the greatest signed number, these are the bits of a negative one.
         return F.when(value >= 1 << 31, value - (1 << 32)).otherwise(value).cast("int")
     if type_ == pa.uint64():
         wrapped = value - F.lit(str(1 << 64)).cast("decimal(20,0)")
@@ -146,10 +146,10 @@ def quoted(name: str) -> Column:
 
 
 class SparkRows:
-    """Checks and converts rows for the table; refusals name the column, and the key where it helps.
+    """Checks and converts rows for the table; errors name the column, and the row's key where it is known.
 
-    The column that ``changeTypeColumn`` names has the change type of each row; null is an upsert.
-    With it, rows may have the columns that our change feed adds; they are left out.
+    The column that ``changeTypeColumn`` names has the change type of each row; null means upsert. With this
+    option, rows may also have the columns that our change feed adds, which are left out.
     """
 
     def __init__(self, schema: TableSchema, storage_version: str, options: Options) -> None:
@@ -183,7 +183,7 @@ class SparkRows:
         self._for_table(empty)
 
     def stored(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The rows in ``schema.stored``, in their order; ``None`` if there is nothing to write."""
+        """The rows in ``schema.stored``, in order; ``None`` if there is nothing to write."""
         if batch.num_rows == 0:
             return None
         if self._change_column is None:
@@ -203,7 +203,7 @@ class SparkRows:
             return None
         if len(parts) == 1:
             return parts[0]
-        # Upserts and deletes were converted separately; a key's last change must stay the last.
+        # Upserts and deletes were converted separately. Restore the order: a key's last change stays last.
         order = np.argsort(np.concatenate(places), kind="stable")
         return pa.concat_batches(parts).take(pa.array(order))
 
@@ -290,7 +290,7 @@ def _spark_type(type_: pa.DataType, path: str) -> st.DataType:
 
 
 class _RefusedError(ValueError):
-    """A value that does not fit; ``row`` is its number in the array, where it is known."""
+    """A value does not fit; ``row`` is its number in the array, if it is known."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
         super().__init__(text)
@@ -365,14 +365,14 @@ def _to_fixed_size(array: pa.Array, wanted: pa.DataType, leaf: _Leaf) -> pa.Arra
         row = pc.index(wrong, True).as_py()
         raise _RefusedError(f"it has {lengths[row].as_py()} values, the vector has {size}", row)
     if array.null_count:
-        # A null list has no items, but a null vector has room for them.
+        # A null list has no items, but a null vector takes the space of all its items.
         array = pc.if_else(array.is_valid(), array, pa.scalar([None] * size, array.type))
     items = _reshape(array.flatten(), wanted.value_type, leaf)
     return pa.FixedSizeListArray.from_arrays(items, type=wanted, mask=_nulls(lengths))
 
 
 def _exactly(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Converts from the table to Spark, whose type holds every value; else it is an error."""
+    """Convert from the table to Spark, whose type should hold every value; raises if one does not fit."""
     types = pa.types
     if types.is_time(array.type) and types.is_time(wanted):
         # Arrow cannot cast from 32 to 64 bits between all units.
@@ -417,7 +417,7 @@ def _may_convert(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _row_named(batch: pa.RecordBatch, key: Sequence[str], column: pa.Array, refusal: _RefusedError) -> str:
-    """The key of the refused row; empty for a value inside a list, whose row is not known."""
+    """Text that names the key of the refused row; empty if the row is unknown, as for a value in a list."""
     names = [name for name in key if name in batch.schema.names]
     if refusal.row is None or refusal.row >= len(column) or not names:
         return ""
@@ -451,7 +451,7 @@ def _is_bytes(type_: pa.DataType) -> bool:
 
 
 def _offsets(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Offsets for the flattened items of ``array``, whose null lists have none."""
+    """Offsets for the flattened items of ``array``; null lists have no items."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), type_)
 

@@ -1,4 +1,4 @@
-"""Debezium's change events as rows with a change type, which :func:`~lancewal.spark.stream` writes."""
+"""Converts Debezium's change events to rows with a change type, for :func:`~lancewal.spark.stream`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _DELETED = "d"
 def from_debezium(df: DataFrame, *, sequence_by: str | None = "source.ts_ms") -> DataFrame:
     """The rows of Debezium's events: the columns of ``after``, or of ``before`` for deletes.
 
-    ``df`` has the envelope's fields as columns: ``op``, and the structs ``before`` and ``after``. A column
-    ``_op`` has the operation and, unless ``sequence_by`` is ``None``, ``_sequence`` has what orders the
-    events of a key. Tombstones, which follow deletes and have no operation, are left out.
+    ``df`` has the envelope's fields as columns: ``op``, and the structs ``before`` and ``after``. The result
+    has the operation in the column ``_op``. Unless ``sequence_by`` is ``None``, the column ``_sequence`` has
+    the value that orders the events of a key. Debezium's tombstones, which follow deletes and have no
+    operation, are left out.
 
     .. code-block:: python
 

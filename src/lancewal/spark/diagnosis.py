@@ -1,7 +1,7 @@
-"""What a session lacks for lancewal, on the driver and on each executor.
+"""Finds out what a session lacks for lancewal, on the driver and on each executor.
 
-A task that fails with ``ModuleNotFoundError`` on one of twenty executors says little of the others.
-:func:`doctor` asks all of them: which Python they run, which versions they have, how much room there is
+If a task fails with ``ModuleNotFoundError`` on one of twenty executors, that says little about the others.
+:func:`doctor` asks all of them which Python they run, which versions they have, how much space they have
 for temporary files, and whether they reach a table's storage.
 """
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-#: Distributions whose versions have to be the driver's; pandas is needed, in any version.
+#: Packages that must have the same version as on the driver; pandas is needed in any version.
 _SAME = ("lancewal", "pylance", "pyarrow", "pyspark")
 _PRESENT = ("pandas",)
-#: Below this a flush or a merge may not find room for its files.
+#: With less space a flush or a merge may fail to write its files.
 _LEAST_ROOM = 1 << 30
-#: Tasks for each slot: an executor with many slots must not take them all.
+#: Tasks for each slot, so that an executor with many slots does not take them all.
 _TASKS_PER_SLOT = 4
 _PAUSE_SECONDS = 0.1
-#: How often executors are asked that have not answered.
+#: How many rounds of tasks there are until all executors have answered.
 _ROUNDS = 3
 
 Facts = Mapping[str, Any]
@@ -33,7 +33,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """The driver or an executor as it describes itself; ``versions`` has ``None`` for what is missing."""
+    """What the driver or an executor says about itself; a missing package has the version ``None``."""
 
     role: str
     host: str
@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`doctor` found. ``problems`` say what to do about each; without any, ``ok`` is true."""
+    """What :func:`doctor` found. Each of ``problems`` says what to do; ``ok`` is true if there are none."""
 
     driver: Machine
     executors: tuple[Machine, ...]
@@ -70,10 +70,11 @@ class Diagnosis:
 def doctor(
     spark: SparkSession, uri: str | None = None, *, storage_options: Mapping[str, str] | None = None
 ) -> Diagnosis:
-    """Ask the driver and every executor that takes part for what lancewal needs of them.
+    """Check what lancewal needs on the driver and on every executor that answers.
 
-    With ``uri``, a table, each also lists the table's versions and writes a small file that lancewal
-    writes anyway, to see whether it may. The functions of ``lancewal.spark`` use the table on the driver too.
+    With ``uri``, a table, each of them also lists the table's versions, and writes a small file that
+    lancewal writes anyway, to test its permissions. The driver must reach the table too, because the
+    functions of ``lancewal.spark`` use it there.
 
     .. code-block:: python
 
@@ -86,7 +87,7 @@ def doctor(
     try:
         found = _asked(spark, probe)
     except Exception as error:
-        # Whatever stops tasks is what the user has to hear of.
+        # Any error that stops tasks is the finding.
         return Diagnosis(driver, (), (*_problems(driver, driver), _no_tasks(error)))
     executors = tuple(_machine("executor", facts) for facts in found)
     problems = [text for each in (driver, *executors) for text in _problems(each, driver)]
@@ -100,7 +101,7 @@ def doctor(
 
 
 def _asked(spark: SparkSession, probe: Callable[[Iterable[Any]], Iterator[Facts]]) -> list[Facts]:
-    """What the executors say, each once."""
+    """The answers of the executors, each once."""
     try:
         context: Any = spark.sparkContext
     except Exception:  # over Spark Connect, where there is none
@@ -111,7 +112,7 @@ def _asked(spark: SparkSession, probe: Callable[[Iterable[Any]], Iterator[Facts]
     else:
         answers = []
         for _ in range(_ROUNDS):
-            # Executors may still be registering: a session begins with one.
+            # Recomputed in each round, because executors may still be registering.
             tasks = max(2, context.defaultParallelism * _TASKS_PER_SLOT)
             answers += context.parallelize(range(tasks), tasks).mapPartitions(probe).collect()
             if len(_distinct(answers)) >= _registered(spark):
@@ -124,13 +125,13 @@ def _distinct(answers: Iterable[Facts]) -> list[Facts]:
 
 
 def _registered(spark: SparkSession) -> int:
-    """How many executors the session has; 0 where nobody says, as over Spark Connect."""
+    """How many executors the session has; 0 if that is unknown, as over Spark Connect."""
     try:
         context: Any = spark.sparkContext
         known = len(context._jsc.sc().statusTracker().getExecutorInfos())
     except Exception:  # over Spark Connect, where there is none
         return 0
-    # The driver is among them; without a cluster it is the executor.
+    # The driver is counted too. In local mode it is the executor.
     return (
         known if context.master.startswith(("local[", "local*")) or context.master == "local" else known - 1
     )
@@ -139,7 +140,7 @@ def _registered(spark: SparkSession) -> int:
 def _probe(
     uri: str | None, storage_options: Mapping[str, str], distributions: tuple[str, ...], pause: float
 ) -> Callable[[Iterable[Any]], Iterator[Facts]]:
-    """The question, as a function that Spark sends by value: an executor may have no lancewal at all."""
+    """The probe, as a function that Spark sends by value, because an executor may not have lancewal."""
 
     def probe(rows: Iterable[Any]) -> Iterator[Facts]:
         import os
@@ -190,7 +191,7 @@ def _probe(
 
 
 def _as_rows(probe: Callable[[Iterable[Any]], Iterator[Facts]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """``probe`` for ``mapInArrow``, sent by value as well."""
+    """``probe`` for ``mapInArrow``; also sent by value."""
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import json

@@ -53,11 +53,11 @@ try:
 
     HAS_LIMITS = True
 except ImportError:
-    # Spark 4.1 asks for the latest place without saying where the stream is, so nothing can be limited.
+    # Spark 4.1 asks for the latest place without saying where the stream is, so limits are not possible.
     HAS_LIMITS = False
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark 4.1 has no such thing; it asks once for the latest place there."""
+        """A stand-in: Spark 4.1 has no such class. For this trigger it asks once for the latest place."""
 
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def changes(
 ) -> DataFrame:
     """The change feed of a table as a streaming DataFrame.
 
-    ``starting_position``: "earliest" (all that is retained), "latest", "snapshot" (the table's rows
-    now, then what follows), or a map from shard id to WAL position. ``shards`` and ``change_types``
-    ("upsert", "delete", "insert") leave out the others, which are not read. ``filter`` is a condition on key
-    columns in Lance's SQL, such as ``id >= 1000 AND id < 2000``.
+    ``starting_position`` is "earliest" (everything that is retained), "latest", "snapshot" (the table's rows
+    now, then all later changes), or a map from shard id to WAL position. ``shards`` and ``change_types``
+    ("upsert", "delete", "insert") limit the feed to these; other shards are not read. ``filter`` is a
+    condition on key columns in Lance's SQL, such as ``id >= 1000 AND id < 2000``.
 
     .. code-block:: python
 
@@ -146,7 +146,7 @@ class _FeedRows:
         self._opened: tuple[BaseSource, Predicate] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For tasks, which open the table by themselves."""
+        """The state that is sent to tasks, which open the table themselves."""
         return {**self.__dict__, "_opened": None}
 
     def feed(self) -> ChangeFeed:
@@ -186,7 +186,7 @@ class _FeedRows:
         return identity is None or source.pruner.may_match(identity, predicate)
 
     def _keys(self, sql: str) -> tuple[BaseSource, Predicate]:
-        """The table, and a filter by its keys."""
+        """The table, and the filter on its keys."""
         if self._opened is None:
             source = BaseSource(OpenTable.open(self._options).base)
             self._opened = source, key_filter(sql, source.base.schema)
@@ -214,7 +214,7 @@ class FeedReader(DataSourceReader):
         feed = self._rows.feed()
         start = _resolved(feed, self._options.position("startingPosition", EARLIEST), "startingPosition")
         end = _resolved(feed, self._options.position("endingPosition", LATEST), "endingPosition")
-        # For an empty list Spark makes up a partition that is not ours.
+        # If the list is empty, Spark makes up a partition that :meth:`read` does not expect.
         return self._rows.ranges(start, end) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -225,23 +225,23 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("lancewal").option("readChangeFeed", "true").load(uri)``.
 
     An offset is a map from shard to the WAL position that is read next. A stream that starts
-    with a snapshot has another offset before the first: the state of that snapshot.
+    with a snapshot begins with another kind of offset: the state of that snapshot.
     """
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
-        # Nothing is refused here: Spark loses the errors of a constructor.
+        # Options are not checked here, because Spark loses the errors of a constructor.
         self._options = options
         self._schema = schema
         self._target: dict[UUID, int] | None = None
         self._opened: ChangeFeed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For tasks, which open a feed of their own."""
+        """The state that is sent to tasks, which open a feed of their own."""
         return {**self.__dict__, "_opened": None}
 
     @property
     def _feed(self) -> ChangeFeed:
-        """One for all triggers: it knows where each log ended."""
+        """One feed for all triggers, because it remembers where each log ended."""
         rows = self._rows
         if self._opened is None:
             self._opened = rows.feed()
@@ -308,7 +308,8 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store = ObjectStore.from_uri(self._options.uri, self._options.storage)
         merged = MergedState(self._options, _decode_state(store, start[_SNAPSHOT]))
         rows = self._rows
-        # What follows the snapshot comes with it where Spark does not say that the stream begins there.
+        # If Spark does not tell ``latestOffset`` that the stream begins with the snapshot, ``end`` is later
+        # than the snapshot, and the changes in between belong to this batch too.
         return rows.snapshot(merged) + rows.ranges(_decode(start[_SNAPSHOT]), _decode(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -322,7 +323,7 @@ class FeedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def wanted_shards(options: Options) -> frozenset[UUID] | None:
-    """Those that the option ``shards`` names; ``None`` for all."""
+    """The shards that the option ``shards`` names; ``None`` for all."""
     names = options.names("shards")
     if names is None:
         return None
@@ -332,7 +333,7 @@ def wanted_shards(options: Options) -> frozenset[UUID] | None:
 
 
 def key_filter(sql: str, schema: TableSchema) -> Predicate:
-    """A filter for changes; of deletes nothing but the key is known."""
+    """A filter for changes. It may use key columns only, because a delete has no other values."""
     predicate = Predicate.parse(sql, schema.plain)
     others = sorted(set(predicate.columns) - set(schema.primary_key))
     if others:
@@ -344,7 +345,7 @@ def key_filter(sql: str, schema: TableSchema) -> Predicate:
 
 
 def wanted_changes(options: Options) -> list[str] | None:
-    """Those that the option ``changeTypes`` names; ``None`` for all."""
+    """The change types that the option ``changeTypes`` names; ``None`` for all."""
     names = options.names("changeTypes")
     unknown = [name for name in names or () if name not in (UPSERT, DELETE, INSERT)]
     if unknown:
@@ -363,7 +364,7 @@ def _resolved(feed: ChangeFeed, place: str | dict[UUID, int], option: str) -> di
 
 
 def _existing(feed: ChangeFeed, place: dict[UUID, int], option: str) -> dict[UUID, int]:
-    """``place``, unless it lies beyond the end of a log: a feed from there would miss rows."""
+    """``place``; refuses a place beyond the end of a log, because a feed from there would miss rows."""
     latest = feed.latest()
     for shard, position in place.items():
         if shard not in latest:
@@ -416,5 +417,5 @@ def _decode_state(store: ObjectStore, stored: Mapping[str, Any]) -> TableState:
         places.append(ShardPlace(manifest, ends[shard_id]))
     version = int(stored["base_version"])
     base = find_manifest(store, version)
-    # Whoever opens a version that was cleaned up says so.
+    # If the version was cleaned up, opening it raises the error.
     return TableState(store.uri, version, tuple(places), 0 if base is None else base.checksum)

@@ -1,7 +1,7 @@
-"""Spark's filters in the SQL of Lance: those that a table evaluates exactly as Spark does.
+"""Translates Spark's filters to Lance's SQL, if a table evaluates them exactly as Spark does.
 
-They come as objects of Spark's Python data sources, or from the planner's front as JSON, where they can be
-joined by AND, OR and NOT.
+Filters come as objects of Spark's Python data sources, or as JSON from the planner's front, which can join
+them by AND, OR and NOT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_VALUES = 1_000
 
 
 def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[list[str], list[ds.Filter]]:
-    """The filters that the table can evaluate, as Lance's SQL, and those that are left to Spark."""
+    """The filters that the table can evaluate, as Lance's SQL, and the filters that are left to Spark."""
     pushed: list[str] = []
     left: list[ds.Filter] = []
     for each in filters:
@@ -49,7 +49,7 @@ def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[lis
 
 
 def to_sql(condition: ds.Filter, columns: pa.Schema) -> str | None:
-    """One filter over ``columns``; ``None`` if the table might evaluate it differently from Spark."""
+    """One filter as Lance's SQL; ``None`` if the table might evaluate it differently from Spark."""
     negated = isinstance(condition, ds.Not)
     inner = condition.child if isinstance(condition, ds.Not) else condition
     path = getattr(inner, "attribute", ())
@@ -141,7 +141,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
-    """The type of a column, or of a field of a struct; ``None`` for a nested type."""
+    """The type of a column or of a struct's field; ``None`` if it is unknown or nested."""
     if not path or columns.get_field_index(path[0]) < 0:
         return None
     type_ = columns.field(path[0]).type
@@ -152,7 +152,7 @@ def _type_of(path: Sequence[str], columns: pa.Schema) -> pa.DataType | None:
     return None if type_.num_fields else type_
 
 
-#: The names that Spark's planner has for conditions on one column.
+#: The names of conditions on one column in Spark's planner.
 _BY_NAME: dict[str, type[ds.Filter]] = {
     "=": ds.EqualTo,
     "<=>": ds.EqualNullSafe,
@@ -170,10 +170,10 @@ _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def planned_to_sql(condition: Mapping[str, Any], columns: pa.Schema) -> str | None:
-    """A predicate of Spark's planner, as the front sends it; ``None`` if it is left to Spark.
+    """A predicate of Spark's planner, as the front sends it, as SQL; ``None`` if it is left to Spark.
 
-    A part that cannot be evaluated makes an AND weaker, which is allowed, because Spark evaluates
-    the whole again. It makes an OR useless.
+    A part that cannot be evaluated is left out of an AND. That is allowed, because Spark evaluates
+    the whole predicate again. An OR with such a part is left to Spark.
     """
     name, children = condition["name"], condition["children"]
     if name == "AND":
@@ -208,7 +208,7 @@ def _planned_leaf(condition: Mapping[str, Any]) -> ds.Filter | None:
 
 
 def _planned_value(literal: Mapping[str, Any]) -> Any:
-    """A constant as Spark's data sources would give it; ``None`` for a null and for an unknown type."""
+    """A constant as Spark's data sources would pass it; ``None`` for a null and for an unknown type."""
     text, type_ = literal["value"], str(literal["type"])
     if text is None:
         return None

@@ -1,8 +1,8 @@
-"""What Spark's planner asks about tables, answered in a Python worker of the driver.
+"""Answers the questions of Spark's planner about tables, in a Python worker of the driver.
 
-The other side is ``front.jar`` (its source is in ``java/``): a front of Spark's own Python data source
-that tells it which columns and rows a query needs, and a catalog. All rows are read and written by
-Python workers.
+The other side is ``front.jar`` (its source is in ``java/``). It has a catalog, and a front for Spark's own
+Python data source, which tells the data source which columns and rows a query needs. Python workers read and
+write all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Answer = dict[str, Any]
 
 
 def answer(asked: Mapping[str, Any]) -> _Answer:
-    """The answer to one question; what lancewal refuses is an answer too."""
+    """The answer to one question; errors of lancewal are returned as answers too."""
     try:
         options = {name.lower(): value for name, value in asked["options"].items()}
         return _ANSWERS[asked["question"]](options, asked["arguments"])
@@ -41,7 +41,7 @@ def answer(asked: Mapping[str, Any]) -> _Answer:
 
 
 def _describe(options: dict[str, str], arguments: _Arguments) -> _Answer:
-    """Columns, key and properties of a table, and the data source as Spark's workers read it."""
+    """The columns, key and properties of a table, and the data source pickled for Spark's workers."""
     source = DefaultSource(options)
     table = OpenTable.open(Options.parse(options))
     router = ShardRouter.of_table(table.base, table.store)
@@ -88,7 +88,7 @@ def _exists(options: Options) -> bool:
     except TableNotFoundError:
         return False
     except LanceWalError:
-        # There is something, whatever it lacks.
+        # There is a table, even if it cannot be opened.
         return True
     return True
 

@@ -1,9 +1,9 @@
-"""What the tasks of a maintenance job do; :mod:`lancewal.spark.jobs` starts the jobs.
+"""The work of the tasks of a maintenance job; :mod:`lancewal.spark.jobs` starts the jobs.
 
-A job is a data source: every partition is a task's work, every row the report of a shard. That needs
+A job is a data source: every partition is the work of a task, every row is the report of a shard. That needs
 neither RDDs nor UDFs, so it works on classic sessions and over Spark Connect, and tasks are
 scheduled, retried and shown like those of any query. Repeated or concurrent work on a shard
-does no harm. A task reads its own shards and the base table, and no others.
+does no harm. A task reads only its own shards and the base table.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ REPORT_SCHEMA = st.StructType(
 
 Details: TypeAlias = Mapping[str, Any]
 Parts: TypeAlias = Sequence[Details]
-#: Shard, what was done, and why it failed.
+#: The shard, what was done, and why it failed.
 Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
 
-#: Arguments that only the plan of a job needs.
+#: Arguments that only the planning of a job needs.
 _PLANS = ("plan", "parts", "shards")
-#: A task for fewer small shards costs more than it saves; more tasks only make more commits.
+#: A task for fewer small shards costs more than it saves. More tasks than this only make more commits.
 _SHARDS_PER_TASK = 16
 _MOST_TASKS = 8
-#: From here on a slot of its own, and a commit of its own, pay for a part of a compaction.
+#: From this size on, a part of a compaction is worth its own task and its own commit.
 _BYTES_PER_TASK = 32 << 20
 
 
@@ -72,7 +72,8 @@ _BYTES_PER_TASK = 32 << 20
 class Unit(InputPartition):
     """The work of one task: parts that run one after the other, each with a report of its own.
 
-    ``in_order``: no part may run after one that failed. ``as_one``: the parts share their commits.
+    ``in_order`` means that no part may run after one that failed. ``as_one`` means that the parts share
+    commits.
     """
 
     parts: tuple[Mapping[str, Any], ...]
@@ -93,7 +94,8 @@ class JobReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         plan, _ = _JOBS[self._job]
         units = plan(OpenTable.open(self._options), self._arguments)
-        # A plan has a part for every shard; each task is sent its own, and not this object's with all.
+        # The arguments have a part for every shard. Each task gets its own part in its partition, so the
+        # whole plan must not be sent with this object.
         self._arguments = {name: value for name, value in self._arguments.items() if name not in _PLANS}
         self._options = self._options.without("jobArguments")
         return list(units) or [Unit(())]
@@ -101,7 +103,7 @@ class JobReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Unit)
         _, work = _JOBS[self._job]
-        # Its credentials are options, whose names Spark knows not to show.
+        # The destination's credentials are options of their own, which Spark redacts by name.
         arguments = {**self._arguments, "backup_options": self._options.backup_storage}
         parts = partition.parts
         for some in [parts] if partition.as_one and parts else [(part,) for part in parts]:
@@ -109,7 +111,7 @@ class JobReader(DataSourceReader):
             try:
                 done = work(OpenTable.open(self._options), arguments, some)
             except Exception as failure:
-                # A shard that fails must not stop the others; the job fails at its end.
+                # A failed shard must not stop the others. The job fails at its end.
                 done = [(part["shard_id"], {}, failure) for part in some]
             seconds = time.perf_counter() - started
             rows = [_row(self._job, seconds, *each) for each in done]
@@ -160,15 +162,15 @@ def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
             units.append(Unit(parts, pack.in_order, as_one=not pack.in_order))
     if plan.has_key or not units:
         return units
-    # Without a key commits exclude each other: one task for all.
+    # Without a key commits exclude each other, so one task does all.
     return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
 
 
 def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]:
-    """Parts for some tasks, of about the same size each.
+    """The parts divided among tasks, about the same size for each.
 
-    Several tasks for many small shards, because reading them takes longer than the commits; and for much
-    data as many as there are slots.
+    Many small shards get several tasks, because reading them takes longer than the commits. Much data gets up
+    to as many tasks as there are slots.
     """
     by_number = min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
     by_bytes = min(slots, sum(part.num_bytes for part in parts) // _BYTES_PER_TASK)
@@ -177,7 +179,7 @@ def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]
     for part in sorted(parts, key=lambda part: part.num_bytes, reverse=True):
         num_bytes, number = heapq.heappop(taken)
         shares[number].append(part)
-        # A shard without rows counts too, so that shares differ little in number.
+        # Count one byte per part, so that empty shards are spread evenly too.
         heapq.heappush(taken, (num_bytes + part.num_bytes + 1, number))
     return shares
 
@@ -192,7 +194,7 @@ def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
 
 
 def _plan_gc(table: OpenTable, arguments: Details) -> list[Unit]:
-    # One more task for what belongs to no shard.
+    # One more task for work that belongs to no shard.
     return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
 
 
@@ -231,7 +233,7 @@ def _backup(table: OpenTable, arguments: Details, parts: Parts) -> Done:
     try:
         copied = copy_part(table.store, destination, BackupPart.from_dict(each["part"], table.store))
     except FileNotFoundError as error:
-        # No failure: the driver plans again.
+        # Not a failure: the driver plans again.
         return [(each["shard_id"], {"gone": str(error)}, None)]
     return [(each["shard_id"], {"bytes": copied.copied_bytes, "copied": copied.to_dict()}, None)]
 

@@ -1,8 +1,8 @@
-"""Flush, compaction, garbage collection, checks, backup and upkeep as Spark jobs, with tasks for some shards.
+"""Flush, compaction, garbage collection, checks, backup and upkeep as Spark jobs; a task does some shards.
 
-What a task does is in ``job_tasks``; here are the calls, which start jobs and say what came of them.
+``job_tasks`` has the work of a task. This module has the calls that start jobs and report their results.
 
-Also a program for ``spark-submit`` and the command line::
+It is also a program for ``spark-submit`` and the command line::
 
     python -m lancewal.spark.jobs compact s3://bucket/table --storage aws_region=eu-central-1
 """
@@ -50,7 +50,7 @@ _DESCRIPTION = "spark.job.description"
 
 @dataclass(frozen=True)
 class ShardOutcome:
-    """What a job did in one shard; ``shard_id`` is ``None`` for what belongs to no shard."""
+    """What a job did in one shard; ``shard_id`` is ``None`` for work that belongs to no shard."""
 
     shard_id: UUID | None
     seconds: float
@@ -59,7 +59,7 @@ class ShardOutcome:
 
 
 class JobFailedError(PartialWriteError):
-    """Some shards failed; ``outcomes`` says what the job did in every shard, also in those."""
+    """Some shards failed; ``outcomes`` says what the job did in every shard, including the failed ones."""
 
     def __init__(self, job: str, outcomes: Sequence[ShardOutcome]) -> None:
         self.outcomes = tuple(outcomes)
@@ -77,11 +77,11 @@ def flush(
     take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Move the rows of all write-ahead logs to SSTables.
+    """Flush the rows of all write-ahead logs to SSTables.
 
-    The owner of a shard is asked to flush it. A shard with such rows that nobody has is claimed: **a writer
-    that nobody knows of (Lance's own) is fenced**. ``take_over="now"`` claims shards of other processes too,
-    "never" refuses those. Raises a :class:`JobFailedError` at the end when some
+    The owner of a shard is asked to flush it. A shard with unflushed rows and no owner is claimed: **a writer
+    that is not known as an owner, such as Lance's own, is fenced**. ``take_over="now"`` claims shards of
+    other processes too, "never" refuses them. Raises a :class:`JobFailedError` at the end if some
     shards failed; so do the other jobs.
 
     .. code-block:: python
@@ -101,10 +101,10 @@ def compact(
     compact_files: bool | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Bring all SSTables into the base table, in parallel, with one or more atomic commits per task.
+    """Merge all SSTables into the base table, in parallel, with one or more atomic commits per task.
 
-    A table without a primary key is compacted by one task: its commits exclude each other. Then the driver
-    brings the table's indexes and files into shape, as ``Table.compact`` does.
+    A table without a primary key is compacted by one task, because its commits exclude each other. Then the
+    driver tidies the table's indexes and files, as ``Table.compact`` does.
     """
     outcomes = _run(
         spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes, slots=slots_of(spark)
@@ -123,7 +123,7 @@ def gc(
     dry_run: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Remove what no writer, reader or retained version needs; ``dry_run`` only reports it."""
+    """Delete what no writer, reader or retained version needs; ``dry_run`` only reports it."""
     age = None if min_age is None else min_age.total_seconds()
     outcomes = _run(spark, "gc", uri, storage_options, min_age_seconds=age, dry_run=dry_run)
     return _finished("gc", outcomes)
@@ -136,9 +136,9 @@ def verify(
     deep: bool = True,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Check every shard in a task of its own, and what spans shards in one more; changes nothing.
+    """Check every shard in a task of its own, and what spans shards in one more task. Changes nothing.
 
-    An outcome's ``details`` have ``ok`` and ``findings``. ``deep`` as in ``Table.verify``.
+    An outcome's ``details`` have ``ok`` and ``findings``. ``deep`` is as in ``Table.verify``.
 
     .. code-block:: python
 
@@ -157,10 +157,10 @@ def backup(
 ) -> BackupReport:
     """Copy the table as it is now to ``to``, as ``Table.backup`` does, with a task for each shard.
 
-    The driver reads one consistent state, tasks copy its files (each those of a shard, or some of the base
-    table's), and the driver writes the record that makes a backup of them, last. Without that record, after
-    whatever died, there is no backup, and :func:`lancewal.restore` takes the one before. ``backup_options``
-    are the storage options of ``to``.
+    The driver reads one consistent state. Each task copies the files of one shard, or some files of the base
+    table. Last, the driver writes the record that completes the backup. If the job dies before that, there is
+    no backup, and :func:`lancewal.restore` uses the one before. ``backup_options`` are the storage options of
+    ``to``.
 
     .. code-block:: python
 
@@ -176,7 +176,7 @@ def backup(
             uri,
             storage_options,
             backup_options=backup_options,
-            # As the driver understands it: tasks may have another working directory.
+            # The absolute place, because tasks may have another working directory.
             to=destination.uri,
             parts=told,
         )
@@ -200,10 +200,10 @@ def upkeep(
 ) -> UpkeepReport:
     """Do what is due to keep a large table in shape, as ``Table.upkeep`` does, with Spark for the rows.
 
-    One round, by the table's settings or by others, of what ``Table.plan_upkeep`` tells. Logs are flushed,
-    SSTables compacted and garbage collected by jobs; indexes, small files and old versions of the base table
-    are the driver's. What another process is at is left to it. A shard that fails does not stop the others:
-    nothing is raised, the report has its error.
+    Runs one round of what ``Table.plan_upkeep`` returns, by ``settings`` or the table's own. Jobs flush logs,
+    compact SSTables and collect garbage. The driver takes care of indexes, small files and old versions of
+    the base table. Work that another process is doing is left to it. A shard that fails does not stop the
+    others: nothing is raised, and the report has the error.
 
     .. code-block:: python
 
@@ -218,7 +218,7 @@ def upkeep(
 
 @dataclass(frozen=True)
 class _OnSpark(Means):
-    """The work on shards of a round of upkeep, by jobs."""
+    """Does the work on shards of a round of upkeep with Spark jobs."""
 
     spark: SparkSession
     uri: str
@@ -236,7 +236,7 @@ class _OnSpark(Means):
         return UpkeepDone(f"{len(outcomes) - len(left) - len(failed)} logs flushed", failed, left)
 
     def compact(self, shards: Sequence[UUID], stop: Callable[[], bool]) -> UpkeepDone:
-        # In the driver: from a job an error of the plan would come as one of Spark's.
+        # Planned in the driver, because in a job Spark would wrap an error of the plan in its own.
         plan = plan_compaction(self.store, shards)
         if not plan:
             return UpkeepDone("nothing was left to compact")
@@ -289,10 +289,10 @@ def _run(
 
 @contextmanager
 def _described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Name the jobs of a block in Spark's UI; over Spark Connect there is no way to."""
+    """Name the jobs of a block in Spark's UI; not possible over Spark Connect."""
     try:
         context = spark.sparkContext
-    except Exception:  # its class over Spark Connect has changed from version to version
+    except Exception:  # the error's class over Spark Connect differs between versions
         yield
         return
     before = context.getLocalProperty(_DESCRIPTION)
@@ -304,7 +304,7 @@ def _described(spark: SparkSession, text: str) -> Iterator[None]:
 
 
 def summary(job: str, outcomes: Sequence[ShardOutcome], seconds: float) -> str:
-    """A line about a whole job: shards, failures, time, and the rows and bytes of all."""
+    """One line about a whole job: shards, failures, time, and the sums of rows and bytes."""
     sums: Counter[str] = Counter()
     for outcome in outcomes:
         for name, value in outcome.details.items():
@@ -319,16 +319,16 @@ def summary(job: str, outcomes: Sequence[ShardOutcome], seconds: float) -> str:
 
 
 def _finished(job: str, outcomes: list[ShardOutcome]) -> list[ShardOutcome]:
-    """The outcomes; raises when some shards failed, after all were tried."""
+    """The outcomes; raises if some shards failed, after all were tried."""
     if any(each.error is not None for each in outcomes):
         raise JobFailedError(job, outcomes)
     return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one job and print a line of JSON for each shard; 1 when some failed, or have findings.
+    """Run one job and print a line of JSON for each shard; returns 1 if a shard failed or is not ok.
 
-    For upkeep, which is several jobs, a line for each task; for a backup one line.
+    Upkeep, which is several jobs, prints a line for each task, and a backup prints one line.
     """
     given = _parser().parse_args(arguments)
     storage = dict(pair.split("=", 1) for pair in given.storage)

@@ -1,13 +1,13 @@
-"""The low-latency sink: rows are routed to their shards, one WAL entry per shard and micro-batch.
+"""The low-latency sink: routes rows to their shards, and writes one WAL entry per shard and micro-batch.
 
 Each entry is durable, readable at once and atomic. A task claims its shards, which fences any earlier
-attempt, looks for that attempt's entries, and appends only where there is none. So retries,
-speculation and restarts write nothing twice. While somebody else writes to the table, rows go
-the other way, as staged SSTables which the shards' owners adopt.
+attempt, looks for that attempt's entries, and appends only if there are none. So retries,
+speculation and restarts write nothing twice. While another process owns shards of the table, rows are
+staged as SSTables instead, and the shards' owners adopt them.
 
 A micro-batch goes through :func:`write_transaction` on the driver, :meth:`Appending.append` in each
-task, for some shards at a time, and :meth:`Appending.commit` on the driver again. Tasks are told all that
-the driver knows of the table, and read nothing but their own shards.
+task, for some shards at a time, and :meth:`Appending.commit` on the driver again. Tasks get all that
+the driver knows about the table, and read only their own shards.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FORMAT = "lancewal"
-#: An entry is written, replayed and held in memory as a whole, and a task holds those of all its shards.
+#: The most bytes that a task may hold. It holds the entries of all its shards, each of them as a whole.
 MAX_TASK_BYTES = 1 << 30
-#: Shards of one task, which writes them side by side: a task costs more than a few requests.
+#: Shards that one task writes in parallel: a task costs more than a few requests.
 _SHARDS_PER_TASK = 16
 
 
@@ -69,12 +69,12 @@ def write(
 ) -> None:
     """Append the rows of ``df`` to the table's write-ahead log.
 
-    With ``txn_app_id`` and ``txn_version`` a write that was done before, in full or in part, is
+    With ``txn_app_id`` and ``txn_version``, a write that was done before, in full or in part, is
     completed and not repeated. ``change_type_column`` holds "upsert" or "delete" for each row.
-    ``order_by``: of several rows with one key the greatest in these columns wins; columns that the
-    table does not have are not written. ``take_over`` is for shards that another process has: "when_gone"
-    leaves the rows to it while it lives, "now" takes the shards from it, "never" refuses rows for its shards.
-    ``options`` are those of the format, such as ``createIfMissing``.
+    If several rows have the same key, the one that is greatest in the columns ``order_by`` wins; of these,
+    columns that the table does not have are not written. ``take_over`` is for shards that another process
+    owns: "when_gone" leaves the rows to that process while it lives, "now" takes over its shards, and "never"
+    refuses rows for its shards. ``options`` are those of the format, such as ``createIfMissing``.
 
     .. code-block:: python
 
@@ -110,11 +110,11 @@ def stream(
 ) -> StreamingQuery:
     """Start a streaming query that appends each micro-batch exactly once.
 
-    ``trigger`` takes the arguments of Spark's own, such as ``{"availableNow": True}``. The
+    ``trigger`` has the arguments of Spark's own ``trigger``, such as ``{"availableNow": True}``. The
     stream's identity is its query id, which is in ``checkpoint``; ``txn_app_id`` replaces it, for
     a stream that continues from another checkpoint with the same batch ids. With ``output_mode``
     "update" the changed rows of an aggregation replace their older versions. ``report`` is called in the
-    driver after each micro-batch with what was written. ``take_over`` as in :func:`write`.
+    driver after each micro-batch with what was written. ``take_over`` is as in :func:`write`.
 
     .. code-block:: python
 
@@ -165,10 +165,10 @@ def batch_writer(
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """A function for ``foreachBatch`` that appends each micro-batch to a table once, under its number.
+    """A function for ``foreachBatch`` that appends each micro-batch to a table exactly once, by its batch id.
 
-    For queries that do more with a micro-batch than write it to one table; ``txn_app_id`` names the query
-    and the table's part in it, and stays the same when the query is started again. ``take_over`` as in
+    For queries that do more with a micro-batch than write it to one table. ``txn_app_id`` names the query
+    and the table's part in it, and must stay the same when the query is restarted. ``take_over`` is as in
     :func:`write`.
 
     .. code-block:: python
@@ -188,10 +188,10 @@ def batch_writer(
 
 @dataclass
 class MicroBatches:
-    """The function that Spark calls with every micro-batch; picklable, for Spark Connect.
+    """The function that Spark calls with every micro-batch; it can be pickled, for Spark Connect.
 
-    ``app_id`` may be left to the query whose ``checkpoint`` is known. ``keep`` leaves rows out, once they are
-    in the partitions of their shards.
+    ``app_id`` may be ``None`` if ``checkpoint`` is given: it is then the query's id. ``keep`` filters rows
+    after they were routed to the partitions of their shards.
     """
 
     options: dict[str, str] = field(repr=False)
@@ -200,7 +200,7 @@ class MicroBatches:
     checkpoint: str = ""
     keep: Callable[[DataFrame], DataFrame] | None = None
     report: Callable[[BatchReport], object] | None = None
-    #: A stream is checked before it starts; of another query the first micro-batch tells its columns.
+    #: A stream is checked before it starts. The columns of another query are known at its first micro-batch.
     _checked: bool = False
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -230,9 +230,9 @@ def write_transaction(
     is_anonymous: bool = False,
     keep: Callable[[DataFrame], DataFrame] | None = None,
 ) -> list[ShardWrite] | None:
-    """Route and append, unless the transaction is written already; what was done in each shard.
+    """Route and append rows, unless the transaction is written already; returns what was done in each shard.
 
-    ``None`` if it was left to the shards' owners.
+    Returns ``None`` if the rows were left to the shards' owners.
     """
     table = OpenTable.open(options)
     unstored = _ordering_columns(df, table.base, options, order_by)
@@ -242,7 +242,7 @@ def write_transaction(
         return []
     try:
         if not may_claim(table.store, options.take_over):
-            # A claim would fence whoever writes there: SSTables are staged, and owners adopt them.
+            # A claim would fence the shards' owners, so rows are staged as SSTables that the owners adopt.
             rows = _routed(df, table.base, router, order_by, _one_task_per_shard(df, router)).drop(*unstored)
             _write_by_format(rows if keep is None else keep(rows), options, transaction)
             return None
@@ -259,7 +259,7 @@ def write_transaction(
         return written
     finally:
         if is_anonymous:
-            # Nobody can run it again under this name.
+            # An anonymous transaction cannot be rerun under its name.
             TransactionLog(table.store, transaction).forget()
 
 
@@ -267,11 +267,11 @@ def _write_by_format(rows: DataFrame, options: Options, transaction: Transaction
     writer = rows.write.format(FORMAT).mode("append")
     for name, value in options.values.items():
         writer = writer.option(name, value)
-    # The path is among the options; Spark refuses a second one.
+    # The path is among the options, and Spark refuses a second one, so ``save`` gets none.
     writer.option("txnAppId", transaction.app_id).option("txnVersion", transaction.version).save()
 
 
-#: What a task reports of each shard.
+#: The columns of a task's report about each shard.
 WRITTEN = (
     "shard_id string, rows long, skipped boolean, position long, wal_bytes long, conflicts long, tail long"
 )
@@ -286,15 +286,15 @@ _WRITTEN_FIELDS = pa.schema(
         ("tail", pa.int64()),
     ]
 )
-#: The fields of a ``ShardWrite``, in their order, but for the shard.
+#: The fields of a ``ShardWrite`` without the shard, in order.
 _FIGURES = _WRITTEN_FIELDS.names[1:]
 
 
 @dataclass(frozen=True)
 class Appending:
-    """One transaction on its way to the tasks: its run, and what they need to know of the table.
+    """One transaction as it is sent to the tasks: its run, and what they need to know about the table.
 
-    What every task would refuse was refused by :func:`_check`, before the first transaction.
+    :func:`_check` has refused what every task would refuse, before the first transaction.
     """
 
     options: Options
@@ -307,7 +307,7 @@ class Appending:
     details: MemWalDetails
     storage_version: str
     base_version: int
-    #: One for each bucket, or the one; ``None`` where every value of a column has its own.
+    #: One shard for each bucket, or the only shard; ``None`` if every value of a column has its own shard.
     shards: tuple[Shard, ...] | None
 
     @classmethod
@@ -322,7 +322,8 @@ class Appending:
     ) -> Appending:
         base = table.base
         shards = None if router.transform == IDENTITY else tuple(router.known_shards())
-        # Their history is for rows that were stored earlier; it is read from storage, and cannot be sent.
+        # The columns' history is only needed for rows that are stored already. It is read from storage, and
+        # cannot be sent.
         schema = base.schema.identified(None)
         return cls(
             options,
@@ -339,7 +340,7 @@ class Appending:
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As ``mapInArrow`` calls it."""
+        """The function for ``mapInArrow``."""
         context = TaskContext.get()
         assert context is not None, "Spark calls this in tasks only"
         written = self.append(batches, context.partitionId())
@@ -351,7 +352,7 @@ class Appending:
             yield pa.RecordBatch.from_pylist(reports, schema=_WRITTEN_FIELDS)
 
     def append(self, batches: Iterator[pa.RecordBatch], partition: int) -> list[ShardWrite]:
-        """The work of a task. Nothing is written before all its rows were checked."""
+        """The work of a task. Checks all its rows before it writes any."""
         parts, store = self._parts(batches, partition)
 
         def one(item: tuple[Shard, list[pa.RecordBatch]]) -> ShardWrite:
@@ -363,7 +364,7 @@ class Appending:
         return list(ordered_map(one, parts.items(), min(len(parts), _SHARDS_PER_TASK)))
 
     def commit(self, store: ObjectStore, written: Sequence[ShardWrite]) -> None:
-        """On the driver, when all tasks have ended."""
+        """Finish the transaction on the driver, when all tasks have ended."""
         finish_append(store, self.transaction, written, self.run)
 
     def _parts(
@@ -391,7 +392,7 @@ class Appending:
                 )
             for shard, part in router.route(stored):
                 parts.setdefault(shard, []).append(part)
-        # If two tasks had rows of one shard, the second would count as a repetition of the first.
+        # If two tasks had rows of one shard, the second would be taken for a repetition of the first.
         if router.num_buckets and not parts.keys() <= set((self.shards or ())[partition :: self.tasks]):
             raise InvalidInputError(
                 "rows came to a task that does not own their shard; write with lancewal.spark.write, "
@@ -400,12 +401,12 @@ class Appending:
         return parts, store
 
 
-#: Replaced by tests that let tasks and drivers fail.
+#: Tests replace this to make tasks and drivers fail.
 APPENDING = Appending
 
 
 def _number_of_tasks(df: DataFrame, router: ShardRouter) -> int:
-    """Enough to use every slot, and not many more: each takes some shards, side by side."""
+    """Enough tasks to use every slot, and not many more: each task writes some shards in parallel."""
     most = _one_task_per_shard(df, router)
     if router.transform != BUCKET:
         return most
@@ -414,7 +415,7 @@ def _number_of_tasks(df: DataFrame, router: ShardRouter) -> int:
 
 def _one_task_per_shard(df: DataFrame, router: ShardRouter) -> int:
     if router.transform == IDENTITY:
-        # A fixed number: otherwise Spark joins small partitions, and so shards.
+        # A fixed number, or Spark would coalesce small partitions, and shards with them.
         return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
     return router.num_buckets or 1
 
@@ -428,9 +429,9 @@ def route(
 ) -> DataFrame:
     """The rows of ``df`` with all rows of a shard in one partition, so that few SSTables are written.
 
-    A table in n buckets gives n partitions, bucket i in partition i. ``order_by`` sorts the rows
-    of each partition by columns (not in a stream), so that of several rows with one key the
-    greatest is the last, and wins.
+    A table with n buckets gives n partitions, bucket i in partition i. ``order_by`` sorts the rows
+    of each partition by columns (not in a stream). Then, of several rows with the same key, the
+    greatest is last and wins.
 
     .. code-block:: python
 
@@ -444,7 +445,7 @@ def route(
 def _routed(
     df: DataFrame, base: BaseTable, router: ShardRouter, order_by: Sequence[str], tasks: int
 ) -> DataFrame:
-    """Bucket i in partition i modulo ``tasks``; every value of another sharding in one partition."""
+    """Rows by shard: bucket i in partition i modulo ``tasks``, or all rows of a value in one partition."""
     if router.transform == BUCKET:
         assert router.column is not None
         count = router.num_buckets
@@ -459,7 +460,7 @@ def _routed(
 
 
 def _check(df: DataFrame, options: Options, order_by: Sequence[str]) -> BaseTable:
-    """Refuse what every task would refuse; create the table, with all columns, if that is asked for."""
+    """Refuse what every task would refuse; creates the table, with all columns, if the options ask for it."""
     schema = df.schema
     try:
         base = OpenTable.open(options).base
@@ -470,7 +471,7 @@ def _check(df: DataFrame, options: Options, order_by: Sequence[str]) -> BaseTabl
 
 
 def _ordering_columns(df: DataFrame, base: BaseTable, options: Options, order_by: Sequence[str]) -> list[str]:
-    """Columns that serve only to order the rows of a key."""
+    """Columns that only order the rows of a key, and are not written."""
     kept = {*base.schema.names, options.text("changeTypeColumn")}
     return [name for name in order_by if name in df.columns and name not in kept]
 
@@ -478,7 +479,7 @@ def _ordering_columns(df: DataFrame, base: BaseTable, options: Options, order_by
 def query_id(spark: SparkSession, checkpoint: str) -> str:
     """The id of the streaming query that a checkpoint belongs to.
 
-    Read by Spark, which can reach every place of a checkpoint.
+    Spark reads it, because Spark can reach every place that a checkpoint may be at.
     """
     line = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").first()
     if line is None:
@@ -497,7 +498,7 @@ def format_options(
     options: Mapping[str, str] | None,
     take_over: TakeOver = "when_gone",
 ) -> Options:
-    """The options of a function that has arguments for some of them; its own are the stronger ones."""
+    """The options of a function that has arguments for some of them; the arguments override ``options``."""
     given = dict(options or {})
     if change_type_column is not None:
         given["changeTypeColumn"] = change_type_column

@@ -31,16 +31,16 @@ from lancewal.spark.options import Options, state_to_read
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
-#: About how much one task reads: small enough for an even spread.
+#: About how much one task reads; small enough to spread tasks evenly.
 _PARTITION_BYTES = 32 << 20
-#: What is read for this many rows, and this much, is read while a query is planned: a task costs more.
+#: A query that needs no more rows, or bytes to read, is answered while it is planned: a task costs more.
 _FEW_ROWS = 1_000
 _FEW_BYTES = 32 << 20
-#: A view of no more, in the columns that a query needs, comes with its plan: a worker costs more.
+#: A result of no more bytes, in the columns that a query needs, comes with its plan: a worker costs more.
 _SMALL_VIEW_BYTES = 1_000_000
-#: What may be looked at for a small view: columns that only hide or filter rows are read too.
+#: The most bytes that are read for such a result, including columns that only hide or filter rows.
 _LOOKED_AT_BYTES = 4 << 20
-#: Above this many entries one listing is cheaper than a request for each size.
+#: Above this many entries, one listing is cheaper than a request for each size.
 _FEW_ENTRIES = 8
 _REMOTE_READERS = 16
 
@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 @dataclass
 class BasePartition(InputPartition):
-    """Fragments of the base table, or all of it at once, for a search by its index.
+    """Fragments of the base table; ``None`` is the whole table at once, for a search by its index.
 
-    With no fragment it reads nothing, for an empty table.
+    An empty tuple reads nothing, for an empty table.
     """
 
     fragment_ids: tuple[int, ...] | None
@@ -59,7 +59,7 @@ class BasePartition(InputPartition):
 
 @dataclass
 class ShardPartition(InputPartition):
-    """Groups of shards; a key is in one group only."""
+    """Groups of shards; each key is in one group only."""
 
     groups: tuple[tuple[int, ...], ...]
 
@@ -68,8 +68,8 @@ class ShardPartition(InputPartition):
 class AnsweredPartition(InputPartition):
     """All rows of a small read, as an Arrow stream.
 
-    The planner's front shows them itself, without a Python worker. It finds the stream in the pickle of this
-    object, as the one argument of its constructor.
+    The planner's front returns them itself, without a Python worker. It finds the stream in the pickle of
+    this object, as the one argument of its constructor.
     """
 
     stream: bytes
@@ -89,7 +89,7 @@ class AnsweredPartition(InputPartition):
             yield from stream
 
 
-#: The keys that hide rows of the base, by their shards; kept for the next task of a query.
+#: The keys that hide rows of the base, by state and shards; cached for the next task of a query.
 _newer_keys: Shelf[tuple[str, int, int, tuple[ShardPlace, ...]], KeySet] = Shelf()
 
 
@@ -97,7 +97,7 @@ _newer_keys: Shelf[tuple[str, int, int, tuple[ShardPlace, ...]], KeySet] = Shelf
 class Wanted:
     """What a query needs of a table: its columns, a filter in Lance's SQL, and how many rows are enough.
 
-    With ``counts`` it needs nothing but the number of rows.
+    With ``counts`` it needs only the number of rows.
     """
 
     columns: tuple[str, ...]
@@ -109,8 +109,8 @@ class Wanted:
 class MergedState:
     """Reads partitions of one snapshot of a table; it is sent to every task.
 
-    The driver reads no rows. All tasks open the same SSTables, WAL positions and fragments, whatever
-    is written, flushed or compacted in the meantime.
+    All tasks open the same SSTables, WAL positions and fragments, whatever is written, flushed or compacted
+    in the meantime.
     """
 
     def __init__(self, options: Options, state: TableState) -> None:
@@ -143,7 +143,7 @@ class MergedState:
         return found or [BasePartition(())]
 
     def read(self, partition: InputPartition, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition; no more of them than are enough."""
+        """The rows of one partition, up to the limit."""
         base = self._base()
         request = Request(list(wanted.columns), self._predicate(base, wanted.sql), wanted.limit)
         left = wanted.limit
@@ -157,7 +157,7 @@ class MergedState:
                     return
 
     def count(self, partition: InputPartition, wanted: Wanted) -> int:
-        """How many rows :meth:`read` would give, by keys and the filter's columns alone."""
+        """How many rows :meth:`read` would return; reads only keys and the filter's columns."""
         base = self._base()
         predicate = self._predicate(base, wanted.sql)
         total = 0
@@ -174,7 +174,7 @@ class MergedState:
         return total
 
     def answer(self, wanted: Wanted) -> pa.Table | int | None:
-        """All that the query needs, its rows or their number; ``None`` where that is work for tasks."""
+        """The whole result of the query, its rows or their number; ``None`` if that is work for tasks."""
         base = self._base()
         schema = base.base.schema
         predicate = self._predicate(base, wanted.sql)
@@ -198,9 +198,9 @@ class MergedState:
         return scan.to_table() if looked_at * width <= _FEW_BYTES else None
 
     def _small_view(self, base: BaseSource, scan: Scan, wanted: Wanted, levels: int) -> pa.Table | None:
-        """All rows of ``scan``, if they are few bytes; ``levels`` are those of the levels above the base.
+        """All rows of ``scan`` if they are small; ``levels`` is the size of the levels above the base.
 
-        How long texts and lists are turns out as they are read: no more is read than may be looked at.
+        The length of texts and lists is known only as they are read, so reading stops if they get too large.
         """
         schema = base.base.schema
         read = {*wanted.columns, *(schema.primary_key if levels else ())}
@@ -219,21 +219,21 @@ class MergedState:
         return pa.Table.from_batches(batches, scan.schema)
 
     def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
-        """Parts for a search: those of a read, but of an indexed base one."""
+        """Partitions for a search: those of a read, but an indexed base table is one partition."""
         parts = self.partitions(Wanted((column,)))
         if not indexed:
             return parts
         return [*(part for part in parts if isinstance(part, ShardPartition)), BasePartition(None)]
 
     def snapshot(self) -> Snapshot:
-        """The base table alone, by which a search is checked; :meth:`levels` has what is searched."""
+        """The base table alone, to check a search; :meth:`levels` has what is searched."""
         return self.state.open(self._options.storage, [])
 
     def predicate(self, sql: str | None) -> Predicate | None:
         return self._predicate(self._base(), sql)
 
     def levels(self, partition: InputPartition, predicate: Predicate | None) -> Iterator[Level]:
-        """The levels of one partition, newest first, each with what is newer than it."""
+        """The levels of one partition, newest first, each with the keys that are newer than it."""
         base = self._base()
         if isinstance(partition, ShardPartition):
             for group in partition.groups:
@@ -251,7 +251,7 @@ class MergedState:
         places = tuple(self.state.shards[number] for number in self._chosen(base, predicate))
 
         def read() -> KeySet:
-            # One shard at a time: the rows of its WAL are released before the next one is read.
+            # One shard at a time, so that the rows of its WAL are released before the next one is read.
             return KeySet.union(
                 keys
                 for place in places
@@ -264,8 +264,8 @@ class MergedState:
     def _chosen(self, base: BaseSource, predicate: Predicate | None) -> list[int]:
         """The shards that can hold a matching row.
 
-        No other shard can hide matching rows of the base: a shard is ruled out by the key, and a row
-        that it would hide has the same key.
+        No other shard can hide matching rows of the base: the key rules a shard out, and a row
+        that the shard would hide has the same key.
         """
         store = self._store()
         return [
@@ -275,7 +275,7 @@ class MergedState:
         ]
 
     def _num_bytes(self, base: BaseSource, chosen: Sequence[int]) -> dict[int, int]:
-        """About how much the levels of each shard hold."""
+        """About how many bytes the levels of each shard hold."""
         store = self._store()
         unknown = [number for number in chosen if number not in self._sizes]
         found = ordered_map(
@@ -287,10 +287,10 @@ class MergedState:
         return {number: self._sizes[number] for number in chosen}
 
     def _row_bytes(self, base: BaseSource, wanted: Wanted, predicate: Predicate | None) -> int:
-        """About how much is read of a row."""
+        """About how many bytes of each row are read."""
         schema = base.base.schema
         key = schema.primary_key
-        # Of few keys few rows are read, and of the others the key.
+        # A filter on few keys reads few rows in full, and only the key of the others.
         few = predicate is not None and key and predicate.values_of(key[0]) is not None
         return _width(schema.plain, key if wanted.counts or few else wanted.columns)
 
@@ -304,15 +304,15 @@ class MergedState:
         return ObjectStore.from_uri(self.state.uri, self._options.storage)
 
 
-#: Where the planner's front puts what a query needs: the metadata of the first column.
+#: The metadata key of the first column under which the planner's front puts what a query needs.
 REQUEST_KEY = "lancewal.request"
 
 
 class MergedReader(DataSourceReader):
     """``spark.read.format("lancewal").load(uri)``.
 
-    Spark 4.3 keeps one plan for each ``load``, and a filter that one query pushes down also applies to
-    every other query, and to every other scan of the same query, of that DataFrame or view: they
+    Spark 4.3 keeps one plan for each ``load``. A filter that one query pushes down also applies to
+    every other query of that DataFrame or view, and to every other scan of the same query, which then
     silently lack rows. So filters are accepted only if ``filterPushdown`` says that there is one scan,
     or from the planner's front, which plans each scan by itself.
     """
@@ -321,7 +321,7 @@ class MergedReader(DataSourceReader):
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
         self._merged = MergedState(options, state_to_read(options))
         request, self._schema = _taken_request(schema)
-        #: Whether the planner's front shows the rows of an answer by itself.
+        #: Whether the planner's front can return the rows of an answer itself.
         self._may_answer = bool(request.get("answer"))
         self._table_columns = self._merged.state.base(options.storage).base.schema.plain
         self._conditions: list[str] = []
@@ -357,7 +357,7 @@ class MergedReader(DataSourceReader):
                 yield for_spark(batch, schema)
 
     def answer(self) -> pa.RecordBatch | None:
-        """What all partitions together would give, where that is little."""
+        """The rows of all partitions together, if they are few; otherwise ``None``."""
         schema = arrow_schema(self._schema)
         found = self._merged.answer(self._wanted)
         if isinstance(found, int):
@@ -381,7 +381,7 @@ class MergedReader(DataSourceReader):
 
 
 def _taken_request(schema: st.StructType) -> tuple[dict[str, Any], st.StructType]:
-    """What the front asks for, and the schema without it."""
+    """The front's request, and the schema without it."""
     first = schema.fields[0].metadata if schema.fields else {}
     asked = json.loads(first.get(REQUEST_KEY, "{}"))
     return asked, st.StructType([st.StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
@@ -390,14 +390,14 @@ def _taken_request(schema: st.StructType) -> tuple[dict[str, Any], st.StructType
 class _PushFilters:
     """``pushFilters`` of a reader that also works if Spark's filter pushdown is off.
 
-    Spark fails a read whose reader overrides the method while
-    ``spark.sql.python.filterPushdown.enabled`` is off. It looks at the function behind the method:
-    if that is the inherited one it continues, and never calls this.
+    If ``spark.sql.python.filterPushdown.enabled`` is off, Spark fails a read whose reader overrides the
+    method. It checks the function behind the method. Here that is the inherited one, so Spark continues, and
+    never calls this.
     """
 
     def __init__(self, reader: MergedReader) -> None:
         self._reader = reader
-        # On the instance: a class attribute would be bound, and so be another object.
+        # Set on the instance: a class attribute would be bound, and would be another object.
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
@@ -432,7 +432,7 @@ def _whole_width(base: BaseTable) -> int:
 
 
 def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:
-    """About how much a shard's levels hold."""
+    """About how many bytes a shard's levels hold."""
     held = held_generation(base, store, place.manifest)
     flushed = sum(e.in_memory_bytes or 0 for e in place.manifest.sstables if e.generation > held)
     positions = place.wal_range
@@ -444,7 +444,7 @@ def _num_bytes(store: ObjectStore, base: BaseTable, place: ShardPlace) -> int:
 
 
 def _joined(items: Sequence[T], sizes: Iterable[int]) -> Iterator[tuple[T, ...]]:
-    """Items in their order, joined until a group has enough for a task."""
+    """Items in order, in groups that are large enough for a task."""
     group: list[T] = []
     total = 0
     for item, size in zip(items, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""The options of the data source, and their parsing. Spark passes their names in lower case."""
+"""Parses the options of the data source. Spark passes their names in lower case."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ _NO_SUCH_TIME = (
 )
 _REFUSED = {
     **dict.fromkeys(("version", "timestampasof"), _NO_SUCH_TIME),
-    # Spark adds it to the tables of its catalog.
+    # Spark adds this option to the tables of its catalog.
     "owner": "a table of Spark's catalog loses its options; use CREATE TEMPORARY VIEW … USING lancewal",
 }
 
 _KNOWN = ("path", *READ_OPTIONS, *FEED_OPTIONS, *WRITE_OPTIONS, *CREATE_OPTIONS, *INTERNAL_OPTIONS)
-#: Options that Spark itself adds, which mean nothing to a table.
+#: Options that Spark itself adds, and that are ignored here.
 _SPARKS_OWN = frozenset(["checkpointlocation", "querynamefortest", "queryname"])
 
 STORAGE_PREFIX = "storage."
-#: Storage options of where a backup job copies to; its own calls set them.
+#: The prefix of the storage options of a backup job's destination; only our own calls set them.
 BACKUP_PREFIX = "backup."
 #: Storage options that are recognised without the prefix.
 _STORAGE_NAMES = ("aws_", "azure_", "google_", "gcs_", "allow_http", "client_", "headers.")
@@ -76,14 +76,14 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True)
 class Options:
-    """The options that a user set. Stored by lower-case name, asked for by the name that users write."""
+    """The options that a user set. Stored by lower-case name, read by the name that users write."""
 
-    # Credentials are among them.
+    # Not in the repr, because credentials are among the values.
     values: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        """Refuses options that do not exist: a misspelt one would silently do nothing."""
+        """Parse options; refuses unknown ones, because a misspelt option would silently do nothing."""
         known = {name.lower(): name for name in _KNOWN}
         values = {}
         for name, value in given.items():
@@ -179,7 +179,7 @@ class Options:
         return number
 
     def names(self, name: str) -> list[str] | None:
-        """Column names, separated by commas, or a JSON list for names that contain some."""
+        """Column names, separated by commas; names that contain commas are given as a JSON list."""
         value = self.text(name)
         if value is None:
             return None
@@ -205,7 +205,7 @@ class Options:
     def position(self, name: str, default: str) -> str | dict[UUID, int]:
         """A place in the change feed: a word, or a JSON map from shard id to WAL position.
 
-        The map may be an offset, as a query's progress shows it.
+        The map may also be an offset as a query's progress shows it.
         """
         value = self.text(name) or default
         if value.lower() in (EARLIEST, LATEST, SNAPSHOT):
@@ -217,7 +217,7 @@ class Options:
 
 
 def parse_positions(stored: object, what: str) -> dict[UUID, int]:
-    """A map from shard id to WAL position, as JSON gives it."""
+    """Check a map from shard id to WAL position that was read from JSON."""
     if not isinstance(stored, dict):
         raise InvalidInputError(
             f"{what} must be {EARLIEST}, {LATEST}, {SNAPSHOT} or a JSON map from shard id to position"
@@ -271,13 +271,13 @@ def state_to_read(options: Options) -> TableState:
     except StorageError:
         if reader is new:
             raise
-        # The table may have been made anew at its place, in another directory than the reader knows.
+        # The table may have been created again at the same place, so try a new reader.
         state = new.state()
         _readers.put(key, new, _READER_BYTES)
         return state
 
 
-#: A worker of the driver plans many queries; a reader knows what has not changed since the last one.
+#: A worker of the driver plans many queries. A cached reader knows what has not changed since the last one.
 _readers: Shelf[tuple[str, frozenset[tuple[str, str]]], StateReader] = Shelf()
-#: What its handles on a version and on shards are taken to hold.
+#: An estimate of the memory that a reader's handles take.
 _READER_BYTES = 1 << 20

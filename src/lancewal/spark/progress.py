@@ -1,10 +1,10 @@
-"""What a streaming query has done and has left to do, beside what Spark's own progress says.
+"""What a streaming query has done and has left to do, in addition to Spark's own progress.
 
-Spark 4.3 takes no figures from Python data sources: neither their readers nor their writers have a method for
-it, and the process of a sink's commit answers with one number, which says that it is through
-(``pyspark/sql/worker/python_streaming_sink_runner.py``). Its progress has the rows of a micro-batch, and of
-the feed the place that was reached and the newest one. So the commit leaves its figures in the table, in the
-record that says that the micro-batch is done, where :func:`sink_report` finds them from any process.
+Spark 4.3 takes no figures from Python data sources: neither readers nor writers have a method for
+them, and the process of a sink's commit returns only one number, which says that it is finished
+(``pyspark/sql/worker/python_streaming_sink_runner.py``). Spark's progress has the rows of a micro-batch, and
+for the feed the place that was reached and the newest place. So the commit stores its figures in the table,
+in the record that says that the micro-batch is done. :func:`sink_report` reads them from any process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 class BatchReport:
     """What a stream did with one micro-batch.
 
-    ``rows`` were written. ``entries`` and ``wal_bytes`` are those that were appended to logs; what came as
-    SSTables has an entry of no rows in each shard that points to them. ``skipped`` counts the shards that
-    had their part already, from an attempt that was interrupted. ``conflicts`` counts how often somebody
-    else claimed a shard while it was written to, which was then tried again. ``positions`` are those of the
-    entries, by shard, and ``tails`` how many positions of its log no SSTable holds, where that is known.
-    ``through_owners`` says that somebody else writes to the table: then its owners took the rows.
+    ``rows`` is the number of written rows. ``entries`` and ``wal_bytes`` count the entries that were appended
+    to logs; rows that came as SSTables have one entry per shard, without rows, that points to them.
+    ``skipped`` counts the shards that had their part already from an interrupted attempt. ``conflicts``
+    counts how often another process claimed a shard during the write, which was then retried. ``positions``
+    are the positions of the entries by shard. ``tails`` is how many positions of a shard's log are in no
+    SSTable yet, if that is known. ``through_owners`` says that the shards' owners, other processes that
+    write to the table, took the rows.
     """
 
     batch_id: int
@@ -68,10 +69,10 @@ def sink_report(
     *,
     storage_options: Mapping[str, str] | None = None,
 ) -> BatchReport | None:
-    """What the newest micro-batch that a query has finished did in the table, by format or with low latency.
+    """What the newest finished micro-batch of a query did in the table, in either kind of sink.
 
     ``query`` may also be its progress, as a ``StreamingQueryListener`` gets it, or the ``txn_app_id`` that it
-    writes under. ``None`` before the first one. ``through_owners`` is not known here.
+    writes under. Returns ``None`` before the first micro-batch. ``through_owners`` is not known here.
 
     .. code-block:: python
 
@@ -88,9 +89,9 @@ def sink_report(
 
 
 def feed_lag(query: StreamingQuery) -> dict[UUID, int]:
-    """How many positions of each shard's log a query on the change feed had left after its last micro-batch.
+    """How many log positions of each shard a query on the change feed had left after its last micro-batch.
 
-    Empty before the first one. A position is an entry, whatever number of rows it has.
+    Empty before the first micro-batch. A position is one entry, with any number of rows.
 
     .. code-block:: python
 
@@ -112,7 +113,7 @@ def feed_lag(query: StreamingQuery) -> dict[UUID, int]:
 
 
 def _positions(offset: object) -> dict[UUID, int]:
-    """Those of an offset of the feed; none of any other's."""
+    """The positions in an offset of the feed; empty for any other source's offset."""
     try:
         found = json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:

@@ -1,8 +1,8 @@
-"""DELETE, UPDATE and MERGE as calls, for sessions without the catalog of ``front.jar``.
+"""DELETE, UPDATE and MERGE as functions, for sessions without the catalog of ``front.jar``.
 
-Spark finds the rows that change in one state of the table, and they are written as any others: in shards that
-somebody owns, through their owners. What others write to the same keys between the two is not looked at: the
-last write of a key wins.
+Spark finds the rows that change in one state of the table. They are written like any other rows, through
+the owners of shards that have one. Writes of others to the same keys in between are not detected: the last
+write of a key wins.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def delete(
     take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Delete the rows for which ``where`` is true, an expression of Spark's SQL.
+    """Delete the rows for which ``where``, an expression of Spark's SQL, is true.
 
-    ``take_over`` as in :func:`~lancewal.spark.write`.
+    ``take_over`` is as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -56,7 +56,7 @@ def update(
 ) -> None:
     """Set columns to expressions of Spark's SQL, in the rows for which ``where`` is true.
 
-    ``take_over`` as in :func:`~lancewal.spark.write`.
+    ``take_over`` is as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -86,13 +86,14 @@ def merge(
     take_over: TakeOver = "when_gone",
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Bring the rows of ``source`` into the table, by its primary key.
+    """Merge the rows of ``source`` into the table, by the table's primary key.
 
-    A row whose key the table has is updated by the expressions of ``update``, where ``source.…`` and
-    ``target.…`` name the two rows (by default every column that ``source`` has is set), or deleted where the
-    expression ``delete`` is true. A row whose key it does not have is inserted, unless ``insert`` is false.
-    Two rows of ``source`` with one key are refused, before anything is written: nobody could say which of
-    them is meant. ``source`` is evaluated twice for that. ``take_over`` as in :func:`~lancewal.spark.write`.
+    If the table has a row with the same key, it is deleted if the expression ``delete`` is true, and
+    otherwise updated by the expressions of ``update``. In these, ``source.…`` and ``target.…`` name the two
+    rows; by default every column that ``source`` has is set. If the table has no such row, the row is
+    inserted, unless ``insert`` is false. Two rows of ``source`` with the same key are refused before anything
+    is written, because it is not clear which one counts. This check evaluates ``source`` a second time.
+    ``take_over`` is as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -148,7 +149,7 @@ def _check_set(chosen: Mapping[str, str], columns: list[str], key: tuple[str, ..
 
 
 def _refuse_repeated(source: DataFrame, key: tuple[str, ...]) -> None:
-    """Refuse a source in which a key comes twice: Spark would write its rows in any order."""
+    """Refuse a source that has a key twice, because Spark would write its rows in any order."""
     from pyspark.sql import functions as F  # noqa: N812
 
     number = "__lancewal_rows"
@@ -163,7 +164,7 @@ def _refuse_repeated(source: DataFrame, key: tuple[str, ...]) -> None:
 
 
 def _write(rows: DataFrame, options: Options, kind: str | None, take_over: TakeOver) -> None:
-    """As one write of the format: it lands as a whole, whatever task dies."""
+    """Write the rows with one write of the format, in which a task that dies publishes nothing."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if kind is not None:

@@ -1,8 +1,8 @@
-"""Searches for many queries at once, over the rows of one state of a table, fresh ones included.
+"""Searches for many queries at once, over all rows of one state of a table, including fresh ones.
 
-A task searches one part of the table (some shards, some fragments of the base, or a base that has an index)
+A task searches one part of the table (some shards, some fragments of the base, or a whole indexed base)
 for one part of the queries. In each part newer versions hide older ones before the cut to ``k``, and no key
-is in two parts, so the best of all parts are the best of the table.
+has a visible row in two parts. So the best hits of all parts are the best of the table.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DISTANCE, SCORE, RANK = "_distance", "_score", "_rank"
-#: Columns that exist between the stages only.
+#: Columns that exist only between the stages.
 _QUERY, _PART = "__lancewal_query", "__lancewal_part"
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked of every part of the table, with each query; it is sent to every task."""
+    """The search that runs on every part of the table with each query; it is sent to every task."""
 
     merged: MergedState
     #: The column to search, and the one that holds the queries.
@@ -51,9 +51,9 @@ class Search:
     k: int
     columns: tuple[str, ...]
     sql: str | None = None
-    #: How: the arguments that :func:`checked_nearest` or :func:`checked_words` takes.
+    #: Further arguments of :func:`checked_nearest` or :func:`checked_words`.
     how: Mapping[str, Any] = field(default_factory=dict)
-    #: The statistics of the whole table for each text that is asked for.
+    #: The statistics of the whole table for each query text.
     corpora: Mapping[str, CorpusStatistics] = field(default_factory=dict)
 
     def nearest(self, part: InputPartition, query: Any) -> pa.Table:
@@ -88,9 +88,9 @@ def vector_search(
 ) -> DataFrame:
     """The ``k`` nearest rows of the table at ``uri`` for every row of ``queries``.
 
-    The vectors to look for are in ``query_column`` of ``queries`` (by default it is named as ``column``). The
+    The query vectors are in ``query_column`` of ``queries`` (by default it has the name of ``column``). The
     result has the other columns of ``queries``, ``columns`` of the table (by default all but the searched
-    one), ``_distance``, and ``_rank`` from 1. A query that is null finds nothing. The rest is as in
+    one), ``_distance``, and ``_rank`` from 1. A null query finds nothing. The other arguments are as in
     :meth:`lancewal.Table.vector_search`.
 
     .. code-block:: python
@@ -100,7 +100,7 @@ def vector_search(
     how: dict[str, Any] = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor}
     search = _search(queries, uri, column, k, query_column, columns, filter, how, storage_options)
     snapshot = search.merged.snapshot()
-    # Refuses what cannot be searched, here and not in every task.
+    # Refuse an invalid search here, and not in every task.
     asked = checked_nearest(snapshot, column, _any_vector(snapshot, column), k, **how)
     indexed = snapshot.base_source.indexes.metric(column) is asked.metric
     parts = search.merged.search_partitions(column, indexed=indexed)
@@ -129,9 +129,10 @@ def full_text_search(
 ) -> DataFrame:
     """The ``k`` best rows of the table at ``uri`` for every text of ``queries``.
 
-    The result has the columns of ``queries``, ``_score`` and ``_rank``. A first pass over ``queries``, at
-    the call, counts their words in all parts of the table: scores are those of the whole table. Arguments
-    as for :func:`vector_search` and :meth:`lancewal.Table.full_text_search`.
+    The result has the columns of ``queries``, ``columns`` of the table, ``_score`` and ``_rank``. The call
+    itself makes a first pass over ``queries`` that counts their words in all parts of the table, so that
+    scores are those of the whole table. The arguments are as in :func:`vector_search` and
+    :meth:`lancewal.Table.full_text_search`.
 
     .. code-block:: python
 
@@ -195,7 +196,7 @@ def _best(
     schema = search.merged.snapshot().schema
     fields = [schema.plain.field(name) for name in search.columns]
     shown = spark_schema(pa.schema([*fields, (value, pa.float32())]))
-    # A vector of the query tells little, and would be carried along with every hit.
+    # The query's vector is left out: it tells little, and would be copied for every hit.
     left_out = {_PART, search.query_column} if value == DISTANCE else {_PART}
     kept = [field for field in crossed.schema.fields if field.name not in left_out]
     result = st.StructType([*kept, *shown.fields])
@@ -207,7 +208,7 @@ def _best(
 
 
 def _crossed(queries: DataFrame, parts: Sequence[InputPartition]) -> DataFrame:
-    """Every query with the number of every part; a task has one part, and some of the queries."""
+    """Every query with the number of every part; a task gets one part and some of the queries."""
     from pyspark.sql import functions as F  # noqa: N812
 
     slots = int(queries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
@@ -221,7 +222,7 @@ def _crossed(queries: DataFrame, parts: Sequence[InputPartition]) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Searching:
-    """The work of a task: rows of a query and a part, in; rows of a query and a hit, out."""
+    """The work of a task: it takes rows of a query and a part, and returns rows of a query and a hit."""
 
     search: Search
     find: _Find
@@ -253,7 +254,7 @@ def _asked(
 def _corpora(
     queries: DataFrame, search: Search, parts: Sequence[InputPartition]
 ) -> dict[str, CorpusStatistics]:
-    """For each text that is asked for, the statistics of its words in the whole table."""
+    """For each query text, the statistics of its words in the whole table."""
     texts = queries.select(quoted(search.query_column)).distinct()
     schema = st.StructType([st.StructField("text", st.StringType()), st.StructField("told", st.StringType())])
     counted = _crossed(texts, parts).mapInArrow(_Counting(search, list(parts)), schema).collect()
@@ -265,7 +266,7 @@ def _corpora(
 
 @dataclass(frozen=True)
 class _Counting:
-    """The work of a task of the first pass: what its part adds to the statistics of each text."""
+    """The work of a task in the first pass: the statistics of each text in the task's part."""
 
     search: Search
     parts: list[InputPartition]

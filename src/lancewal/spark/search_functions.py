@@ -1,7 +1,7 @@
 """Searches as table functions of SQL, for one query or for each row of another table.
 
-A call is planned once, with the state of the table at that moment; tasks search all of it for the queries
-that they have. :func:`lancewal.spark.vector_search` divides the table among tasks as well.
+A call is planned once, with the state of the table at that moment. Each task searches the whole table for
+its own queries. :func:`lancewal.spark.vector_search` also divides the table among tasks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ VECTOR_SEARCH, FULL_TEXT_SEARCH = "lance_vector_search", "lance_full_text_search
 
 
 def register_functions(spark: SparkSession) -> None:
-    """Give SQL the table functions ``lance_vector_search`` and ``lance_full_text_search``.
+    """Register the SQL table functions ``lance_vector_search`` and ``lance_full_text_search``.
 
-    Both take the table's place, the column to search, the query, and how many rows are wanted. They return
-    the table's columns but the searched one, with ``_distance`` or ``_score``.
+    Both take the table's path, the column to search, the query, and the number of rows to return. They return
+    all columns of the table except the searched one, and ``_distance`` or ``_score``.
 
     .. code-block:: python
 
@@ -47,13 +47,13 @@ def register_functions(spark: SparkSession) -> None:
 
 @dataclass
 class _Plan(AnalyzeResult):
-    """What a call was planned with: the state of the table, pickled for the tasks."""
+    """The plan of a call, with the state of the table pickled for the tasks."""
 
     planned: bytes = b""
 
 
 class _Search(ABC):
-    """One call. Spark plans it with ``analyze`` and makes an object in every task."""
+    """One call of a table function. Spark plans it with ``analyze`` and creates an object in every task."""
 
     value = ""
 
@@ -84,7 +84,7 @@ class _Search(ABC):
 
     @abstractmethod
     def _found(self, query: Any, k: int, columns: list[str]) -> pa.Table:
-        """The best ``k`` rows for one query, with ``columns`` and the value they are ordered by."""
+        """The best ``k`` rows for one query, with ``columns`` and the value that orders them."""
 
 
 class _VectorSearch(_Search):

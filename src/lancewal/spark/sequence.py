@@ -1,8 +1,8 @@
-"""Events in the order of their source, across micro-batches: an older one never replaces a newer one.
+"""Applies events in the order of their source, across micro-batches: an older event never replaces a newer.
 
-Of the events of one write the order decides, as ``order_by`` does. What earlier writes left is looked up: the
-table keeps each row's sequence in a column, and events that are not above it are dropped. That happens in the
-tasks, after rows were routed to their shards, for the keys of the events alone.
+Within one write the events are sorted, as ``order_by`` does. For earlier writes, the table keeps each row's
+sequence in a column. The tasks look it up after rows were routed to their shards, only for the keys of the
+events, and drop events that are not above it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def apply_changes(
     storage_options: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start a streaming query that applies events in the order of ``sequence_by``, whenever they come.
+    """Start a streaming query that applies events in the order of ``sequence_by``, even if they come late.
 
-    ``sequence_by`` is a column of the events and of the table. An event that is not above its key's row in it
-    is dropped, in its own micro-batch and in later ones. ``change_type_column`` says which events are
-    deletes. A row that was deleted has no sequence any more, and an older event that comes in a later
-    micro-batch brings it back; with ``deleted_column``, a boolean column of the table, deletes are kept as
-    rows where it is true, and no such event does. ``take_over`` as in :func:`~lancewal.spark.write`.
+    ``sequence_by`` is a column of the events and of the table. An event whose value is not above that of its
+    key's row is dropped, whether the row came in the same micro-batch or before. ``change_type_column`` says
+    which events are deletes. A deleted row has no sequence any more, so an older event in a later micro-batch
+    brings it back. To prevent that, set ``deleted_column``, a boolean column of the table: deletes are then
+    kept as rows in which it is true. ``take_over`` is as in :func:`~lancewal.spark.write`.
 
     .. code-block:: python
 
@@ -72,7 +72,7 @@ def apply_changes(
 
 @dataclass(frozen=True)
 class InSequence:
-    """Leaves out the events that are not above what the table has of their keys."""
+    """Drops the events that are not newer than the table's rows of their keys."""
 
     options: Options = field(repr=False)
     key: tuple[str, ...]
@@ -100,11 +100,11 @@ class InSequence:
         return cls(options, tuple(schema.primary_key), column, pa.schema(wanted))
 
     def filtered(self, rows: DataFrame) -> DataFrame:
-        """The events that count. Order and partitions stay."""
+        """The events that are newer than the table's rows; keeps order and partitions."""
         return rows.mapInArrow(self, rows.schema)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As ``mapInArrow`` calls it."""
+        """The function for ``mapInArrow``."""
         table: Table | None = None
         for batch in batches:
             if batch.num_rows:
@@ -127,7 +127,7 @@ class InSequence:
 def _with_deletes_kept(
     df: DataFrame, events: InSequence, change_type_column: str | None, deleted_column: str
 ) -> DataFrame:
-    """Deletes as rows that say so."""
+    """The events with deletes turned into rows whose ``deleted_column`` is true."""
     kept = OpenTable.open(events.options).base.schema.plain
     if deleted_column not in kept.names or not pa.types.is_boolean(kept.field(deleted_column).type):
         raise InvalidInputError(

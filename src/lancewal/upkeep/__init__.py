@@ -1,4 +1,4 @@
-"""A table that looks after itself: what is due, who does it, and when."""
+"""Automatic upkeep of a table: what work is due, which process does it, and when."""
 
 from lancewal.upkeep.means import Done, Means
 from lancewal.upkeep.plan import UpkeepPlan, UpkeepTask, Work, plan_upkeep

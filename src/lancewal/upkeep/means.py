@@ -1,8 +1,8 @@
-"""By what means a round of upkeep does its work on shards: here in this process, or elsewhere.
+"""How a round of upkeep does its work on shards: in this process, or elsewhere.
 
-What is due, in which order, what is paused and what is noted is the business of the round
-(:class:`lancewal.upkeep.Upkeep`). Only flush, compaction and collection depend on where they run, because
-these have a part for each shard; what is about the base table alone is done by whoever runs the round.
+The round (:class:`lancewal.upkeep.Upkeep`) decides what is due, in which order, and what is paused, and
+records the results. Only flush, compaction and collection have a part for each shard and can run elsewhere.
+The process that runs the round does the work on the base table.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from lancewal.storage import ObjectStore, ordered_map
 
 _MANIFESTS_AT_ONCE = 16
 
-#: Rows of one commit. A merge takes two to three times that.
+#: Bytes of rows in one commit. A merge needs two to three times as much memory.
 COMMIT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of some work; ``failed`` has the error of each shard, ``None`` for the table as a whole."""
+    """The result of some work; ``failed`` has errors by shard, under ``None`` that of the whole table."""
 
     what: str = ""
     failed: Mapping[UUID | None, Exception] = field(default_factory=dict)
-    #: Shards whose owner has nothing to flush with, in WAL-only mode. That is its own business.
+    #: Shards whose owner cannot flush, because it is in WAL-only mode. They are left alone.
     left: frozenset[UUID] = frozenset()
 
 
 class Means(Protocol):
-    """The work on shards. A shard that fails is told of, and does not stop the others."""
+    """Does the work on shards. A failed shard is reported, and does not stop the others."""
 
     def flush(self, shards: Sequence[UUID]) -> Done:
-        """Move the rows of these logs to SSTables, by their owners where they have one."""
+        """Flush the logs of these shards to SSTables, through their owners if they have one."""
 
     def compact(self, shards: Sequence[UUID], stop: Callable[[], bool]) -> Done:
-        """Bring their SSTables into the base table.
+        """Merge the shards' SSTables into the base table.
 
-        Raises a :class:`~lancewal.errors.LanceWalError`, with nothing done, where there is no plan for all.
+        Raises a :class:`~lancewal.errors.LanceWalError` if they cannot be planned; then nothing was done.
         """
 
     def collect(self, min_age: timedelta) -> Done:
-        """Delete garbage of all shards that is so old."""
+        """Delete garbage of all shards that is at least ``min_age`` old."""
 
 
 class Here(Means):
-    """All in this process, one commit at a time.
+    """Does all work in this process, one commit at a time.
 
-    ``writer_store`` gives the store that shards are flushed with, by default the very same.
-    ``most_commits`` of a shard are made in one compaction; without it all that are due.
+    ``writer_store`` returns the store that shards are flushed with, by default ``store``. A compaction makes
+    at most ``most_commits`` per shard; by default all that are due.
     """
 
     def __init__(

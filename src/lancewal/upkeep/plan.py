@@ -1,4 +1,4 @@
-"""What is due in a table, why, and in which order: a value, computed from a status and nothing else."""
+"""What is due in a table, why, and in which order; computed from a status alone."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from uuid import UUID
 from lancewal.maintenance import UpkeepSettings
 from lancewal.status import Lag, ShardState, TableStatus
 
-#: A log whose writer nobody knows is left alone until it was idle for this long: Lance itself may write it.
+#: A log without a known writer is left alone until it was idle for this long: Lance itself may write it.
 _IDLE = timedelta(minutes=1)
-#: How often something is taken away in the time that it is kept. Not more often than the first of these, nor
-#: less often than the second.
+#: Deletions run this many times within the age that things are kept for, but the time between two is at least
+#: ``_OFTEN`` and at most ``_SELDOM``.
 _TIMES_IN_AN_AGE = 4
 _OFTEN, _SELDOM = timedelta(minutes=1), timedelta(hours=1)
 
 
 class Work(enum.StrEnum):
-    """The kinds of work, in the order in which they are done: each leaves less to the next."""
+    """The kinds of work, in the order in which they are done: each leaves less work for the next."""
 
     FLUSH = "flush"
     COMPACT = "compact"
@@ -33,12 +33,12 @@ class Work(enum.StrEnum):
 
 @dataclass(frozen=True)
 class UpkeepTask:
-    """One thing that is due. ``shards`` is empty where it is about the table as a whole."""
+    """One piece of work that is due. ``shards`` is empty if it is about the whole table."""
 
     work: Work
     reason: str
     shards: tuple[UUID, ...] = ()
-    #: Of a collection: how long garbage is kept.
+    #: For a collection: how long garbage is kept.
     min_age: timedelta | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class UpkeepTask:
 
 @dataclass(frozen=True)
 class UpkeepPlan:
-    """What is due now, in the order in which it would be done; empty where the table is in shape.
+    """What is due now, in the order in which it would be done; empty if the table is in shape.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -74,14 +74,14 @@ class UpkeepPlan:
         return len(self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts: what ``lancewal upkeep --dry-run --json`` prints."""
+        """The plan as JSON values, as ``lancewal upkeep --dry-run --json`` prints it."""
         return {"uri": self.uri, "tasks": [task.to_dict() for task in self.tasks]}
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks)) or "nothing is due"
 
 
-#: Whether this work, on a shard or on the table (``None``), is left alone for now.
+#: Whether this work, on a shard or on the table (``None``), is paused for now.
 Paused = Callable[[Work, UUID | None], bool]
 
 
@@ -90,7 +90,7 @@ def plan_upkeep(
     settings: UpkeepSettings | Mapping[str, Any] | None = None,
     paused: Paused = lambda work, shard: False,
 ) -> UpkeepPlan:
-    """What is due by ``settings``, by default those of the table, without what is ``paused``."""
+    """What is due by ``settings`` (by default the table's own), without what is ``paused``."""
     look = _Look(status, status.upkeep if settings is None else UpkeepSettings.of(settings), paused)
     found = (look.flush(), look.compact(), look.index(), look.files(), look.versions(), look.collect())
     return UpkeepPlan(status.uri, tuple(task for task in found if task is not None))
@@ -103,8 +103,10 @@ class _Look:
     paused: Paused
 
     def flush(self) -> UpkeepTask | None:
-        """Logs that are too long or too old. One that nobody seems to have may belong to a writer of Lance's
-        own, which a flush would fence: it has to be idle."""
+        """Logs that are too large or too old.
+
+        A log without a known owner must also be idle: a flush would fence one of Lance's own writers.
+        """
         limit, age = self.settings.max_unflushed_bytes, self.settings.max_unflushed_age
 
         def why(shard: ShardState) -> str | None:
@@ -115,7 +117,7 @@ class _Look:
         return self._of_shards(Work.FLUSH, why, lambda shard: False)
 
     def compact(self) -> UpkeepTask | None:
-        """Shards with too many SSTables; then all that have some: they share the commits."""
+        """Shards with too many SSTables; if there is one, all shards with SSTables, to share its commits."""
         settings = self.settings
 
         def why(shard: ShardState) -> str | None:
@@ -146,12 +148,15 @@ class _Look:
         )
 
     def versions(self) -> UpkeepTask | None:
-        """Old versions. They stay while rows wait that are as old: something is wrong with these, and an old
-        version may be what tells how they belong to the table."""
+        """Old versions of the base table.
+
+        They stay while rows of that age wait in a shard. Something is wrong with those rows, and an old
+        version may be needed to find out how they belong to the table.
+        """
         versions, age = self.status.versions, self.settings.version_age
         waiting = max(self._age(self.status.unflushed.since), self._age(self.status.uncompacted.since))
         old = self._age(versions.since)
-        # One of them is the newest, which stays whatever its age.
+        # One of the versions is the newest, which always stays.
         if versions.count < 2 or old <= age or waiting > age or self._was_done(Work.VERSIONS, age):
             return None
         return self._of_table(
@@ -159,10 +164,10 @@ class _Look:
         )
 
     def collect(self) -> UpkeepTask | None:
-        """Regularly while there is garbage: what goes has to have been seen by an earlier collection.
+        """Garbage. Collected regularly, because an earlier collection must have seen what one deletes.
 
-        More often while there is too much, because it is kept for less long then. What checkpoints hold would
-        stay in any case.
+        Collected more often while there is too much, because it is then kept for a shorter time. Files that
+        checkpoints need do not count, because they stay in any case.
         """
         garbage, most = self.status.garbage, self.settings.max_garbage_bytes
         free = garbage.num_bytes - self.status.held.num_bytes
@@ -176,7 +181,7 @@ class _Look:
         return None if task is None else replace(task, min_age=age)
 
     def _was_done(self, work: Work, age: timedelta) -> bool:
-        """Whether it was done a short while ago, as measured by how long such things are kept."""
+        """Whether the work was done recently, relative to the ``age`` that things are kept for."""
         every = min(max(age / _TIMES_IN_AN_AGE, _OFTEN), _SELDOM)
         return any(duty.work == work and self._age(duty.at) < every for duty in self.status.duties)
 
@@ -212,7 +217,7 @@ class _Look:
         return any(owner.has(shard.shard_id, shard.epoch) and not owner.gone for owner in self.status.owners)
 
     def _is_idle(self, shard: ShardState) -> bool:
-        """Whether nobody writes: its last owner is known to be gone, or it was quiet for a while."""
+        """Whether nobody writes to the shard: its owner is known to be gone, or it was idle for a while."""
         gone = any(owner.has(shard.shard_id, shard.epoch) and owner.gone for owner in self.status.owners)
         return gone or self._age(shard.last_write) > min(_IDLE, self.settings.max_unflushed_age)
 

@@ -1,9 +1,8 @@
-"""A round of upkeep: look, decide, do what is due, one thing after the other.
+"""A round of upkeep: look at the table, decide what is due, and do one task after the other.
 
-Whoever does it does not matter, and two at a time do no harm: every step of it may run beside writers,
-readers and itself. A round needs no state. What failed is remembered for later rounds of the same
-:class:`Upkeep`, which leave it alone for a while, twice as long after each failure, and do everything else
-meanwhile.
+Any process may run a round, and two at a time do no harm: every step may run beside writers, readers and
+itself. A round needs no state. An :class:`Upkeep` remembers failed work and backs off: later rounds skip it
+for a while, twice as long after each failure, and do everything else meanwhile.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from lancewal.upkeep.plan import UpkeepTask, Work, plan_upkeep
 
 logger = logging.getLogger(__name__)
 
-#: After the first failure, and at most; it doubles in between.
+#: Seconds to back off after the first failure, and at most. The pause doubles with each failure.
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 3600.0
 
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """What became of a task; ``failed`` has the error of each shard, ``None`` for the table as a whole."""
+    """The result of a task; ``failed`` has errors by shard, under ``None`` that of the whole table."""
 
     task: UpkeepTask
     done: str = ""
     seconds: float = 0.0
     failed: Mapping[UUID | None, Exception] = field(default_factory=dict)
-    #: Another process was at it.
+    #: Another process was doing the same work.
     left_to_others: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class UpkeepReport:
-    """What a round did, in its order.
+    """What a round did, in order.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -90,7 +89,7 @@ class UpkeepReport:
         return sum(outcome.seconds for outcome in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The report as JSON values."""
         return {
             "uri": self.uri,
             "ok": self.ok,
@@ -119,7 +118,7 @@ class Upkeep:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``means`` say where the work on shards is done."""
+        """``means`` does the work on shards."""
         self.uri = store.uri
         self._store = store
         self._read_base = read_base
@@ -136,7 +135,7 @@ class Upkeep:
         clock: Callable[[], float] = time.monotonic,
         **how: Any,
     ) -> Upkeep:
-        """All in this process; ``how`` as in :class:`Here`."""
+        """An upkeep that does all work in this process; ``how`` are the options of :class:`Here`."""
         return cls(store, read_base, Here(store, read_base, **how), clock=clock)
 
     def round(
@@ -146,7 +145,7 @@ class Upkeep:
     ) -> UpkeepReport:
         """Do what is due, each kind of work once, until nothing is left or ``stop()`` is true.
 
-        What one task has changed counts for the next: rows that were flushed are compacted in the same round.
+        Each task sees what the one before changed: rows that were flushed are compacted in the same round.
         """
         outcomes: list[TaskOutcome] = []
         while not stop():
@@ -162,7 +161,7 @@ class Upkeep:
         settings: UpkeepSettings | Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TaskOutcome | None, UpkeepSettings]:
-        """Look, and do the first thing that is due and was not ``tried``; with the settings that count."""
+        """Do the first work that is due and not in ``tried``; returns its outcome and the settings used."""
         status = table_status(self._store, self._read_base)
         settings = status.upkeep if settings is None else UpkeepSettings.of(settings)
         plan = plan_upkeep(status, settings, self._is_paused)
@@ -208,7 +207,7 @@ class Upkeep:
         return outcome
 
     def _count(self, task: UpkeepTask, failed: Mapping[UUID | None, Exception]) -> int:
-        """Pause what has failed, longer each time; how often the worst of it has failed in a row."""
+        """Back off from what has failed, longer each time; returns the most failures in a row."""
         subjects = task.shards or (None,)
         bad = set(subjects) if None in failed else set(failed)
         for subject in bad:
@@ -237,7 +236,7 @@ class Upkeep:
         except LanceWalError as error:
             if len(task.shards) == 1:
                 return Done(failed={task.shards[0]: error})
-            # One of them cannot even be planned for. By themselves the others can.
+            # One shard cannot be planned. The others can, one by one.
             logger.info("the shards of %s are compacted one by one: %s", self.uri, error)
         compacted = 0
         failed: dict[UUID | None, Exception] = {}
@@ -261,7 +260,7 @@ class Upkeep:
     def _files(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
         _, removed, added = optimize_base(self._store)
         if not removed:
-            # Or the same would be tried, in vain, with every look.
+            # Counts as a failure, or every look would try the same again.
             return Done(failed={None: LanceWalError("Lance found no files that can be joined")})
         return Done(f"{removed} files joined into {added}")
 
@@ -283,7 +282,7 @@ _WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], boo
 
 
 def clean_versions(store: ObjectStore, age: timedelta) -> int:
-    """Remove base versions that are older and have no tag; how many bytes went."""
+    """Remove base versions that are older than ``age`` and have no tag; returns how many bytes were freed."""
     base = open_base(store)
     with lance_errors("clean up old versions of the base table", commits=True):
         stats = base.dataset.cleanup_old_versions(age, error_if_tagged_old_versions=False)

@@ -1,4 +1,4 @@
-"""Upkeeper: rounds of upkeep in a thread of this process, for as long as it is needed."""
+"""Upkeeper: runs rounds of upkeep in a thread of this process until it is closed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from lancewal.writer import Worker
 
 logger = logging.getLogger(__name__)
 
-#: Commits of a shard in one task: what is under way ends soon when it is to stop.
+#: The most commits of a shard in one task, so that a running task ends soon after a stop.
 MOST_COMMITS = 4
-#: Looks are put off by this many intervals at most while nothing is due, on top of the one between two looks:
-#: each costs requests.
+#: While nothing is due, a look is delayed by up to this many extra intervals: each look costs requests.
 _IDLE_INTERVALS = 6
-#: How long whoever stops it waits for the task under way; it goes on by itself then, and does no harm.
+#: How long ``stop`` waits for the running task. After that the task continues by itself, and does no harm.
 _STOP_SECONDS = 30.0
-#: What a process that was there for less than an interval does at its end.
+#: How long the last round may take in a process that ended before its first look.
 _LAST_ROUND_SECONDS = 30.0
 _LONGEST_PAUSE = 600.0
 
@@ -35,9 +34,9 @@ def _nothing_changed() -> int:
 class Upkeeper:
     """Keeps a table in shape from a thread, until it is closed; a context manager.
 
-    Get one with ``Table.upkeeper()``. It looks every ``interval`` of the table's settings, less often while
-    nothing is due. One task at a time, and after each it rests, so that it works for ``max_share`` of the
-    time at most. It never holds anything that a put needs.
+    Get one with ``Table.upkeeper()``. It checks for work every ``interval`` of the table's settings, and less
+    often while nothing is due. It does one task at a time and rests after each, so that it works for at most
+    ``max_share`` of the time. It never holds a lock that a put needs.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Upkeeper:
         report: Callable[[TaskOutcome], object] = lambda outcome: None,
         settings: UpkeepSettings | Mapping[str, Any] | None = None,
     ) -> None:
-        """``changes`` counts what this process did to the table: when it grows, the next look is due."""
+        """``changes`` counts this process's changes to the table; when it grows, the next look is due."""
         self._upkeep = upkeep
         self._changes = changes
         self._report = report
@@ -59,27 +58,27 @@ class Upkeeper:
         self._failed_looks = 0
         self._seen_changes = 0
         self._interval = 0.0
-        # The next look is due at the latest of these; from the earliest on if something has changed.
+        # The next look is at ``_latest``, or from ``_earliest`` on as soon as something has changed.
         self._earliest = self._latest = 0.0
-        #: Looks so far.
+        #: How many looks there were so far.
         self.looks = 0
         self._worker = Worker("lancewal-upkeep", self._step)
 
     def start(self, after: float = 0.0) -> Upkeeper:
-        """Begin, with the first look ``after`` some seconds."""
+        """Start the thread, with the first look after ``after`` seconds."""
         self._look_again(after)
         self._worker.kick_for_later()
         return self
 
     def stop(self, timeout: float | None = _STOP_SECONDS) -> None:
-        """Begin nothing more, and wait for the task that is under way. Safe to call twice."""
+        """Start no more tasks, and wait for the running one. Safe to call twice."""
         if not is_forked():
             self._worker.stop(timeout)
 
     def close(self) -> None:
-        """End. Where there was no time for a look so far, what is due is done now, for up to half a minute.
+        """Stop. If there was no look so far, do what is due now, for up to half a minute.
 
-        So a program that puts some rows and ends, again and again, leaves a table in shape as well.
+        So a program that runs again and again, puts some rows and ends, keeps the table in shape too.
         """
         self.stop()
         if self.looks or is_forked():
@@ -126,7 +125,7 @@ class Upkeeper:
         return self._look_again(outcome.seconds * (1 / settings.max_share - 1))
 
     def _round_ended(self) -> float:
-        """Nothing more is due; the next round begins at once if this one has changed something."""
+        """Called when nothing more is due. The next round begins at once if this one did some work."""
         self._tried.clear()
         found, self._found_work = self._found_work, False
         self._idle_looks = 0 if found else self._idle_looks + 1
