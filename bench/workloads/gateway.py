@@ -1,10 +1,12 @@
 """Puts through a gateway in a process of its own, beside puts in this process and beside peers.
 
 The clients are threads of this process with one writer, as the threads of a service are: what they put at the
-same time goes as one message. Another line has clients that are processes. On two cores clients and gateway
-take each other's time, which puts in one process do not. Peers are the ways for several processes to write
-one table without a gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each
-call, and conflict; SlateDB has one process with a log of its own. Those that are not installed are left out.
+same time goes as one message. Other lines have clients that are processes: beside puts in this process, and
+beside the same messages to a server of Arrow Flight that stores nothing, which is the most that this machine
+can do. On two cores clients and gateway take each other's time, which puts in one process do not. Peers are
+the ways for several processes to write one table without a gateway. Lance's and LanceDB's merge_insert and
+Delta's merge commit a version with each call, and conflict; SlateDB has one process with a log of its own.
+Those that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +44,30 @@ with lancewal.connect(sys.argv[1]) as table, table.writer() as writer:
         for batch in batches:
             writer.put(batch)
         print("done", flush=True)
+"""
+#: A server of Arrow Flight that does nothing with what it gets but to answer, and its client.
+_IDLE_SERVER = """
+import sys, pyarrow.flight as flight
+class Server(flight.FlightServerBase):
+    def do_put(self, context, descriptor, reader, writer):
+        for chunk in reader:
+            writer.write(b"1")
+with Server("grpc://127.0.0.1:0") as server:
+    print(f"grpc://127.0.0.1:{server.port}", flush=True)
+    sys.stdin.read()
+"""
+_IDLE_CLIENT = """
+import sys, pyarrow.flight as flight
+from bench.tables import vector_batches
+batches = vector_batches(int(sys.argv[2]), rows=20, dimension=8)
+with flight.connect(sys.argv[1]) as client:
+    writer, answers = client.do_put(flight.FlightDescriptor.for_path("table"), batches[0].schema)
+    while print("ready", flush=True) or sys.stdin.readline():
+        for batch in batches:
+            writer.write_batch(batch)
+            answers.read()
+        print("done", flush=True)
+    writer.close()
 """
 #: Prepares a peer's table where it is asked to, else makes calls when it is told to begin.
 _PEER = """
@@ -194,10 +220,10 @@ def _rate(puts: Sequence[Callable[[pa.RecordBatch], object]], batches: list[pa.R
     return len(puts) * each / seconds
 
 
-def _rate_apart(address: str, clients: int, puts: int) -> float:
+def _rate_apart(address: str, clients: int, puts: int, program: str = _CLIENT) -> float:
     """As :func:`_rate`, by clients that are processes of their own: each put is a message then."""
     with ExitStack() as stack:
-        children = [stack.enter_context(_talking(_CLIENT, address, str(puts))) for _ in range(clients)]
+        children = [stack.enter_context(_talking(program, address, str(puts))) for _ in range(clients)]
         for _ in range(2):
             for child in children:
                 expect(_heard(child), "ready")
@@ -248,6 +274,10 @@ def gateway(context: Context) -> list[Comparison]:
                 apart = _rate_apart(address, clients, len(some))
                 name = f"{clients} clients, each a process of its own"
                 found.append(Comparison(name, apart, rates["local"], "puts/s", True, "in this process"))
+                with _talking(_IDLE_SERVER) as server:
+                    idle = _rate_apart(_heard(server), clients, len(some), _IDLE_CLIENT)
+                name = f"{clients} processes, beside a server that stores nothing"
+                found.append(Comparison(name, apart, idle, "puts/s", True, "bare Arrow Flight"))
         expect(remote.count_rows(), ours.count_rows())
     return found
 
