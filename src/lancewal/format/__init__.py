@@ -1,4 +1,4 @@
-"""Bytes and values of the on-disk format; nothing here touches storage."""
+"""The on-disk format: converts between bytes and values; nothing here touches storage."""
 
 from lancewal.format.align import ColumnSource, align, column_sources, shown
 from lancewal.format.base_manifest import (

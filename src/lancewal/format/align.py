@@ -3,8 +3,8 @@
 Columns are matched by field id, nested ones included: a renamed column keeps its id, and a column
 that was added later is missing in older rows and reads as nulls. In some cases Lance gives the id
 of a dropped column to a new one. So rows carry the version of the table that they were written
-for: if the field id was missing in any version since then, it now means another field. Where the
-version is not known, a stored name that the table's column never had tells that it is another field.
+for: if the field id was missing in any version since then, it now means another field. If the
+version is not known, names decide: a stored name that the table's column never had means another field.
 
 Lance never changes a column's type in a table with a WAL. So a field with the same id and another
 type is either a later field, added when the id was free, or damage; rows without a key are damage
@@ -37,7 +37,7 @@ _OLDEST_VERSION = 1
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """Where one wanted column comes from: a stored column, converted if need be, or ``None`` for nulls."""
+    """Where one wanted column comes from: a stored column, converted if needed, or ``None`` for nulls."""
 
     field: pa.Field
     stored_name: str | None
@@ -83,7 +83,7 @@ def column_sources(
             columns = [_without_replaced_ids(field, replaced) for field in columns]
         by_id = {field_id(field): field for field in columns}
         sources = {
-            # Nobody reads blobs here: a request for one is refused by its name.
+            # Blobs are not read here: a request for one is refused by its name.
             field.name: ColumnSource(field, None, None)
             if is_blob(field)
             else matching.numbered(by_id.get(field_id(field)), field)
@@ -154,7 +154,7 @@ class _Matching:
         return ColumnSource(wanted, stored.name, self._conversion(stored, wanted))
 
     def _had_other_name(self, stored: pa.Field, wanted: pa.Field) -> bool:
-        """Whether the wanted column never had the stored name; asked where the version is not known."""
+        """Whether the wanted column never had the stored name; checked only if the version is not known."""
         identity = self.schema.identity
         if stored.name == wanted.name or identity is None or self.written_for is not None:
             return False

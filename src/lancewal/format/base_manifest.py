@@ -118,13 +118,13 @@ class BaseManifest:
     fields: Mapping[int, str] = field(default_factory=dict, compare=False)
     #: The keys of the fields' metadata.
     metadata_keys: frozenset[str] = field(default=frozenset(), compare=False)
-    #: Of the whole file: tells a version from one of the same number of another table at the same place.
+    #: Of the whole file. It distinguishes versions with the same number if the table was replaced by another.
     checksum: int = field(default=0, compare=False)
-    #: Of the MemWAL index. Lance gives it another one with each change of its details.
+    #: Of the MemWAL index. Lance gives the index a new one whenever its details change.
     mem_wal_uuid: bytes = field(default=b"", compare=False)
 
     def covered_fragments(self, index_name: str) -> frozenset[int]:
-        """The table's fragments that the segments of this index cover between them."""
+        """The table's fragments that the segments of this index cover together."""
         segments = (index.fragments for index in self.indexes if index.name == index_name)
         return self.fragment_ids.intersection(frozenset().union(*(s for s in segments if s is not None)))
 
@@ -144,9 +144,9 @@ def read_base_manifest(manifest_file: bytes | memoryview, *, name: str = "") -> 
 
 
 def highest_fields(manifest_file: bytes | memoryview) -> Mapping[str, int]:
-    """By data file of a version, the highest field id that it has values of; files without one are left out.
+    """The highest field id in each data file of a version, by path; leaves out files without field ids.
 
-    The bytes are those of a manifest that :func:`read_base_manifest` has read.
+    ``manifest_file`` must be a manifest that :func:`read_base_manifest` has accepted.
     """
     data = memoryview(manifest_file)
     position, _, _, _ = _FOOTER.unpack(data[-_FOOTER.size :])
@@ -231,7 +231,7 @@ def _index(index: Any) -> BaseIndex:
     return BaseIndex(
         name=index.name,
         uuid=_uuid(index.uuid.uuid, f"index {index.name!r}"),
-        # The last columns are those that the index only carries along.
+        # The last columns are covering columns, on which the index is not keyed.
         field_ids=tuple(index.fields)[: len(index.fields) - len(index.covering_fields)],
         dataset_version=index.dataset_version,
         fragments=fragments,
@@ -243,7 +243,8 @@ def _fragment_ids(data: bytes, index_name: str) -> frozenset[int]:
     """The members of a 32-bit Roaring bitmap in its portable format."""
     try:
         fragments = BitMap.deserialize(data)
-        # The library accepts a run whose length contradicts the header. Sound bytes survive a round trip.
+        # The library accepts a run whose length contradicts the header, but only valid bytes survive a round
+        # trip.
         is_sound = fragments.serialize() == data
     except (ValueError, IndexError):
         is_sound = False

@@ -5,9 +5,9 @@ word of one block. A key is hashed with SipHash-1-3 over its columns: ``01`` for
 null, else ``00`` and the value, integers little-endian at their own width, text closed
 by ``ff``, binary after its length in 8 bytes.
 
-Lance hashes only the values of int32, int64, text and binary columns; of every other type it
-hashes nothing but the ``00``. A key with such a column has a filter that must not rule
-keys out: if Lance began to hash those values, we would miss rows.
+Lance hashes only the values of int32, int64, text and binary columns. For every other type it
+hashes only the ``00``. If a key has such a column, its filter must not rule keys out: if a later
+Lance hashed those values, we would miss rows.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class BloomFilter:
 
     @classmethod
     def build(cls, columns: Sequence[pa.Array | pa.ChunkedArray]) -> BloomFilter:
-        """A filter of the keys in all rows, tombstones included."""
+        """Build a filter of the keys in all rows, tombstones included."""
         bloom = cls()
         bloom.add(columns)
         return bloom
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> BloomFilter:
-        """Refuses a filter of another size than Lance's, in which a key sets other bits."""
+        """Read a filter; refuses another size than Lance's, because keys set other bits there."""
         if len(raw) != FILTER_BYTES:
             raise InvalidInputError(f"a bloom filter has {FILTER_BYTES} bytes, this one has {len(raw)}")
         return cls(np.frombuffer(raw, "<u4").astype(np.uint32))
@@ -69,7 +69,7 @@ class BloomFilter:
         return self._words.astype("<u4").tobytes()
 
     def add(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> None:
-        """Adds the keys of more rows."""
+        """Add the keys of more rows."""
         hashes = key_hashes(columns)
         bits = np.zeros(len(self._words) * 32, np.bool_)
         for rows in row_slices(len(hashes)):
@@ -98,7 +98,7 @@ class BloomFilter:
 
 
 def can_rule_out(types: Sequence[pa.DataType]) -> bool:
-    """Whether Lance hashes the values of all these key columns, so that a "no" means no."""
+    """Whether Lance hashes the values of all these key columns, so that a "no" is certain."""
     return all(_hashes_value(type_) for type_ in types)
 
 
@@ -123,7 +123,7 @@ def _hashes_value(type_: pa.DataType) -> bool:
 
 
 def _fixed_messages(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
-    """Messages of integers without nulls, padded to words, their length in the last byte."""
+    """The hash input of integers without nulls: padded to words, with its length in the last byte."""
     offsets: list[int] = []
     formats: list[str] = []
     length = 0
@@ -151,7 +151,7 @@ def _fixed_messages(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
 
 
 def _message(array: pa.Array) -> pa.Array:
-    """The bytes of one column that are hashed; null for nulls."""
+    """The hash input of one column; null for nulls."""
     valid = array.is_valid() if array.null_count else None
     if pa.types.is_string(array.type):
         return pc.binary_join_element_wise(_PRESENT, as_binary(array), _TEXT_END, _NOTHING)

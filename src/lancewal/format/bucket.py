@@ -76,12 +76,12 @@ def bucket_of(array: pa.Array | pa.ChunkedArray, num_buckets: int) -> npt.NDArra
 
 
 def check_bucket_type(type_: pa.DataType) -> None:
-    """Refuses a column type that Lance cannot route by."""
+    """Refuse a column type that Lance cannot route by."""
     bucket_hash(pa.array([], type_))
 
 
 def _fixed_width(array: pa.Array) -> npt.NDArray[Any]:
-    """The values as unsigned words of the width that is hashed; nulls have any value."""
+    """The values as unsigned words of the hashed width; nulls may have any value."""
     kind = array.type
     if kind in _FLOATS:
         word, canonical_nan, negative_zero = _FLOATS[kind]
@@ -102,12 +102,12 @@ def _fixed_width(array: pa.Array) -> npt.NDArray[Any]:
             "32- or 64-bit float, date32, time, timestamp or text column"
         )
     integers = numbers(array)
-    # Narrow integers count as 32-bit ones, sign-extended where they have a sign.
+    # Narrow integers are hashed as 32-bit integers; signed ones are sign-extended.
     return integers.view(np.uint64) if integers.itemsize == 8 else integers.astype(np.int32).view(np.uint32)
 
 
 def _hash_blocks(values: npt.NDArray[Any]) -> _Words:
-    """Hashes of one 32-bit block a row, or of two with the low one first."""
+    """Hash rows of one 32-bit block each, or of two blocks with the low one first."""
     hashes = np.zeros(len(values), np.uint32)
     for rows in row_slices(len(values)):
         part, state = values[rows], hashes[rows]
@@ -156,7 +156,7 @@ def _scramble(blocks: _Words) -> None:
 
 
 def _mix(state: _Words, blocks: _Words) -> None:
-    """Mixes one block a row into ``state``, in place; spoils ``blocks``."""
+    """Mix one block per row into ``state``, in place; overwrites ``blocks``."""
     _scramble(blocks)
     state ^= blocks
     _rotate_left(state, 13)
@@ -165,7 +165,7 @@ def _mix(state: _Words, blocks: _Words) -> None:
 
 
 def _chain(state: int, blocks: _Words) -> int:
-    """Mixes many blocks of one row; spoils ``blocks``."""
+    """Mix many blocks of one row into ``state``; overwrites ``blocks``."""
     _scramble(blocks)
     for block in blocks.tolist():
         state ^= block
@@ -232,7 +232,7 @@ def encode_shard_value(value: object, arrow_type: pa.DataType) -> bytes:
         raise InvalidInputError("null has no stored form: leave the shard's field entry out")
     if pa.types.is_boolean(arrow_type) and isinstance(value, bool | np.bool_):
         return b"\x01" if value else b"\x00"
-    # bool is a subclass of int, and True is no bucket number.
+    # bool is a subclass of int, but True is not a bucket number.
     if (
         pa.types.is_integer(arrow_type)
         and isinstance(value, int | np.integer)

@@ -1,9 +1,9 @@
 """Which keys newer levels have: for all levels at once (:func:`superseded`), or as a :class:`KeySet`.
 
-Integers are looked up in a bitmap where their range allows one, otherwise by a small hashed filter
-and a binary search behind it. Text, binary and composite keys are searched by their 64-bit hash,
-and a match is compared byte by byte. A key costs some nanoseconds, and batches outside the set's
-range cost nothing, however many keys there are.
+Integers are looked up in a bitmap if their range allows one, otherwise with a small hashed filter
+and then a binary search. Text, binary and composite keys are searched by their 64-bit hash,
+and a match is compared byte by byte. A lookup costs some nanoseconds per key. Batches of integers outside
+the set's range cost almost nothing, however many keys there are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Words = npt.NDArray[np.uint64]
 
 _SIGN = np.uint64(1 << 63)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-#: A bitmap may take this many bytes per key, and a small set this many in all.
+#: A bitmap may take this many bytes per key; every set may take this many in total.
 _BITMAP_BYTES_PER_KEY = 64
 _SMALL_BITMAP = 1 << 16
 
@@ -51,7 +51,7 @@ class KeySet:
 
     @classmethod
     def of(cls, keys: Iterable[pa.Array]) -> KeySet:
-        """The set of all keys in arrays of one type; a key may occur several times."""
+        """Build the set of all keys in arrays of one type; a key may occur several times."""
         arrays = [array for array in keys if len(array)]
         if not arrays:
             return _EMPTY
@@ -88,7 +88,7 @@ class KeySet:
         return _finder(self._words, self._values is None)
 
     def to_array(self) -> pa.Array:
-        """The keys; one may occur more than once."""
+        """All keys; a key may occur more than once."""
         if self._values is not None or not len(self):
             return pa.array([], self._type) if self._values is None else self._values
         signed = pa.types.is_signed_integer(self._type)
@@ -100,7 +100,7 @@ class KeySet:
         return self._words.nbytes + (0 if self._values is None else int(self._values.nbytes))
 
     def contains(self, keys: pa.Array) -> Mask:
-        """Which of ``keys`` are in the set; a null never is."""
+        """Which of ``keys`` are in the set; a null never matches."""
         found = np.zeros(len(keys), np.bool_)
         if not len(self) or not len(keys):
             return found
@@ -119,7 +119,7 @@ class KeySet:
         same = pc.equal(candidates, self._values.take(pa.array(places))).to_numpy(zero_copy_only=False)
         found[rows[same]] = True
         if not same.all():
-            # Two keys with the same hash: rare enough to be slow.
+            # Two keys with the same hash. This is so rare that it may be slow.
             unsure = rows[~same]
             again = pc.is_in(keys.take(pa.array(unsure)), value_set=self._values)
             found[unsure] = again.to_numpy(zero_copy_only=False)
@@ -137,18 +137,18 @@ class _Finder(Protocol):
     """Finds words in a sorted array."""
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Which of ``words`` are there, and their places, which a bitmap does not know."""
+        """The rows of ``words`` that are found, and their places in the array (unknown to a bitmap)."""
 
 
 @dataclass(frozen=True)
 class _Bitmap:
-    """One byte for every number between the least and the greatest."""
+    """One byte for every number from the least to the greatest key."""
 
     least: np.uint64
     present: Mask
 
     def find(self, words: _Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        # For numbers below the least, the difference wraps around to beyond the end.
+        # For numbers below the least, the difference wraps around to a value beyond the end.
         distance = words - self.least
         inside = np.flatnonzero(distance < np.uint64(len(self.present)))
         if len(inside) == 0:
@@ -226,9 +226,9 @@ _EMPTY = KeySet(pa.null(), np.empty(0, np.uint64), None)
 
 
 def superseded(levels: Sequence[pa.Array]) -> list[Mask]:
-    """Which keys of each level a newer level has; ``levels`` are of one type and newest first.
+    """For each level, which of its keys a newer level has; ``levels`` have one type, newest first.
 
-    Every key is gone through once, however many levels there are, and compared exactly. A key that is
+    Every key is visited once, however many levels there are, and compared exactly. A key that occurs
     twice in one level does not hide itself there.
 
     >>> [mask.tolist() for mask in superseded([pa.array([3, 1]), pa.array([1, 2]), pa.array([2, 9])])]
@@ -242,7 +242,10 @@ def superseded(levels: Sequence[pa.Array]) -> list[Mask]:
 
 
 def _superseded_words(levels: Sequence[pa.Array]) -> list[Mask] | None:
-    """By a bitmap, twenty times as fast as hashing; ``None`` for keys that are no numbers or far apart."""
+    """:func:`superseded` with a bitmap, twenty times as fast as hashing.
+
+    ``None`` for keys that are not integers, or lie too far apart.
+    """
     if not all(_is_word(keys.type) and not keys.null_count for keys in levels):
         return None
     words = [_words(keys) for keys in levels]

@@ -1,6 +1,6 @@
-"""Primary keys as values: one column as it is, several as one order-preserving binary.
+"""Primary keys as single values: one column as it is, several as one order-preserving binary.
 
-The encoding of a composite key sorts, byte by byte, as the tuple of its columns does,
+The encoding of a composite key sorts, byte by byte, like the tuple of its columns,
 nulls first. Per column, in key order: ``00`` for a null, else ``01`` and the value:
 
 - integers as 8 bytes, big-endian, the sign bit of signed ones flipped,
@@ -35,12 +35,12 @@ _PRESENT = b"\x01"
 _ZERO = b"\x00"
 _ESCAPED_ZERO = b"\x00\xff"
 _END = b"\x00\x00"
-# Made once: turning bytes into scalars costs more than joining a small batch.
+# Made once: converting bytes to scalars costs more than joining a small batch.
 _PRESENT_SCALAR, _END_SCALAR, _NOTHING = (pa.scalar(raw, pa.binary()) for raw in (_PRESENT, _END, b""))
 
 
 def check_key_types(schema: TableSchema) -> None:
-    """Refuses a primary key whose columns are missing or of a type that Lance cannot hash."""
+    """Refuse a primary key whose columns are missing or of a type that Lance cannot hash."""
     for name in schema.primary_key:
         if name not in schema.columns.names:
             raise InvalidInputError(f"the primary key column {name!r} is not a column of the table")
@@ -48,7 +48,7 @@ def check_key_types(schema: TableSchema) -> None:
 
 
 def check_key_type(type_: pa.DataType, name: str | None = None) -> None:
-    """Refuses a key column's type that Lance cannot hash."""
+    """Refuse the type of a key column if Lance cannot hash it."""
     if type_ not in KEY_TYPES:
         column = "A primary key column" if name is None else f"Primary key column {name!r}"
         raise InvalidInputError(

@@ -81,7 +81,7 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
     ),
     "IndexSection": ("repeated IndexMetadata indices = 1",),
     "DataFragment": ("uint64 id = 1",),
-    # The same message, for the few who need its files: there may be many.
+    # The same message with its files. They are separate because there may be many, and few callers need them.
     "DataFile": ("string path = 1", "repeated int32 fields = 2"),
     "FragmentFiles": ("repeated DataFile files = 2",),
     "TableFiles": ("repeated FragmentFiles fragments = 2",),
@@ -92,7 +92,7 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "int32 parent_id = 4",
         "repeated BytesPair metadata = 10",
     ),
-    # The same message, for those who declare a key.
+    # The same message, for declaring a key.
     "KeyField": (
         "string name = 2",
         "int32 parent_id = 4",
@@ -126,7 +126,7 @@ DecodeError = message.DecodeError
 
 
 def unknown_fields(message: Any) -> bytes:
-    """The bytes of the fields that are not listed here, in their order: later versions of Lance add some."""
+    """The bytes of the fields that are not listed here, in their order; later versions of Lance add some."""
     rest = type(message)()
     rest.CopyFrom(message)
     for field in message.DESCRIPTOR.fields:
@@ -143,7 +143,7 @@ def _add_field(target: Any, text: str) -> None:
     if type_name in _SCALARS:
         field.type = _SCALARS[type_name]
         if label == "optional":
-            # proto3 tells an absent scalar from a zero by a one-field oneof.
+            # proto3 distinguishes an absent scalar from a zero with a one-field oneof.
             field.proto3_optional = True
             field.oneof_index = len(target.oneof_decl)
             target.oneof_decl.add(name=f"_{name}")

@@ -1,4 +1,4 @@
-"""Put ids as WAL entries hold them: names by which a put that is sent again is recognised."""
+"""Put ids, which identify a put that is sent again, and their form in WAL entries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class PutId:
-    """Names one put of one client.
+    """The id of one put of one client.
 
-    ``session`` is the client's, drawn at random; ``number`` counts its puts up from 1; numbers up to
+    ``session`` is the client's random name. ``number`` counts its puts from 1. Numbers up to
     ``settled`` are never sent again.
 
     >>> PutId("a1b2", 3, settled=2)
@@ -42,7 +42,7 @@ class PutId:
 
 
 def put_ids_tag(ids: Iterable[PutId]) -> str:
-    """The ids as an entry holds them.
+    """Encode ids for the tag of an entry.
 
     >>> put_ids_tag([PutId("a", 3, 2), PutId("b", 1)])
     'a:3:2 b:1:0'
@@ -51,7 +51,7 @@ def put_ids_tag(ids: Iterable[PutId]) -> str:
 
 
 def put_ids_of(text: str) -> Iterator[PutId]:
-    """The ids of an entry, in the order of its puts; what is no id is passed over.
+    """Decode the ids of an entry's tag, in the order of its puts; skips text that is not an id.
 
     >>> list(put_ids_of("a:3:2 damaged b:1:0"))
     [PutId(session='a', number=3, settled=2), PutId(session='b', number=1, settled=0)]

@@ -1,7 +1,7 @@
-"""Small records of lancewal's own: JSON objects with a checksum.
+"""lancewal's own small records: JSON objects with a checksum.
 
-Without it a flipped digit would be believed: the rows of a file would count as written, or one
-column would be taken for another.
+Without the checksum a flipped digit would go unnoticed: the rows of a file would count as written, or
+one column would be taken for another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "crc32c"
 
 
 def encode_record(content: Mapping[str, object]) -> bytes:
-    """The bytes of a record.
+    """Encode a record.
 
     >>> decode_record(encode_record({"rows": 7}))
     {'rows': 7}
@@ -30,8 +30,8 @@ def encode_record(content: Mapping[str, object]) -> bytes:
 def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dict[str, Any]:
     """The inverse of :func:`encode_record`; raises ``ValueError`` for any other bytes.
 
-    Earlier versions wrote records without a checksum; they are accepted unless ``must_have_checksum``. Those
-    have spaces between their parts: one without spaces has lost its checksum.
+    Earlier versions wrote records without a checksum; these are accepted unless ``must_have_checksum``. They
+    have spaces between their parts. So a record without spaces and without a checksum has lost it.
     """
     try:
         content = json.loads(data)
@@ -49,7 +49,7 @@ def decode_record(data: bytes | str, *, must_have_checksum: bool = False) -> dic
 
 @contextmanager
 def reading_record(path: str) -> Iterator[None]:
-    """Turns the errors of a reader that meets a damaged record into a :class:`StorageError` that names it."""
+    """Convert the errors of reading a damaged record to a :class:`StorageError` that names the record."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -1,12 +1,12 @@
-"""The sum of rows: 64 bits that do not depend on the order of the rows, nor on how they are cut up.
+"""A 64-bit checksum of rows that does not depend on their order, nor on how they are split into batches.
 
-A flush notes the sum of what it writes. Whoever has the same rows later, from the log or from files, gets
-the same sum; a row that was lost, doubled or put together from two others changes it. Rows are hashed one by
-one, all in numpy, so that no two rows make up for each other but by chance. A text counts by its length
-and four words of it: hashing all of it would cost more than writing it.
+A flush records the sum of the rows that it writes. The same rows, read later from the log or from files, have
+the same sum. A row that was lost, duplicated or mixed from two others changes it. Each row is hashed on its
+own, in numpy, so two errors cancel each other out only by chance. Of a text only the length and four words
+are hashed: hashing all of it would cost more than writing it.
 
-The hash goes by values, not by their bytes in Arrow: what lies under a null, offsets, dictionaries and
-extension types do not count. It is no defence against somebody who wants rows to have a certain sum.
+The hash depends on values, not on their bytes in Arrow: bytes under a null, offsets, dictionaries and
+extension types do not count. It is not cryptographic: an attacker can make rows with a given sum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BASE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class RowSum:
-    """How many rows, and the sum of their hashes modulo 2**64."""
+    """The number of rows, and the sum of their hashes modulo 2**64."""
 
     rows: int = 0
     value: int = 0
@@ -63,7 +63,7 @@ class RowSum:
 
 
 def row_hashes(batch: pa.RecordBatch, primary_key: Sequence[str]) -> Hashes:
-    """A hash of each row. Of a tombstone only the key counts: its other columns mean nothing."""
+    """A hash of each row. For a tombstone only the key counts, because its other columns mean nothing."""
     names = [name for name in batch.schema.names if name != TOMBSTONE]
     hashes = _combined([_hashes(batch.column(name)) for name in names], batch.num_rows)
     if TOMBSTONE in batch.schema.names and batch.column(TOMBSTONE).true_count:
@@ -74,7 +74,7 @@ def row_hashes(batch: pa.RecordBatch, primary_key: Sequence[str]) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Spreads each bit over all others, in place: the last steps of MurmurHash3."""
+    """Spread each bit over all others, in place; these are the last steps of MurmurHash3."""
     values ^= values >> np.uint64(33)
     values *= np.uint64(0xFF51AFD7ED558CCD)
     values ^= values >> np.uint64(33)
@@ -96,7 +96,7 @@ def _factors_of(count: int) -> Hashes:
 
 
 def _combined(parts: Sequence[Hashes], rows: int) -> Hashes:
-    """One hash of several, which knows their order; spoils them."""
+    """Combine several hashes into one that depends on their order; overwrites ``parts``."""
     total = np.full(rows, len(parts), np.uint64)
     for part, factor in zip(parts, _factors_of(len(parts)), strict=True):
         part *= factor
@@ -105,15 +105,15 @@ def _combined(parts: Sequence[Hashes], rows: int) -> Hashes:
 
 
 def _hashes(array: pa.Array) -> Hashes:
-    """A fresh array with a number for each value; equal values have equal ones."""
+    """A new array with a number for each value; equal values have equal numbers."""
     if isinstance(array, pa.ExtensionArray):
-        # Rows are written in Lance's encoding of JSON, and read as text.
+        # JSON is written in Lance's encoding, but read as text.
         return _hashes(encode_json(array) if isinstance(array.type, pa.JsonType) else array.storage)
     types, type_ = pa.types, array.type
     if types.is_null(type_) or not len(array):
         return np.full(len(array), _NULL, np.uint64)
     if types.is_dictionary(type_):
-        # One more for nulls, which may be in the indices or among the words.
+        # An extra word for nulls, which may be in the indices or in the dictionary.
         words = np.append(_hashes(array.dictionary), _NULL)
         places = array.indices.cast(pa.int64()).fill_null(len(words) - 1)
         return np.asarray(words[places.to_numpy()], np.uint64)
@@ -145,7 +145,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _width(type_: pa.DataType) -> int:
-    """The bytes of a value; 0 for a type whose values are not all of one width."""
+    """The width of a value in bytes; 0 for a type whose values have different widths."""
     if isinstance(type_, pa.BaseExtensionType):
         return _width(type_.storage_type)
     if pa.types.is_boolean(type_):
@@ -159,7 +159,7 @@ def _width(type_: pa.DataType) -> int:
 
 
 def _matrix(array: pa.Array, values_a_row: int) -> npt.NDArray[np.uint8]:
-    """The bytes of the values, a row for each ``values_a_row`` of them."""
+    """The bytes of the values, with ``values_a_row`` values in each row."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     rows = len(array) // values_a_row
@@ -196,7 +196,7 @@ def _of_vectors(array: pa.FixedSizeListArray) -> Hashes:
     rows = _matrix(values, size)
     if not values.null_count:
         return _of_words(rows)
-    # What lies under a null may be anything.
+    # The bytes under a null are undefined.
     nulls = values.is_null().to_numpy(zero_copy_only=False).reshape(len(array), size)
     rows = np.where(np.repeat(nulls, rows.shape[1] // size, axis=1), np.uint8(0), rows)
     marks = np.einsum("ij,j->i", nulls.astype(np.uint64), _factors_of(size) ^ _NULL)
@@ -222,7 +222,7 @@ def _pairs(array: pa.MapArray) -> pa.StructArray:
 
 
 def _of_texts(array: pa.Array) -> Hashes:
-    """The length of each text and four words of it, evenly spread: all of it, up to 32 bytes."""
+    """Hash the length of each text and four evenly spread words, which cover a text of up to 32 bytes."""
     spans = byte_spans(array)
     data, starts, lengths = spans.data, spans.starts, spans.lengths
     if len(data) < _WORD:
@@ -231,7 +231,7 @@ def _of_texts(array: pa.Array) -> Hashes:
     found = lengths.astype(np.uint64)
     short = np.flatnonzero(lengths < _WORD)
     if len(short):
-        # The last word of the data may begin before the text does.
+        # The last word of the data may begin before the text.
         first = np.minimum(starts[short], len(words) - 1)
         before, inside = (starts[short] - first) * 8, lengths[short] * 8
         value = words[first] >> np.minimum(before, 63).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""A table's columns as the write path sees them: types, Lance field ids, primary key, and limits.
+"""A table's columns for the write path: types, Lance field ids, primary key, and limits.
 
 Readers of WAL entries and SSTables match columns by field id, never by name: a
 renamed column keeps its id. Lance may give the id of a dropped column to a new one, so
@@ -31,8 +31,8 @@ BLOB_TYPE = "lance.blob."
 LANCE_NAMES = frozenset(
     ["_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"]
 )
-#: Columns that reads add. The change feed's columns are not among them: a table may keep the rows of a
-#: feed, with these columns; only a feed of such a table is refused.
+#: Columns that reads add. The change feed's columns are not included, because a table may store the rows of
+#: a feed with these columns. Only a feed of such a table is refused.
 ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
 
 #: Properties of a TableSchema that follow from its columns alone.
@@ -50,7 +50,7 @@ class LanceField(Protocol):
 
 
 class ColumnIdentity(Protocol):
-    """Tells the columns of one version of a table from other columns that had the same field ids."""
+    """Distinguishes the columns of one table version from other columns that had the same field ids."""
 
     @property
     def version(self) -> int: ...
@@ -66,8 +66,8 @@ class ColumnIdentity(Protocol):
 class TableSchema:
     """The columns of one table version.
 
-    ``columns`` carries ``lance:field_id`` in every field's metadata, nested ones
-    included, next to what the table itself keeps there.
+    ``columns`` has ``lance:field_id`` in every field's metadata, nested fields
+    included, in addition to the table's own metadata.
 
     ``identity`` tells whether rows that were stored earlier belong to these columns. Without
     it (``None``) every field id and every former name is accepted.
@@ -97,14 +97,14 @@ class TableSchema:
         return None if self.identity is None else self.identity.version
 
     def identified(self, identity: ColumnIdentity | None) -> TableSchema:
-        """The same columns, of another version; what was derived from them is not computed again."""
+        """The same columns for another version; keeps the values that were derived from the columns."""
         other = replace(self, identity=identity)
         derived = {name: value for name, value in vars(self).items() if name in _DERIVED}
         vars(other).update(derived)
         return other
 
     def replaced_since(self, version: int | None) -> frozenset[int]:
-        """The field ids of these columns that were not theirs in ``version``, as far as known."""
+        """The field ids that did not mean these columns in ``version``, as far as known."""
         if self.identity is None or version is None:
             return frozenset()
         return self.identity.replaced_since(version)
@@ -113,9 +113,9 @@ class TableSchema:
     def stored(self) -> pa.Schema:
         """The columns as MemTables, WAL entries and SSTables hold them: tombstone last.
 
-        Columns outside the key are nullable there, whatever the table says: a tombstone has no values.
+        Columns outside the key are always nullable there, because a tombstone has no values.
         JSON is in Lance's own encoding. Lance stores columns in this form, and replays only entries
-        that have it.
+        in this form.
         """
         columns = [
             field if field.name in self.primary_key else stored_field(field).with_nullable(True)
@@ -125,7 +125,7 @@ class TableSchema:
 
     @cached_property
     def shows_as_stored(self) -> bool:
-        """Whether users see values in the form in which MemTables hold them; not so for JSON."""
+        """Whether users see values in the form that MemTables hold; false if there is JSON."""
         return not any(has_json(field.type) for field in self.columns)
 
     @cached_property
@@ -144,12 +144,12 @@ class TableSchema:
 
     @cached_property
     def blob_columns(self) -> tuple[str, ...]:
-        """The columns whose values Lance keeps beside the rows, as blobs."""
+        """The columns whose values Lance stores outside the rows, as blobs."""
         return tuple(field.name for field in self.columns if is_blob(field))
 
     @cached_property
     def without_blobs(self) -> TableSchema:
-        """These columns but for blobs."""
+        """This schema without its blob columns."""
         if not self.blob_columns:
             return self
         kept = [field for field in self.columns if field.name not in self.blob_columns]
@@ -157,7 +157,7 @@ class TableSchema:
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Whether Lance keeps the values of a column, or of a field below it, as blobs."""
+    """Whether Lance stores the values of a column, or of a field nested in it, as blobs."""
     marks = field.metadata or {}
     kinds = (getattr(field.type, "extension_name", None), marks.get(_EXTENSION_NAME, b"").decode())
     if marks.get(_BLOB_KEY) == b"true" or any((kind or "").startswith(BLOB_TYPE) for kind in kinds):
@@ -166,7 +166,7 @@ def is_blob(field: pa.Field) -> bool:
 
 
 def field_id(field: pa.Field) -> int:
-    """The Lance field id that ``field`` is annotated with; -1 when it has none."""
+    """The Lance field id in the metadata of ``field``; -1 if it has none."""
     metadata = field.metadata or {}
     return int(metadata.get(FIELD_ID_KEY, b"-1"))
 
@@ -178,10 +178,10 @@ def without_field_ids(field: pa.Field) -> pa.Field:
 
 
 def check_readable(schema: pa.Schema) -> None:
-    """Refuses columns for which Arrow returns wrong values.
+    """Refuse columns for which Arrow returns wrong values.
 
-    Of a slice of fixed-size lists of fixed-size lists, ``take`` returns rows outside the slice (seen in
-    pyarrow 26.0.1). Merging rows uses slices everywhere.
+    On a slice of fixed-size lists of fixed-size lists, ``take`` returns rows outside the slice (seen in
+    pyarrow 26.0.1). The merge of rows uses slices everywhere.
     """
     for column in schema:
         if _nests_fixed_lists(column.type):
@@ -219,12 +219,12 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def is_json(type_: pa.DataType) -> bool:
-    """Whether a type is Arrow's JSON type, as which Lance shows a JSON column."""
+    """Whether a type is Arrow's JSON type, in which Lance returns a JSON column."""
     return isinstance(type_, pa.JsonType)
 
 
 def has_json(type_: pa.DataType) -> bool:
-    """Whether a type is Arrow's JSON or holds some.
+    """Whether a type is Arrow's JSON type or contains it.
 
     >>> has_json(pa.struct([("a", pa.list_(pa.json_()))])), has_json(pa.string())
     (True, False)
@@ -233,7 +233,7 @@ def has_json(type_: pa.DataType) -> bool:
 
 
 def holds_encoded_json(field: pa.Field) -> bool:
-    """Whether a field itself, not one below it, holds JSON in Lance's encoding."""
+    """Whether a field itself, not a nested one, holds JSON in Lance's encoding."""
     marks = field.metadata or {}
     return bool(pa.types.is_large_binary(field.type)) and marks.get(_EXTENSION_NAME) == _LANCE_JSON
 
@@ -251,7 +251,7 @@ def stored_field(field: pa.Field) -> pa.Field:
 
 
 def _with_field_ids(field: pa.Field, lance_field: LanceField) -> pa.Field:
-    # In Lance a map has one child, for the pairs, which Arrow's type does not have.
+    # In Lance a map has one child for the pairs, but ``map_children`` visits key and item directly.
     pairs = lance_field.children()[0].children() if pa.types.is_map(field.type) else None
     children = iter(lance_field.children() if pairs is None else pairs)
 
@@ -280,7 +280,7 @@ def map_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> 
 
 
 def check_new_columns(schema: TableSchema) -> None:
-    """Refuse a table whose columns make it unfit for a write path."""
+    """Refuse a new table whose columns the write path cannot support."""
     check_columns(schema)
     added = [name for name in schema.names if name in ADDED_NAMES]
     if added:
@@ -318,7 +318,7 @@ def check_columns(schema: TableSchema) -> None:
 
 
 def refuse_added(schema: TableSchema, *names: str) -> None:
-    """Refuse a table that has columns of these names, which a read would add."""
+    """Refuse a table that has columns with these names, because a read would add such columns."""
     taken = [name for name in names if name in schema.field_ids]
     if taken:
         raise InvalidInputError(
@@ -328,10 +328,10 @@ def refuse_added(schema: TableSchema, *names: str) -> None:
 
 
 def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:
-    """The columns that were asked for, all of them for ``None``; refuses what the table has not."""
+    """The requested columns, all of them for ``None``; refuses columns that the table does not have."""
     if columns is None:
         return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
-    if isinstance(columns, str):  # or its letters would be the names
+    if isinstance(columns, str):  # otherwise its letters would be taken as names
         raise InvalidInputError(f"columns is {columns!r}; pass a list of names, such as [{columns!r}]")
     names = list(columns)
     unknown = [name for name in names if name not in schema.field_ids]
@@ -346,7 +346,7 @@ def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[
 
 
 def readable_columns(schema: TableSchema, names: Iterable[str]) -> list[str]:
-    """``names``, unless they include blob columns, whose values merged reads cannot show."""
+    """Return ``names``; refuses blob columns, whose values merged reads cannot return."""
     chosen = list(names)
     blobs = [name for name in chosen if name in schema.blob_columns]
     if blobs:

@@ -1,12 +1,12 @@
-"""A shard's manifest: who may write, what is flushed, where replay starts.
+"""A shard's manifest: which writer may write, what is flushed, where replay starts.
 
 Each version is one immutable file below the shard's ``manifest`` directory, in the
-bytes that Lance itself reads and writes. Fields that a later Lance adds are kept as bytes
+format that Lance itself reads and writes. Fields that a later Lance adds are kept as bytes
 through every change.
 
 A file that lancewal writes begins with a checksum over the whole file. It comes first, so that a
 truncated file has it too. Only a checksum in that place counts: another writer may copy the field
-into a file of its own, where it means nothing.
+into its own file, where it means nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lancewal.storage import is_plain_name
 
 WRITE_ID_BYTES = 16
 
-# Field 1001 with 8 bytes: a mark and the checksum. Tag and mark each say that the file has a
-# checksum, so that damage in one place cannot hide it. No message of Lance's begins with either.
+# Field 1001 with 8 bytes: a mark and the checksum. The tag and the mark both say that the file has a
+# checksum, so that damage in one place cannot hide it. No message of Lance begins with either.
 _CHECKSUM_TAG = b"\xca\x3e\x08"
 _CHECKSUM_MARK = b"lwm1"
 _VERSION_TAG = 0x08
@@ -35,7 +35,7 @@ _CHECKSUM_END = _CHECKSUM_AT + 4
 
 
 class ShardStatus(IntEnum):
-    """Whether the shard accepts writers; a SEALED one refuses every claim."""
+    """Whether the shard accepts writers; a SEALED shard refuses every claim."""
 
     ACTIVE = 0
     SEALED = 1
@@ -46,10 +46,10 @@ class SsTableEntry:
     """One flushed MemTable. ``path`` is relative to the shard's directory.
 
     Three sizes help to plan memory: payload bytes, rows including older versions of a key, payload
-    bytes of the key columns. ``None`` means that the writer did not say, not zero.
+    bytes of the key columns. ``None`` means unknown, not zero.
 
-    ``notes`` are lancewal's own: a copy of the notes file in the SSTable's directory, so that readers
-    need not fetch it. Empty where Lance wrote the SSTable or the manifest.
+    ``notes`` is lancewal's own: a copy of the notes file in the SSTable's directory, so that readers
+    need not fetch it. It is empty if Lance wrote the SSTable or the manifest.
     ``unknown`` holds fields of a later Lance.
     """
 
@@ -67,7 +67,7 @@ class ShardFieldEntry:
     """The value that every row of the shard has in one sharding field.
 
     ``field_id`` is the text id of the table's ``ShardingField``, not a column's number;
-    ``value`` is what :func:`~lancewal.format.bucket.encode_shard_value` gives.
+    ``value`` is the result of :func:`~lancewal.format.bucket.encode_shard_value`.
     """
 
     field_id: str
@@ -84,8 +84,7 @@ class ShardManifest:
     that no WAL entry is covered by an SSTable, a ``shard_spec_id`` of 0 that the shard
     belongs to no sharding spec. ``wal_entry_position_last_seen`` is a hint only.
 
-    ``unknown`` holds what only a later Lance understands: fields, and a status that we do not know.
-    Leave it as it is.
+    ``unknown`` holds data of a later Lance: unknown fields, and an unknown status. Leave it as it is.
     """
 
     version: int
@@ -111,10 +110,11 @@ class ShardManifest:
 
 
 def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> bytes:
-    """The manifest's file content; without a write id, byte for byte as Lance writes it.
+    """Encode a manifest file; without a write id, byte for byte as Lance writes it.
 
-    ``write_id`` is 16 fresh random bytes. It lets a writer that lost the reply to its put tell
-    its own file from a rival's with the same content. Only files with a write id have a checksum.
+    ``write_id`` is 16 fresh random bytes. With it a writer that lost the reply to its put can
+    distinguish its own file from another writer's with the same content. Only files with a write id
+    have a checksum.
 
     >>> m = ShardManifest(version=1, writer_epoch=0, shard_id=UUID(int=7))
     >>> decode_manifest(encode_manifest(m), shard_id=UUID(int=7), version=1) == m
@@ -143,7 +143,7 @@ def _message(manifest: ShardManifest, write_id: bytes | None) -> Any:
     message.shard_spec_id = manifest.shard_spec_id
     message.shard_id.uuid = manifest.shard_id.bytes
     if manifest.status is not ShardStatus.ACTIVE:
-        # ACTIVE may stand for the status of a later Lance, which is among the unknown fields.
+        # ACTIVE may represent a status of a later Lance, which is in the unknown fields.
         message.status = int(manifest.status)
     message.write_id = write_id or b""
     for entry in manifest.sstables:
@@ -170,7 +170,7 @@ def _with_checksum(content: bytes) -> bytes:
 
 
 def _check_checksum(data: memoryview, name: str) -> None:
-    """Raise CorruptManifestError unless the checksum is right, or the file has none."""
+    """Raise CorruptManifestError if the file has a checksum that is wrong."""
     tag, mark = bytes(data[: len(_CHECKSUM_TAG)]), bytes(data[len(_CHECKSUM_TAG) : _CHECKSUM_AT])
     if tag != _CHECKSUM_TAG and mark != _CHECKSUM_MARK:
         return
@@ -183,10 +183,10 @@ def _check_checksum(data: memoryview, name: str) -> None:
 def decode_manifest(
     data: bytes | memoryview, *, shard_id: UUID | None = None, version: int | None = None
 ) -> ShardManifest:
-    """The manifest in a file's content; raises CorruptManifestError for anything else.
+    """Decode a manifest file; raises CorruptManifestError for anything else.
 
-    Pass the ``shard_id`` and ``version`` that the file's path states: a manifest that
-    says otherwise was copied or misplaced, and writing on top of it would fork the
+    Pass the ``shard_id`` and ``version`` of the file's path. A manifest with other values
+    was copied or misplaced, and writing on top of it would fork the
     shard. A status that this version does not know reads as ACTIVE, as it does in Lance.
     """
     name = _name(shard_id, version)
@@ -226,7 +226,7 @@ def decode_manifest(
     if problem := _problem(manifest):
         raise CorruptManifestError(f"{name} is corrupt: {problem}")
     if data[0] != _VERSION_TAG and bytes(data[: len(_CHECKSUM_TAG)]) != _CHECKSUM_TAG:
-        # Tag and mark of the checksum are both damaged; what has no checksum begins with its version.
+        # The checksum's tag and mark are both damaged: a file without a checksum begins with its version.
         raise CorruptManifestError(f"{name} is damaged: it begins with neither version nor checksum")
     if shard_id is not None and manifest.shard_id != shard_id:
         raise CorruptManifestError(f"{name} is corrupt: it belongs to shard {manifest.shard_id}")
@@ -244,7 +244,7 @@ def _parse(data: bytes | memoryview, name: str) -> Any:
 
 
 def _unknown(message: Any) -> bytes:
-    """The bytes that have to be kept as they are."""
+    """The bytes of a message that have to be kept unchanged."""
     unknown: bytes = unknown_fields(message)
     if message.status not in tuple(ShardStatus):
         unknown += bytes(ShardManifestMessage(status=message.status).SerializeToString())
@@ -259,7 +259,7 @@ def _name(shard_id: UUID | None, version: int | None) -> str:
 
 
 def _problem(manifest: ShardManifest) -> str | None:
-    """What makes a manifest invalid, whoever wrote it; ``None`` when it is valid."""
+    """Why a manifest is invalid; ``None`` if it is valid."""
     if manifest.version < 1:
         return "its version is missing (versions count from 1)"
     if manifest.current_generation < 1:

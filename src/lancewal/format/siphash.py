@@ -1,7 +1,7 @@
 """SipHash-1-3 with key (0, 0) over many messages at once.
 
-One round for every 8-byte word of a message, whose last word ends with the message's
-length, and three to finish. All rows go through a round together.
+There is one round for every 8-byte word of a message, and three rounds to finish. The last
+byte of the last word is the message's length. All rows go through a round together.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def siphash13_spans(spans: ByteSpans) -> Hashes:
         together = [count for count in having if count > _FEW_ROWS]
         for i, count in enumerate(together):
             _absorb(state[:, :count], words[starts[:count] + _WORD * i])
-        # The counts only fall: the first rows have words left when the others have none.
+        # The counts only decrease: the first rows still have words when the others have none left.
         alone = next((count for count in [len(piece), *having] if count <= _FEW_ROWS), 0)
         result = np.empty(len(piece), np.uint64)
         for row in range(alone):
@@ -110,7 +110,7 @@ def _rotate_left(values: Hashes, bits: int, spare: Hashes) -> None:
 
 
 def _hash_one(state: list[int], words: list[int]) -> int:
-    """The hash of one message from ``state`` on, in plain integers."""
+    """Finish the hash of one message from ``state`` on, in plain integers."""
     v0, v1, v2, v3 = state
     for word in words:
         v0, v1, v2, v3 = _round_one(v0, v1, v2, v3 ^ word)

@@ -1,6 +1,6 @@
-"""Arrow columns as numpy arrays; text and binary as one byte buffer with a span of it per row.
+"""Arrow columns as numpy arrays; text and binary as one byte buffer with a span for each row.
 
-Hash functions walk such columns block by block across all rows at once, never row by
+Hash functions process such columns block by block across all rows at once, not row by
 row, so that the interpreter's cost is spread over the whole batch.
 """
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
-#: Rows worked on at a time: their temporaries stay in a core's cache.
+#: How many rows are processed at a time, so that temporary arrays stay in a core's cache.
 ROWS_AT_A_TIME = 16_384
 
 
@@ -34,7 +34,7 @@ class ByteSpans:
         return len(self.starts)
 
     def pieces(self) -> Iterator[tuple[slice, ByteSpans]]:
-        """The rows in runs small enough for the cache, each with its place in the whole."""
+        """The rows in cache-sized runs, each with its slice of the whole."""
         for rows in row_slices(len(self)):
             yield rows, ByteSpans(self.data, self.starts[rows], self.lengths[rows])
 
@@ -55,14 +55,14 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of a boolean, integer or float array, nulls as zero; read-only where not copied."""
+    """The values of a boolean, integer or float array, nulls as zero; read-only if not copied."""
     if array.null_count:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
     return cast("npt.NDArray[Any]", array.to_numpy(zero_copy_only=False))
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """A text or binary array as binary with 32-bit offsets; copies only 64-bit ones."""
+    """A text or binary array as binary with 32-bit offsets; copies only if the offsets have 64 bits."""
     small = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
     return array.view(pa.binary()) if small else array.cast(pa.binary())
 
@@ -76,9 +76,9 @@ def packed_rows(rows: npt.NDArray[Any], valid: pa.Array | None = None) -> pa.Arr
 
 
 def byte_spans(array: pa.Array) -> ByteSpans:
-    """The spans of a text or binary array, 32- or 64-bit offsets.
+    """The spans of a text or binary array with 32- or 64-bit offsets.
 
-    Arrow allows a null row to cover bytes: ignore what its span holds.
+    In Arrow a null row may have bytes: ignore the span of a null.
     """
     if len(array) == 0:
         nothing = np.empty(0, np.int64)
@@ -88,13 +88,13 @@ def byte_spans(array: pa.Array) -> ByteSpans:
     all_offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
     offsets = all_offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
     first, end = int(offsets[0]), int(offsets[-1])
-    # Only this array's own part: a slice has the buffer of its whole parent.
+    # Only this array's own bytes: a slice has the buffer of its whole parent.
     data = np.frombuffer(data_buffer, np.uint8)[first:end] if end > first else np.empty(0, np.uint8)
     return ByteSpans(data, offsets[:-1] - first, np.diff(offsets))
 
 
 def longest_first(counts: Positions) -> tuple[Positions | slice, list[int]]:
-    """An order of the rows by falling block count, and how many rows have a block ``i``.
+    """An order of the rows by descending block count, and how many rows have a block ``i``.
 
     In this order the rows that have a block ``i`` come first, so a loop over block numbers works on
     slices instead of masks.
@@ -146,10 +146,10 @@ def aligned(array: pa.Array) -> pa.Array:
 
 
 def in_place(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch``, copied when its buffers lie where Lance would crash on them.
+    """``batch``, copied if its buffers have addresses on which Lance would crash.
 
-    Arrow asks for addresses that are multiples of 8. A batch that came in a message of Flight lies wherever
-    the message does, with all its buffers off by the same: so one column tells.
+    Arrow requires addresses that are multiples of 8. The buffers of a batch from a Flight message are inside
+    the message, all shifted by the same offset, so it is enough to check one column.
     """
     if not batch.num_columns:
         return batch

@@ -39,7 +39,7 @@ class CastRefusedError(ValueError):
 
 
 def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) -> pa.Array:
-    """``column`` as ``target``, every value the same.
+    """Convert ``column`` to ``target`` without changing any value.
 
     With ``rounding``, floats and decimals may lose digits to narrower floats, but never become
     infinite.
@@ -53,7 +53,7 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
     """
     try:
         if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
-            # Arrow goes by the largest integer of the type, not by those that are there.
+            # Otherwise Arrow requires room for the largest integer of the type, not for the actual values.
             column = column.cast(_ANY_INTEGER)
         converted = column.cast(target, safe=True)
     except pa.ArrowNotImplementedError as error:
@@ -71,7 +71,7 @@ def exactly(column: pa.Array, target: pa.DataType, *, rounding: bool = False) ->
 
 
 def from_python(values: Any, type_: pa.DataType) -> pa.Array:
-    """Values of Python as ``type_``, every one the same: Arrow by itself makes the integer 1 of 1.5.
+    """Convert Python values to ``type_`` without changing any; Arrow alone converts 1.5 to the integer 1.
 
     >>> from_python([1, 2.0], pa.int32()).to_pylist()
     [1, 2]
@@ -83,12 +83,12 @@ def from_python(values: Any, type_: pa.DataType) -> pa.Array:
 
 
 def are_whole(values: Iterable[Any]) -> bool:
-    """Whether all values are integers of Python or numpy, or none at all."""
+    """Whether all values are integers of Python or numpy, or ``None``."""
     return all(issubclass(kind, _WHOLE) for kind in set(map(type, values)))
 
 
 def has_floats(type_: pa.DataType) -> bool:
-    """Whether values of a type are, or contain, floats."""
+    """Whether values of a type are or contain floats."""
     children = (type_.field(place).type for place in range(type_.num_fields))
     return bool(pa.types.is_floating(type_)) or any(map(has_floats, children))
 
@@ -125,13 +125,13 @@ def _first_struct_change(given: pa.StructArray, made: pa.StructArray, rounding: 
 
 
 def _changed_values(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | None:
-    """Which values differ, in a column without children; ``None`` if none can."""
+    """Which values differ, in a column without children; ``None`` if none can differ."""
     types = pa.types
     if types.is_null(given.type):
         return None
     if types.is_floating(made.type):
         if _is_text(given.type):
-            # Digits mean the nearest double; only the word itself means infinity.
+            # Digits stand for the nearest double; only the word itself stands for infinity.
             infinite = pc.match_substring(given.cast(pa.string()), "inf", ignore_case=True)
             given = given.cast(pa.float64())
             told = infinite.fill_null(True).to_numpy(zero_copy_only=False)
@@ -144,9 +144,9 @@ def _changed_values(given: pa.Array, made: pa.Array, rounding: bool) -> _Mask | 
             same = (before == after) | (np.isnan(before) & np.isnan(after))
             return np.asarray(~same | (np.isinf(after) & ~told))
     if _is_text(given.type):
-        return None  # text that does not parse was refused
+        return None  # the cast has refused text that does not parse
     if types.is_decimal(given.type) and types.is_integer(made.type):
-        return None  # fractions were refused, and what is out of range
+        return None  # the cast has refused fractions and values out of range
     try:
         back = made.cast(given.type, safe=False)
     except pa.ArrowException:
@@ -173,7 +173,7 @@ def _first_failing(column: pa.Array, target: pa.DataType) -> int:
 
 
 def _other_length(value: pa.Scalar, target: pa.DataType) -> str | None:
-    """Says that a list has not the length of the table's vectors, which Arrow says in other words."""
+    """A clearer error text than Arrow's if a list has not the length of the table's vectors."""
     if not pa.types.is_fixed_size_list(target) or not _is_list(value.type) or not value.is_valid:
         return None
     length = len(value.values)
@@ -187,7 +187,7 @@ def _unwrapped(array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_map(array.type):
-        # Arrow takes a map apart only as a list of pairs.
+        # Arrow can take a map apart only as a list of pairs.
         array = array.cast(pa.list_(array.type.field(0)))
     return array
 
@@ -213,14 +213,15 @@ _is_text = _one_of(
 # memory, in an SSTable and in the base table.
 _TEXT = pa.field("json", pa.json_())
 _ENCODED = stored_field(_TEXT)
-#: Where texts may have such numbers as NaN and 1e400; an exponent of two digits takes many before it.
+#: Finds texts that may have numbers such as NaN or 1e400. With an exponent of two digits such a number needs
+#: many digits before it.
 _NO_NUMBER = r"(?i)(^|[\[,:\s])[+-]?(nan|inf|infinity)\s*($|[\],}])|\de\+?\d{3}|\d{200}"
-#: An expression: the plain column would be shown as text.
+#: An expression, because Lance would return the plain column as text.
 _AS_STORED = {"json": "json || X''"}
 
 
 def encode_json(text: pa.Array) -> pa.Array:
-    """JSON text (of the JSON type, or plain) in Lance's encoding; refuses other text.
+    """Convert JSON text (of the JSON type, or plain) to Lance's encoding; refuses other text.
 
     >>> decode_json(encode_json(pa.array(['{"b": 1, "a": null}', None]))).to_pylist()
     ['{"a":null,"b":1}', None]
@@ -236,9 +237,9 @@ def encode_json(text: pa.Array) -> pa.Array:
 
 
 def encode_new_json(text: pa.Array) -> pa.Array:
-    """As :func:`encode_json`, for rows that are yet to be written; refuses numbers that would be lost.
+    """Like :func:`encode_json`, for new rows; refuses numbers that would be lost.
 
-    Lance takes NaN and numbers beyond a double, though JSON has none, and shows them as null.
+    Lance accepts NaN and numbers beyond a double, although JSON has none, and returns them as null.
     """
     encoded = encode_json(text)
     plain = (text.storage if isinstance(text, pa.ExtensionArray) else text).cast(pa.string())
@@ -255,7 +256,7 @@ def encode_new_json(text: pa.Array) -> pa.Array:
 
 
 def decode_json(encoded: pa.Array) -> pa.Array:
-    """JSON in Lance's encoding as text, in Arrow's JSON type."""
+    """Convert JSON in Lance's encoding to text, in Arrow's JSON type."""
     if not len(encoded):
         return pa.array([], _TEXT.type)
     return one_array(_dataset(encoded, _ENCODED).to_table().column(0))
@@ -267,7 +268,7 @@ def _dataset(values: pa.Array, field: pa.Field) -> lance.LanceDataset:
 
 
 def has_dictionary(type_: pa.DataType) -> bool:
-    """Whether a type is a dictionary or holds some.
+    """Whether a type is a dictionary or contains one.
 
     >>> has_dictionary(pa.list_(pa.dictionary(pa.int8(), pa.string()))), has_dictionary(pa.string())
     (True, False)
@@ -280,9 +281,9 @@ def has_dictionary(type_: pa.DataType) -> bool:
 def without_null_words(array: pa.Array) -> pa.Array:
     """``array`` without nulls in its dictionaries, nested ones included; itself if there are none.
 
-    Arrow has two ways to say null: a null index, and an index of a null in the dictionary. It cannot
+    Arrow has two ways to represent null: a null index, and the index of a null in the dictionary. It cannot
     concatenate arrays of the second kind ("cannot yet unify dictionaries with nulls"). Lance returns
-    such arrays from files of version 2.0, and callers may pass some.
+    such arrays from files of version 2.0, and callers may pass them.
 
     >>> given = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["a", None, "b"]))
     >>> joinable = without_null_words(given)
@@ -303,7 +304,7 @@ def without_null_words(array: pa.Array) -> pa.Array:
 
 
 def without_null_words_in(rows: _Rows) -> _Rows:
-    """``rows`` with :func:`without_null_words` for every column."""
+    """``rows`` with :func:`without_null_words` applied to every column."""
     if isinstance(rows, pa.RecordBatch):
         return pa.RecordBatch.from_arrays(list(map(without_null_words, rows.columns)), schema=rows.schema)
     columns = [
@@ -335,5 +336,5 @@ def with_items(array: pa.Array, type_: pa.DataType, change: Convert | None) -> p
 
 
 def changed(items: pa.Array, change: Convert | None) -> pa.Array:
-    """``items``, or what ``change`` makes of them."""
+    """``change(items)``, or ``items`` themselves without a ``change``."""
     return items if change is None else change(items)

@@ -1,10 +1,10 @@
-"""One WAL entry: an Arrow IPC stream, written whole or not at all.
+"""One WAL entry: an Arrow IPC stream, written atomically.
 
 The schema's metadata holds what Lance reads: the writer's epoch, the MemTable
 generation, the sentinel mark. Our own metadata (a checksum over the whole entry, the write id,
-tags) is in the metadata of the first record batch's *message*, which Lance ignores; Lance refuses
-an entry with any further key in the schema's metadata. A sentinel has no batch, so its own
-metadata is in the schema, which Lance does not read once it has seen the mark.
+tags) is in the metadata of the first record batch's *message*, which Lance ignores. Lance refuses
+an entry with any further key in the schema's metadata. A sentinel has no batch, so our
+metadata is in its schema, which Lance does not read any further once it has seen the mark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Corrupt = Callable[[str], WalCorruptError]
 
 @dataclass(frozen=True, slots=True)
 class WalEntry:
-    """A decoded entry. ``batches`` is empty for a sentinel; ``generation`` is ``None`` when unsaid.
+    """A decoded entry. ``batches`` is empty for a sentinel; ``generation`` is ``None`` if the entry has none.
 
     >>> import tempfile, lancewal
     >>> from lancewal.storage import ObjectStore
@@ -68,7 +68,7 @@ class WalEntry:
     write_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     num_bytes: int = 0
-    #: The version of the base table whose columns the rows have; ``None`` when unsaid.
+    #: The version of the base table that defines the rows' columns; ``None`` if the entry does not say.
     base_version: int | None = None
 
     @property
@@ -86,7 +86,7 @@ class WalEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """The metadata of an entry, which comes before its rows."""
+    """The metadata of an entry, which is stored before its rows."""
 
     writer_epoch: int
     generation: int | None
@@ -99,7 +99,7 @@ def entry_schema(
     """``schema`` with the metadata of an entry; worth keeping between entries.
 
     ``keep_metadata`` is for a schema in the table's stored form, whose own metadata Lance
-    expects in the entry too. Other metadata is left out: Lance would refuse the entry.
+    expects in the entry too. Other metadata is left out, because Lance would refuse the entry.
     """
     metadata = dict(schema.metadata or {}) if keep_metadata else {}
     metadata[EPOCH_KEY] = str(epoch).encode()
@@ -116,12 +116,12 @@ def encode_entry(
     tags: Mapping[str, str] | None = None,
     base_version: int | None = None,
 ) -> memoryview:
-    """The bytes of one entry. ``schema`` comes from :func:`entry_schema`.
+    """Encode one entry. ``schema`` comes from :func:`entry_schema`.
 
-    ``base_version`` is the version of the base table whose columns the rows have.
+    ``base_version`` is the version of the base table that defines the rows' columns.
 
-    Every call embeds a fresh write id, so that a writer can tell its own bytes from
-    a rival's after a lost reply.
+    Every call embeds a fresh write id. With it a writer can distinguish its own bytes from
+    another writer's after a lost reply.
     """
     if not batches:
         raise InvalidInputError("a WAL entry needs at least one record batch")
@@ -137,7 +137,7 @@ def encode_entry(
 
 
 def encode_sentinel(epoch: int, tags: Mapping[str, str] | None = None) -> memoryview:
-    """The bytes of a fence sentinel: no columns, no rows, only the epoch (and tags of ours)."""
+    """Encode a fence sentinel: no columns, no rows, only the epoch and our own metadata."""
     metadata = {EPOCH_KEY: str(epoch).encode(), SENTINEL_KEY: b"true", **_own_metadata(tags)}
     sink = pa.BufferOutputStream()
     pa.ipc.new_stream(sink, pa.schema([], metadata=metadata)).close()
@@ -145,7 +145,7 @@ def encode_sentinel(epoch: int, tags: Mapping[str, str] | None = None) -> memory
 
 
 def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> WalEntry:
-    """Read an entry of ours or of Lance's; raises :class:`WalCorruptError` on any damage found.
+    """Decode an entry of ours or of Lance's; raises :class:`WalCorruptError` on any damage found.
 
     The checksum protects our entries against every flipped or missing byte. Lance's entries have
     none: only damage that breaks decoding is found there.
@@ -203,7 +203,7 @@ def decode_entry(data: bytes | memoryview, shard_id: UUID, position: int) -> Wal
 
 
 def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> EntryHeader:
-    """Only epoch, generation and sentinel mark; the entry's first bytes suffice as ``data``."""
+    """Decode only epoch, generation and sentinel mark; ``data`` may be just the entry's first bytes."""
 
     def corrupt(found: str) -> WalCorruptError:
         return WalCorruptError(shard_id, position, found)
@@ -218,7 +218,7 @@ def decode_header(data: bytes | memoryview, shard_id: UUID, position: int) -> En
 
 
 def _unreadable_type(data: bytes | memoryview, error: TypeError, corrupt: _Corrupt) -> LanceWalError:
-    """The error for a type that pylance cannot read: the one in which Lance's own writer logs blobs."""
+    """The error for a type that cannot be read, such as the type in which Lance's own writer logs blobs."""
     if BLOB_TYPE.encode() not in bytes(data):
         return corrupt(f"unreadable schema ({error})")
     return InvalidInputError(
@@ -228,7 +228,7 @@ def _unreadable_type(data: bytes | memoryview, error: TypeError, corrupt: _Corru
 
 
 def _names(fields: Iterable[pa.Field]) -> list[str]:
-    """All names, nested ones included; raises ``UnicodeDecodeError`` for one that is not text."""
+    """All field names, nested ones included; raises ``UnicodeDecodeError`` for a name that is not text."""
     names = []
     for field_ in fields:
         children = (field_.type.field(index) for index in range(field_.type.num_fields))
@@ -281,7 +281,7 @@ def _decimal(text: bytes, what: str, corrupt: _Corrupt) -> int:
 
 
 def _seal(buffer: pa.Buffer) -> memoryview:
-    """Fill in the checksum, which is taken over the entry with the checksum's digits blank."""
+    """Fill in the checksum, which is computed over the entry with ``_BLANK`` in the place of its digits."""
     view = memoryview(buffer).cast("B")
     if view.readonly:
         view = memoryview(bytearray(view))
@@ -306,7 +306,7 @@ def _verify_checksum(view: memoryview, corrupt: _Corrupt) -> bool:
 
 
 def _checksum_start(view: memoryview) -> int | None:
-    """Where the checksum's digits begin; only message headers are searched, never rows."""
+    """The position of the checksum's digits; only message headers are searched, never rows."""
     header = _message_header(view, 0)
     if header is None:
         return None

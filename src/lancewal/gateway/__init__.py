@@ -1,4 +1,4 @@
-"""The gateway: one process writes a table for many, and the clients that reach it."""
+"""The gateway, a process that writes a table for many clients, and these clients."""
 
 from lancewal.gateway.access import Access
 from lancewal.gateway.aio import AsyncTable, AsyncView, AsyncWriter

@@ -1,4 +1,4 @@
-"""Who may use a gateway, and where it may listen."""
+"""Access control of a gateway: tokens, TLS, and where it may listen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lancewal.errors import InvalidInputError
 logger = logging.getLogger(__name__)
 
 _LEAST_TOKEN_LENGTH = 16
-#: The name under which the gateway finds what a caller may do.
+#: The name of the middleware that holds a caller's rights.
 CALLER = "caller"
 
 
@@ -24,13 +24,13 @@ CALLER = "caller"
 class Access:
     """Tokens that let callers read, or read and write, and the certificate of the gateway.
 
-    Without any token everybody who reaches the gateway may do everything, so it then listens on the loopback
-    interface or a Unix socket alone.
+    Without any token every caller may do everything, so the gateway then listens only on the loopback
+    interface or a Unix socket.
     """
 
     read_write: tuple[str, ...] = ()
     read_only: tuple[str, ...] = ()
-    #: PEM of the certificate chain and of its key.
+    #: The certificate chain and its key, in PEM format.
     certificate: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
 
@@ -49,17 +49,17 @@ class Access:
         return bool(self.read_write or self.read_only)
 
     def may(self, token: str | None) -> Caller | None:
-        """What the holder of ``token`` may do; ``None`` if nothing. Takes as long for every wrong token."""
+        """The rights of a caller with ``token``; ``None`` if it is unknown. Compares in constant time."""
         if not self.has_tokens:
             return Caller(writes=True)
         given = (token or "").encode()
-        # Lists, not generators: all tokens are compared whatever the first ones say.
+        # Lists, not generators, so that all tokens are compared even after a match.
         writes = [hmac.compare_digest(given, each.encode()) for each in self.read_write]
         reads = [hmac.compare_digest(given, each.encode()) for each in self.read_only]
         return Caller(any(writes)) if any(writes + reads) else None
 
     def check_listen(self, location: str) -> None:
-        """Refuse to be reached from elsewhere without tokens and TLS."""
+        """Refuse an address that other machines can reach, unless there are tokens and TLS."""
         if location.startswith(("grpc+unix://", "unix:")) or is_loopback(location):
             return
         if not (self.has_tokens and self.certificate):
@@ -69,22 +69,22 @@ class Access:
             )
 
 
-#: Those of W3C's Trace Context.
+#: The headers of the W3C Trace Context.
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Caller(flight.ServerMiddleware):  # type: ignore[misc]
-    """Who makes a call, as far as its token tells."""
+    """The caller of a call, with the rights of its token."""
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
         self.writes = writes
-        #: What its headers say of the trace that the call belongs to.
+        #: The call's trace headers.
         self.trace: dict[str, str] = {}
 
 
 class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets nobody in whose token is unknown; what it logs names the method, never the token."""
+    """Refuses calls with an unknown token; its log records name the method, never the token."""
 
     def __init__(self, access: Access) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def _bearer(headers: Mapping[str, list[Any]]) -> str | None:
 
 
 def is_loopback(location: str) -> bool:
-    """Whether only this machine can reach ``host:port``, with or without a scheme before it.
+    """Whether only this machine can reach ``host:port``, with or without a scheme.
 
     >>> is_loopback("grpc://127.0.0.1:80"), is_loopback("[::1]:80"), is_loopback("0.0.0.0:80")
     (True, True, False)

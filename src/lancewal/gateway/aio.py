@@ -1,8 +1,8 @@
-"""asyncio: the methods of a table and its writer as coroutines, for local and served tables alike.
+"""asyncio: the methods of a table and its writer as coroutines, for local and served tables.
 
-Puts that are awaited at the same time are gathered: while one call is under way those that come wait, and go
-together with the next. So one thread writes for any number of coroutines, and the more there are the fewer
-calls are made, as in the group commit itself. A put that is refused fails alone.
+Puts that are awaited at the same time are gathered: while one call runs, new puts wait, and the next call
+writes them together. So one thread writes for any number of coroutines, and more coroutines need fewer calls
+per put, as in the group commit itself. A put that is refused fails alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lancewal.writer import TableWriter, as_batches, is_stream
 
 logger = logging.getLogger(__name__)
 
-#: Reads at a time of one :class:`AsyncTable`; further ones wait.
+#: The most concurrent reads of one :class:`AsyncTable`; further reads wait.
 _READERS = 16
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class _Writer(Protocol):
 
 
 class AsyncView:
-    """What can be read of a table, now or at a checkpoint, for asyncio; see :class:`~lancewal.TableView`."""
+    """Reads of a table, now or at a checkpoint, for asyncio; see :class:`~lancewal.TableView`."""
 
     def __init__(self, table: TableView | RemoteView) -> None:
         self._view = table
@@ -60,11 +60,11 @@ class AsyncView:
         self._closed = False
 
     async def scan(self, *args: Any, **how: Any) -> pa.Table:
-        """All rows that match, as a table; arguments as for ``Table.scan``."""
+        """All matching rows as a table; takes the arguments of ``Table.scan``."""
         return await self._run(lambda: self._view.scan(*args, **how).to_table())
 
     async def batches(self, *args: Any, **how: Any) -> AsyncIterator[pa.RecordBatch]:
-        """The rows batch by batch; arguments as for ``Table.scan``."""
+        """The rows batch by batch; takes the arguments of ``Table.scan``."""
         reader = await self._run(lambda: self._view.scan(*args, **how).to_batches())
         while True:
             batch = await self._run(lambda: next(reader, None))
@@ -73,47 +73,47 @@ class AsyncView:
             yield batch
 
     async def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return await self._run(lambda: self._view.count_rows(filter))
 
     async def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> Any:
-        """The newest rows of some keys, as ``Table.lookup``."""
+        """The newest rows of some keys, like ``Table.lookup``."""
         return await self._run(lambda: self._view.lookup(keys, columns))
 
     async def search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.search``."""
+        """Like ``Table.search``."""
         return await self._run(lambda: self._view.search(*args, **how))
 
     async def vector_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.vector_search``."""
+        """Like ``Table.vector_search``."""
         return await self._run(lambda: self._view.vector_search(*args, **how))
 
     async def full_text_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.full_text_search``."""
+        """Like ``Table.full_text_search``."""
         return await self._run(lambda: self._view.full_text_search(*args, **how))
 
     async def hybrid_search(self, *args: Any, **how: Any) -> pa.Table:
-        """As ``Table.hybrid_search``."""
+        """Like ``Table.hybrid_search``."""
         return await self._run(lambda: self._view.hybrid_search(*args, **how))
 
     async def sql(self, query: str) -> pa.Table:
-        """As ``Table.sql``."""
+        """Like ``Table.sql``."""
         return await self._run(lambda: self._view.sql(query))
 
     def close(self) -> None:
-        """End the threads once their reads are done; the table itself stays open."""
+        """End the threads after their current reads; the table itself stays open."""
         self._closed = True
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
-        check_process()  # first: a forked child has none of the threads, and would wait for them
+        check_process()  # first: a forked child does not have the threads, and would wait for ever
         if self._closed:
             raise ClosedError("this AsyncTable is closed; make a new one of its table")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 class AsyncTable(AsyncView):
-    """A :class:`~lancewal.Table`, or one that :func:`lancewal.connect` gave, for asyncio.
+    """A :class:`~lancewal.Table`, or a table from :func:`lancewal.connect`, for asyncio.
 
     >>> import tempfile, lance, lancewal
     >>> uri = tempfile.mkdtemp() + "/events"
@@ -132,31 +132,31 @@ class AsyncTable(AsyncView):
         self.table = table
 
     def writer(self, **settings: Any) -> AsyncWriter:
-        """An :class:`AsyncWriter`; settings as for the table's own ``writer``."""
+        """An :class:`AsyncWriter`; takes the settings of the table's own ``writer``."""
         return AsyncWriter(lambda: self.table.writer(**settings))
 
     async def at(self, name: str) -> AsyncView:
-        """The rows and columns of a checkpoint, as ``Table.at``."""
+        """The rows and columns of a checkpoint, like ``Table.at``."""
         return AsyncView(await self._run(lambda: self.table.at(name)))
 
     async def flush(self) -> None:
-        """As ``Table.flush``."""
+        """Like ``Table.flush``."""
         await self._run(self.table.flush)
 
     async def status(self) -> Any:
-        """As ``Table.status``."""
+        """Like ``Table.status``."""
         return await self._run(self.table.status)
 
 
 @dataclass(eq=False)
 class _Awaited(Waiting):
-    """One put or delete, and the coroutine that awaits it."""
+    """One put, delete or update, and the coroutine that awaits it."""
 
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[int]
 
     def settle(self, outcome: int | BaseException) -> None:
-        """From any thread; a coroutine that was cancelled does not mind."""
+        """Set the outcome, from any thread; does nothing if the coroutine was cancelled."""
 
         def settle() -> None:
             if self.done.done():
@@ -166,7 +166,7 @@ class _Awaited(Waiting):
             else:
                 self.done.set_result(outcome)
 
-        # The loop may have been closed while the rows were written: then nobody awaits them.
+        # The loop may have been closed while the rows were written: then no coroutine awaits them.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(settle)
 
@@ -174,9 +174,9 @@ class _Awaited(Waiting):
 class AsyncWriter:
     """Puts as coroutines; an asynchronous context manager. Get one from :meth:`AsyncTable.writer`.
 
-    ``await put(rows)`` returns the number of rows when they are durable (as the writer's ``durable_write``
-    says). Puts that one coroutine awaits one after the other keep their order. A coroutine that is
-    cancelled while it waits leaves open whether its rows are written.
+    ``await put(rows)`` returns the number of rows when they are durable (if the writer has
+    ``durable_write``). Puts that one coroutine awaits one after the other keep their order. If a coroutine
+    is cancelled while it waits, its rows may or may not be written.
 
     >>> import asyncio, tempfile, lancewal
     >>> async def main() -> tuple[int, int]:
@@ -195,17 +195,17 @@ class AsyncWriter:
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         self._line = _Line(open_writer)
         self._batches: Callable[[Any], list[pa.RecordBatch]] | None = None
-        # The thread does not keep this object alive: where it is dropped without close, the thread ends.
+        # The thread does not keep this object alive. If the object is dropped without close, the thread ends.
         weakref.finalize(self, self._line.end).atexit = False
 
     async def put(self, data: Any) -> int:
-        """Write rows: what the writer's ``put`` takes, but no stream."""
+        """Write rows in any form that the writer's ``put`` accepts, except streams."""
         if is_stream(data):
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
         if self._batches is None and not isinstance(data, pa.RecordBatch | pa.Table):
-            # The table's columns, and the writer's settings, decide what rows of Python become.
+            # The table's columns and the writer's settings decide the types of Python rows.
             self._batches = await asyncio.get_running_loop().run_in_executor(
                 None, lambda: self._line.opened().batches
             )
@@ -216,19 +216,19 @@ class AsyncWriter:
         return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
     async def delete(self, keys: Any = None, *, where: str | None = None) -> int:
-        """Delete rows by key, or those that match a condition: what the writer's ``delete`` takes."""
+        """Delete rows by key, or rows that match a condition, like the writer's ``delete``."""
         return await self._submit("delete", {"keys": keys, "where": where})
 
     async def update(
         self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
     ) -> int:
-        """Give columns of the rows that match ``where`` new values, as the writer's ``update``."""
+        """Set columns of the rows that match ``where`` to new values, like the writer's ``update``."""
         return await self._submit("update", {"where": where, "set": set, "set_sql": set_sql})
 
     async def close(self) -> None:
-        """Write what waits, and close the writer. Raises what its ``close`` raises.
+        """Write everything that waits, and close the writer. Raises what its ``close`` raises.
 
-        In a forked child it does nothing: the writer and its thread are the parent's.
+        In a forked child this does nothing, because the writer and its thread belong to the parent.
         """
         if is_forked():
             return
@@ -244,7 +244,7 @@ class AsyncWriter:
     async def _submit(
         self, op: str, data: Any, schema: pa.Schema | None = None, rows: int = 0, num_bytes: int = 0
     ) -> int:
-        check_process()  # first: a forked child has no thread that writes, and would wait for it
+        check_process()  # first: a forked child has no thread that writes, and would wait for ever
         loop = asyncio.get_running_loop()
         waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
         self._line.add(waiting)
@@ -252,7 +252,7 @@ class AsyncWriter:
 
 
 class _Line:
-    """What waits to be written, and the thread that writes it, in the order in which it came."""
+    """The queue of what waits to be written, and the thread that writes it in order of arrival."""
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         self._open_writer = open_writer
@@ -266,7 +266,7 @@ class _Line:
         self._ended: Exception | None = None
 
     def add(self, waiting: _Awaited) -> None:
-        """Have it written by the thread, which is started with the first one."""
+        """Queue an operation for the thread, which starts with the first one."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this writer is closed; open a new one")
@@ -276,24 +276,24 @@ class _Line:
         self._come.ring()
 
     def opened(self) -> _Writer:
-        """The writer; opened by whoever needs it first, in a thread that may wait."""
+        """The writer; the first caller opens it. Call it in a thread that may wait."""
         with self._opening:
             if self._writer is None:
                 self._writer = self._open_writer()
             return self._writer
 
     def close(self) -> None:
-        """Take nothing more."""
-        with self._lock:  # so that nothing is added behind the back of a thread that ends
+        """Accept nothing more."""
+        with self._lock:  # so that nothing is added while the thread ends
             self.end()
 
     def end(self) -> None:
-        """As :meth:`close`, where nobody can add anything. Takes no lock: the garbage collector calls it."""
+        """Like :meth:`close`, if nothing more can be added. Takes no lock: the garbage collector calls it."""
         self._closed = True
         self._come.ring()
 
     def wait_until_closed(self) -> None:
-        """Wait for what was taken, and for the end of the writer; raises what its ``close`` raised."""
+        """Wait until everything is written and the writer is closed; raises what its ``close`` raised."""
         with self._lock:
             thread = self._thread
         if thread is None:
@@ -313,10 +313,10 @@ class _Line:
         return thread
 
     def _write_all(self) -> None:
-        """The writing thread: goes on until the writer is closed and nothing waits."""
+        """Run the writing thread until this writer is closed and nothing waits."""
         while group := self._next_group():
             run_in_background(partial(self._write_group, group))
-            del group  # or the last rows, and whoever awaits them, would stay until others come
+            del group  # otherwise the last rows and their coroutines would stay in memory until new ones come
         run_in_background(self._close_writer)
 
     def _write_group(self, group: list[_Awaited]) -> None:
@@ -329,7 +329,7 @@ class _Line:
         _write(writer, group)
 
     def _next_group(self) -> list[_Awaited]:
-        """What goes together next; empty at the end."""
+        """The next operations that are written together; empty at the end."""
         self._come.wait_for(lambda: bool(self._waiting or self._closed))
         with self._lock:
             return take_group(self._waiting)
@@ -344,7 +344,7 @@ class _Line:
 
 
 def _write(writer: _Writer, group: list[_Awaited]) -> None:
-    """Write a group, and settle each of it for itself."""
+    """Write a group, and settle each of its operations separately."""
     if len(group) > 1 and isinstance(writer, RemoteWriter):
         writer.write_group(group)
         return
@@ -355,7 +355,7 @@ def _write(writer: _Writer, group: list[_Awaited]) -> None:
                 each.settle(each.num_rows)
             return
     except InvalidInputError:
-        pass  # Nothing was written. One of them is to blame, so each goes alone.
+        pass  # Nothing was written. One of the puts is invalid, so each is written alone.
     except BaseException as error:
         for each in group:
             each.settle(each.num_rows if _is_written(writer, each, error) else own_copy(error))
@@ -368,7 +368,7 @@ def _write(writer: _Writer, group: list[_Awaited]) -> None:
 
 
 def _written(writer: _Writer, each: _Awaited) -> int:
-    """Write what goes alone; its rows."""
+    """Write one operation alone; returns its rows."""
     if each.op == "put":
         result = writer.put(each.data)
     else:
@@ -377,7 +377,7 @@ def _written(writer: _Writer, each: _Awaited) -> int:
 
 
 def _is_written(writer: _Writer, put: _Awaited, error: BaseException) -> bool:
-    """Whether a put that went with others is not concerned by an error that only some shards had."""
+    """Whether a put of a group is written although some shards failed: it has no rows in those shards."""
     if not isinstance(error, PartialWriteError) or not isinstance(writer, TableWriter):
         return False
     return writer.shards_of(put.data).isdisjoint(error.failed)

@@ -1,9 +1,9 @@
-"""The calls under way: how many there may be, which of them wait for their client, and who has to give way.
+"""The running calls of a gateway: their limit, which of them wait for their client, and which are cut.
 
-A call holds a thread of the server, also while it waits for its client: for the next put of an open stream,
-or until rows were taken that a read has sent. So one client could keep all others out by doing nothing. When
-there is no room left, the connections of calls that have waited for longer than ``Limits.idle`` are cut.
-lancewal's own clients notice, connect again, and send what was not answered once more.
+A call holds a thread of the server, even while it waits for its client: for the next put of an open stream,
+or until the client has received rows of a read. So one client could block all others by doing nothing. When
+the limit is reached, the connections of calls that have waited for longer than ``Limits.idle`` are cut.
+lancewal's own clients notice that, connect again, and send what was not answered once more.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ STOPPING = "this gateway is stopping; call the one that takes its place"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one gateway takes on; who comes beyond it is told to try again."""
+    """The limits of one gateway."""
 
-    #: Calls at a time. An open ``DoPut`` of a client is one, and holds a thread.
+    #: The most concurrent calls; further calls get :class:`BusyError`. A client's open ``DoPut`` counts as a
+    #: call, and holds a thread.
     calls: int = 512
-    #: Bytes of one put.
+    #: The most bytes of one put; a larger one is refused.
     put_bytes: int = 64 << 20
-    #: Seconds that a put waits for room in memory before it is told to try again.
+    #: How many seconds a put waits for room in memory before it gets :class:`BusyError`.
     patience: float = 5.0
-    #: Seconds that a call may wait for its client while others find no room.
+    #: How many seconds a call may wait for its client while other calls are refused for lack of room.
     idle: float = 10.0
-    #: Seconds that :meth:`Gateway.close` waits for reads that are under way.
+    #: How many seconds :meth:`Gateway.close` waits for running reads.
     drain: float = 30.0
 
 
 class Call:
-    """One call under way. ``peer`` is its client's end of the connection, as Flight names it."""
+    """One running call. ``peer`` is Flight's name of the client's end of the connection."""
 
     __slots__ = ("_calls", "peer", "waits_since")
 
@@ -46,11 +47,12 @@ class Call:
         self.waits_since: float | None = None
 
     def waiting(self) -> Call:
-        """For a ``with`` while the call waits for its client."""
+        """A context manager for the time in which the call waits for its client."""
         return self
 
     def __enter__(self) -> None:
-        # Without the lock of all calls: first it is said, then looked whether somebody waits for it.
+        # Takes no lock in the common case. So the time is set first, and only then ``closed`` is checked, to
+        # wake ``wait_until_idle``.
         self.waits_since = time.monotonic()
         if self._calls.closed:
             self._calls.notify()
@@ -60,10 +62,10 @@ class Call:
 
 
 class Calls:
-    """Counts the calls under way, and refuses those beyond the limit or after the end."""
+    """Counts the running calls, and refuses calls above the limit or after :meth:`close`."""
 
     def __init__(self, limits: Limits, cut: Callable[[set[str]], object]) -> None:
-        """``cut`` ends the connections of some peers."""
+        """``cut`` ends the connections of the given peers."""
         self._limits = limits
         self._cut = cut
         self._changed = threading.Condition()
@@ -110,7 +112,7 @@ class Calls:
             self._changed.notify_all()
 
     def wait_until_idle(self, timeout: float) -> None:
-        """Until no call is under way but those that only wait for their client."""
+        """Wait until every running call only waits for its client."""
         with self._changed:
             self._changed.wait_for(
                 lambda: all(call.waits_since is not None for call in self._under_way), timeout

@@ -31,12 +31,12 @@ def connect(
     tls_root_certs: bytes | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> RemoteTable:
-    """A table that ``lancewal serve`` serves, with the methods of :class:`~lancewal.Table`.
+    """Connect to a table that ``lancewal serve`` serves; it has the methods of :class:`~lancewal.Table`.
 
-    ``address`` is the gateway's, as ``grpc+tls://host:port``; with several the next one is tried when one
-    cannot be reached: a gateway and its stand-by. ``table`` names it where the gateway serves several.
-    ``token`` is sent with every call. For ``timeout`` seconds a call is tried again while no gateway
-    takes it.
+    ``address`` is the gateway's, such as ``grpc+tls://host:port``. With several addresses, such as a gateway
+    and its stand-by, the next one is tried when one cannot be reached. ``table`` is the table's name, if the
+    gateway serves several. ``token`` is sent with every call. A call is retried for ``timeout`` seconds while
+    no gateway accepts it.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -52,8 +52,7 @@ def connect(
 
 
 class RemoteView:
-    """What can be read of a table behind a gateway, now or at a checkpoint, as a
-    :class:`~lancewal.TableView`."""
+    """Reads of a table behind a gateway, now or at a checkpoint, like :class:`~lancewal.TableView`."""
 
     def __init__(self, connection: Connection, name: str = "", checkpoint: str | None = None) -> None:
         self._connection = connection
@@ -67,17 +66,17 @@ class RemoteView:
 
     @property
     def uri(self) -> str:
-        """The gateway's address, and the table's name there."""
+        """The gateway's address and the table's name there."""
         return f"{self._connection.address}/{self._name}"
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns, read anew."""
+        """The table's columns; read from the gateway each time."""
         return self._read_schema().plain
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """The key columns in key order; empty for an append-only table. Read anew."""
+        """The key columns in key order, empty for an append-only table; read from the gateway each time."""
         return self._read_schema().primary_key
 
     def scan(
@@ -88,7 +87,7 @@ class RemoteView:
         offset: int | None = None,
         with_row_source: bool = False,
     ) -> RemoteScan:
-        """All rows, each key once, in its newest version; read when it is asked for."""
+        """All rows, each key once, in its newest version; nothing is read before the result is used."""
         args = {
             "columns": None if columns is None else list(columns),
             "filter": filter,
@@ -99,12 +98,12 @@ class RemoteView:
         return RemoteScan(self, {name: value for name, value in args.items() if value not in (None, False)})
 
     def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         said = self._act("count_rows", {} if filter is None else {"filter": filter})
         return int(json.loads(said)["rows"])
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
-        """The newest rows of some keys: one key gives its row or ``None``, several their
+        """The newest rows of some keys: for one key its row or ``None``, for several a
         :class:`LookupResult`."""
         schema = self._known_schema()
         if not schema.primary_key:
@@ -122,27 +121,27 @@ class RemoteView:
     def search(
         self, query: Any = None, k: int = 10, *, vector: Any = None, text: Any = None, **how: Any
     ) -> pa.Table:
-        """The ``k`` best rows for a vector, a text or both, or for a batch, as :meth:`Table.search`."""
+        """The ``k`` best rows for a vector, a text or both, or for a batch, like :meth:`Table.search`."""
         queries = Queries.of(query, vector, text)
         return self._search("search", {"text": queries.text, "k": k, **how}, queries.vector)
 
     def vector_search(self, column: str, query: Any, k: int = 10, **how: Any) -> pa.Table:
-        """The ``k`` rows whose vectors are nearest to ``query``, as :meth:`Table.vector_search`."""
+        """The ``k`` rows whose vectors are nearest to ``query``, like :meth:`Table.vector_search`."""
         return self._search("vector_search", {"column": column, "k": k, **how}, query)
 
     def full_text_search(self, column: str, query: str, k: int = 10, **how: Any) -> pa.Table:
-        """The ``k`` rows that match best; ``how`` as in :meth:`Table.full_text_search`."""
+        """The ``k`` rows that match best, like :meth:`Table.full_text_search`."""
         return self._search("full_text_search", {"column": column, "query": query, "k": k, **how}, None)
 
     def hybrid_search(
         self, vector_column: str, vector: Any, text_column: str, text: str, k: int = 10, **how: Any
     ) -> pa.Table:
-        """The best of a vector and a text search together, as :meth:`Table.hybrid_search`."""
+        """The best rows of a vector and a text search together, like :meth:`Table.hybrid_search`."""
         args = {"vector_column": vector_column, "text_column": text_column, "text": text, "k": k, **how}
         return self._search("hybrid_search", args, vector)
 
     def sql(self, query: str) -> pa.Table:
-        """The result of an SQL query, as :meth:`Table.sql`; it runs here, on the columns that it uses."""
+        """The result of an SQL query, like :meth:`Table.sql`; it runs in this process."""
         return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
 
     def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
@@ -151,7 +150,7 @@ class RemoteView:
         return self._get(Request(op, self._name, args, values))[0]
 
     def _get(self, request: Request) -> tuple[pa.Table, dict[str, Any]]:
-        """The rows that a read gives, and what comes with them."""
+        """The rows and the metadata that a read returns."""
         ticket = flight.Ticket(replace(request, args={**request.args, **self._at}).encode())
 
         def get(
@@ -210,7 +209,7 @@ class RemoteTable(RemoteView):
     """
 
     def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
-        """A writer whose puts the gateway takes; ``cast`` as in :meth:`Table.writer`."""
+        """A writer that writes through the gateway; ``cast`` works as in :meth:`Table.writer`."""
         return RemoteWriter(
             self._connection,
             self._name,
@@ -221,15 +220,15 @@ class RemoteTable(RemoteView):
         )
 
     def at(self, name: str) -> RemoteView:
-        """The rows and columns of a checkpoint, as :meth:`Table.at`."""
+        """The rows and columns of a checkpoint, like :meth:`Table.at`."""
         view = RemoteView(self._connection, self._name, name)
-        _ = view.schema  # refuses what is no checkpoint
+        _ = view.schema  # refuses an unknown checkpoint
         return view
 
     def changes(
         self, start: Mapping[UUID, int] | None = None, *, follow: bool = False
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
-        """Changes from a place on, each batch with a place to go on from, as :meth:`Table.changes`."""
+        """Changes from ``start`` on; each batch has a place to continue from, like :meth:`Table.changes`."""
         args: dict[str, Any] = {"follow": follow}
         if start is not None:
             args["start"] = {str(shard): position for shard, position in start.items()}
@@ -253,7 +252,7 @@ class RemoteTable(RemoteView):
         return said
 
     def close(self) -> None:
-        """End the connection, which this table shares with its writers."""
+        """Close the connection, which this table shares with its writers."""
         self._connection.close()
 
     def __enter__(self) -> RemoteTable:
@@ -265,24 +264,24 @@ class RemoteTable(RemoteView):
 
 @dataclass(frozen=True)
 class RemoteScan:
-    """What a scan will read; nothing is read before it is asked for."""
+    """A scan; nothing is read before one of its methods is called."""
 
     _table: RemoteView
     _args: Mapping[str, Any]
 
     def to_table(self) -> pa.Table:
-        """All rows in memory."""
+        """Read all rows into memory."""
         return self._table._get(Request("scan", self._table._name, self._args))[0]
 
     def to_pandas(self) -> Any:
-        """All rows at once as a frame of pandas, which you install yourself."""
+        """Read all rows into a pandas DataFrame; requires pandas, which you install yourself."""
         return self.to_table().to_pandas()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_batches().__arrow_c_stream__(requested_schema)
 
     def to_batches(self) -> pa.RecordBatchReader:
-        """The rows as they come. A connection that is lost meanwhile fails the read."""
+        """The rows as they arrive. If the connection is lost in between, the read fails."""
         args = {**self._args, **self._table._at}
         ticket = flight.Ticket(Request("scan", self._table._name, args).encode())
         with span("lancewal.call", kind="CLIENT", operation="scan", served_as=self._table._name):
@@ -298,14 +297,14 @@ class RemoteScan:
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def count_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         if set(self._args) <= {"filter", "columns"}:
             return self._table.count_rows(self._args.get("filter"))
         return int(self.to_table().num_rows)
 
 
 def _vector(query: Any) -> pa.Array:
-    """A query vector, with the type that it has, or those of a list of vectors."""
+    """A query vector with its own type, or a list of vectors."""
     try:
         if isinstance(query, pa.Array):
             return query

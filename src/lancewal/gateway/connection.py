@@ -1,4 +1,4 @@
-"""The way to a gateway: who is asked now, for how long it is tried, and what a failed call means."""
+"""A client's connection to gateways: the current gateway, retries, and the errors of failed calls."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from lancewal.storage import check_process, is_forked, note_use, trace_headers
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a call is tried again while the gateway cannot be reached, or has no room.
+#: For how many seconds a call is retried while the gateway cannot be reached or has no room.
 DEFAULT_TIMEOUT = 60.0
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 
 R = TypeVar("R")
 
-#: Errors that say that the call did not happen and may be made again, elsewhere if need be.
+#: Errors after which a call may be retried, perhaps at another gateway.
 PASSING = (BusyError, UnavailableError)
-#: Errors after which nobody takes the rows of an earlier try for not written.
+#: Errors that do not suggest that the rows of an earlier attempt were not written.
 _SAYS_ENOUGH = (OutcomeUnknownError, PartialWriteError, AccessDeniedError)
 _UNREACHABLE = (flight.FlightUnavailableError, flight.FlightCancelledError, flight.FlightTimedOutError)
 
 
 class Connection:
-    """The way to a gateway; shared by a table and its writers. Thread-safe."""
+    """A connection to one of several gateways; a table and its writers share it. Thread-safe."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Connection:
         *,
         before_try: Callable[[], None] = lambda: None,
     ) -> None:
-        """``before_try`` is called before a gateway is turned to, the first one and every other."""
+        """``before_try`` is called before each new connection to a gateway, the first one included."""
         for address in addresses:
             if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
                 raise InvalidInputError(f"{address!r} is no address of a gateway; give grpc+tls://host:port")
@@ -65,7 +65,7 @@ class Connection:
                 _warn_of_plain_token(address)
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidInputError("a token has printable ASCII characters only")
-        # A forked child would send its puts under the ids of its parent's; a gateway takes each id once.
+        # A forked child would send puts under its parent's put ids, and a gateway writes each id only once.
         note_use()
         self._addresses = list(addresses)
         self._token = token
@@ -75,12 +75,12 @@ class Connection:
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._closed = False
-        #: Counts the gateways that this connection has turned to: an open stream of an earlier one is stale.
+        #: Counts the changes of gateway. An open stream from an earlier turn is stale.
         self.turn = 0
 
     @property
     def address(self) -> str:
-        """The gateway that is asked now."""
+        """The address of the current gateway."""
         return self._addresses[self.turn % len(self._addresses)]
 
     def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
@@ -90,7 +90,7 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def client(self) -> tuple[flight.FlightClient, int]:
-        """The client of the gateway that is asked now, and which turn that is."""
+        """The client of the current gateway, and the current turn."""
         check_process()
         if self._client is None and not self._closed:
             self._before_try()
@@ -102,10 +102,10 @@ class Connection:
             return self._client, self.turn
 
     def turn_away(self, turn: int, towards: str | None = None) -> None:
-        """The gateway of ``turn`` did not take a call: ask the next one, or the one at ``towards``."""
+        """Switch to the next gateway, or to ``towards``: the one of ``turn`` did not accept a call."""
         with self._lock:
             if turn != self.turn:
-                return  # somebody has turned already
+                return  # another thread has already switched
             client, self._client = self._client, None
             self.turn += 1
             if towards is not None and _same_kind(towards, self._addresses[0]):
@@ -118,7 +118,7 @@ class Connection:
                 client.close()
 
     def call(self, make: Callable[[flight.FlightClient, flight.FlightCallOptions], R]) -> R:
-        """Make a call that may be made twice, until a gateway takes it."""
+        """Make an idempotent call, and retry it until a gateway accepts it."""
         trying = Trying(self.timeout)
         while True:
             client, turn = self.client()
@@ -129,7 +129,7 @@ class Connection:
             trying.again(self, turn, failure)
 
     def close(self) -> None:
-        """End it; in a forked child nothing happens: it is the parent's."""
+        """Close the connection; does nothing in a forked child, because it belongs to the parent."""
         if is_forked():
             return
         with self._lock:
@@ -139,12 +139,12 @@ class Connection:
 
 
 class Trying:
-    """The time that is left for a call, and the pauses between its tries."""
+    """The time that is left for a call, and the pauses between its attempts."""
 
     def __init__(self, timeout: float) -> None:
         self._until = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
-        #: Whether a try may have had its effect although no answer came.
+        #: Whether an attempt may have taken effect although no answer came.
         self.unanswered = False
 
     @property
@@ -152,7 +152,10 @@ class Trying:
         return max(self._until - time.monotonic(), 0.001)
 
     def again(self, connection: Connection, turn: int, failure: LanceWalError) -> None:
-        """Wait, and turn to the next gateway; raises ``failure`` where that would not help."""
+        """Wait before the next attempt, at the next gateway if needed; raises if a retry would not help.
+
+        Raises ``failure`` itself, or :class:`OutcomeUnknownError` if an attempt may have taken effect.
+        """
         moved_to = failure.address if isinstance(failure, ShardOwnedError) else None
         if not isinstance(failure, PASSING) and moved_to is None:
             if self.unanswered and not isinstance(failure, _SAYS_ENOUGH):
@@ -169,18 +172,18 @@ class Trying:
         if not isinstance(failure, BusyError):
             connection.turn_away(turn, moved_to)
         logger.debug("trying again at %s: %s", connection.address, failure)
-        # Not all clients of a gateway that went away should come to the next one at the same moment.
+        # The pause is random, so that the clients of a lost gateway do not all reach the next one at once.
         time.sleep(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
 
 def _same_kind(address: str, known: str) -> bool:
-    """Whether a token that is sent to ``known`` may be sent to ``address``: not where TLS ends."""
+    """Whether both addresses have the same scheme: a token for TLS must not be sent without TLS."""
     return address.partition("://")[0] == known.partition("://")[0]
 
 
 def chunks_of(reader: Any) -> Iterator[Any]:
-    """The batches of a read with their metadata."""
+    """Yield the batches of a read with their metadata."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -191,7 +194,7 @@ def chunks_of(reader: Any) -> Iterator[Any]:
 
 
 def as_error(error: BaseException) -> LanceWalError:
-    """What a failed call says, as one of our errors."""
+    """Convert the error of a failed call to one of our errors."""
     said = getattr(error, "extra_info", None)
     if said:
         with contextlib.suppress(ValueError, TypeError, KeyError):

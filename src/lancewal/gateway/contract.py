@@ -1,14 +1,14 @@
-"""What a client and the gateway say to each other; ``docs/gateway.md`` is the same for people.
+"""The messages between clients and the gateway; ``docs/gateway.md`` describes them for users.
 
-A *request* is a line of JSON (``table``, ``op``, and what the operation takes), followed by an Arrow IPC
-stream where it carries values that JSON has no types for: keys, query vectors. It is the ticket of a
+A *request* is a line of JSON (``table``, ``op``, and the operation's arguments). An Arrow IPC stream follows
+if the request has values without a JSON type: keys, query vectors. A request is the ticket of a
 ``DoGet``, the body of a ``DoAction`` and the command of a ``DoPut``.
 
 In a ``DoPut`` every record batch is one put. Its metadata may be JSON with a ``number`` and what is
-``settled`` (see :class:`~lancewal.format.PutId`); each put is answered by JSON with its ``number`` and either
-``rows`` or an ``error``. An error is an object with its ``class``, ``text`` and a few details. A client that
-gathers puts of several callers says with ``puts`` how many rows of the batch are whose, and hears of an error
-that only some shards had which puts have rows in which shard.
+``settled`` (see :class:`~lancewal.format.PutId`). Each put is answered with JSON that has its ``number`` and
+either ``rows`` or an ``error``. An error is an object with its ``class``, ``text`` and a few details. A
+client may gather the puts of several callers in one batch. Then ``puts`` has the number of rows of each put.
+If only some shards fail, the answer says which puts have rows in which shard.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _DETAILS = (
     "why",
 )
 _MAX_JSON_BYTES = 1 << 20
-#: A lone put's metadata, as lancewal's clients write them: a parser of JSON takes several times as long. Not
-#: more digits than a number of Python's has at least, and no zeros in front, which are no JSON.
+#: The metadata of a single put as lancewal's clients write it; a JSON parser takes several times as long. Up
+#: to 18 digits, which always fit 63 bits, and no leading zeros, which JSON does not allow.
 _PLAIN = re.compile(rb'\{"number":(0|[1-9][0-9]{0,17}),"settled":(0|[1-9][0-9]{0,17})\}')
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: the operation, the table's name as it is served, and what the operation takes."""
+    """One request: the operation, the name under which the table is served, and the arguments."""
 
     op: str
     table: str
@@ -72,7 +72,7 @@ class Request:
 
     @classmethod
     def decode(cls, data: bytes) -> Request:
-        """Raises :class:`InvalidInputError` for what is no request."""
+        """Decode a request; raises :class:`InvalidInputError` for other bytes."""
         said, newline, values = data.partition(b"\n")
         args = _parsed(said)
         op, table = args.pop("op", None), args.pop("table", "")
@@ -100,13 +100,13 @@ def _parsed(said: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """What the metadata of a put says: its number among the session's puts, and what is settled."""
+    """The metadata of a put: its number in the session, and which numbers are settled."""
 
     number: int | None = None
     settled: int = 0
-    #: The rows of each put, where a message carries several.
+    #: The number of rows of each put, if a message carries several.
     parts: tuple[int, ...] = ()
-    #: What tells of the client's trace: a stream, whose headers are sent once, carries many puts.
+    #: The client's trace headers. Each put has its own, because a stream sends its HTTP headers only once.
     trace: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -140,12 +140,12 @@ def _is_whole(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one message."""
+    """The answer to one message."""
 
     number: int | None
     rows: int = 0
     error: LanceWalError | None = None
-    #: Where only some shards took their rows: for each shard which of the message's puts have rows in it.
+    #: If only some shards failed: for each shard, which of the message's puts have rows in it.
     shards: Mapping[UUID, Sequence[int]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -170,7 +170,7 @@ class Answer:
 
 
 def describe(error: LanceWalError) -> dict[str, Any]:
-    """An error as JSON."""
+    """Convert an error to JSON."""
     said: dict[str, Any] = {"class": type(error).__name__, "text": str(error)}
     details = {name: _plain(getattr(error, name)) for name in _DETAILS if hasattr(error, name)}
     if details:
@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def rebuilt(said: Mapping[str, Any]) -> LanceWalError:
-    """The error that :func:`describe` has described, with the same class, text and details.
+    """The inverse of :func:`describe`: an error with the same class, text and details.
 
     >>> rebuilt(describe(errors.ConflictError("came second")))
     ConflictError('came second')
@@ -207,7 +207,7 @@ def rebuilt(said: Mapping[str, Any]) -> LanceWalError:
         written = {UUID(shard): int(rows) for shard, rows in said.get("written", {}).items()}
         details = said.get("details", {})
         return PartialWriteError(str(details.get("doing", "put")), failed, written)
-    # Not by its constructor, which makes the text itself and takes other things.
+    # Not with its constructor, which takes other arguments and makes the text itself.
     error = kind.__new__(kind)
     error.args = (text,)
     for name, value in said.get("details", {}).items():

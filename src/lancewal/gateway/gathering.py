@@ -1,13 +1,13 @@
-"""Puts that come while others are under way go together, as one message.
+"""Gathers puts that arrive while others are being sent, and sends them together as one message.
 
-Threads and coroutines of a client each wait for a put of their own. Sent one by one, each would cost the
-client and the gateway a message, an answer and a thread that wakes up; gathered, many share one. It is the
-idea of the group commit (``lancewal.writer.group_commit``) one step earlier, and works alike: whoever comes
-first sends, those that come meanwhile stand in line, and one of these sends for all of them next. A lone put
-is sent at once, by its own thread.
+Each thread or coroutine of a client waits for its own put. Sent one by one, each put would cost the client
+and the gateway a message, an answer and a thread that wakes up; gathered puts share these costs. This is the
+idea of the group commit (``lancewal.writer.group_commit``) one step earlier, and it works the same way: the
+first thread sends, later ones wait in line, and then one of these sends for all of them. A lone put is sent
+at once, by its own thread.
 
-A thread that sends is a caller's, so an interrupt (Ctrl-C) may end it at any step. What it was sending stays
-where the others find it, and one of them sends it again, under the same id.
+The sending thread belongs to a caller, so an interrupt (Ctrl-C) may end it at any step. The other threads
+still have the group that it was sending, and one of them sends it again, under the same id.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from lancewal.storage import LOOK_AGAIN_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that go together.
+#: The most bytes of one message, unless a single put is larger.
 _MOST_BYTES = 16 << 20
-#: Seconds. A message that has been under way for longer is not waited for: the next one goes beside it. So
-#: nobody waits for a large put, or for one whose shard has no room.
+#: After so many seconds a running message is no longer waited for: the next one is sent alongside it. So no
+#: put waits for a large one, or for one whose shard has no room.
 _LONG = 0.1
-#: Whoever sends next waits for company, but no longer than this share of what the last message took.
+#: The next sender waits for more puts no longer than this share of the last message's duration.
 _GATHER_SHARE = 0.5
 
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """One put or delete, and whoever waits for it."""
+    """One operation, and the thread or coroutine that waits for it."""
 
     op: str
-    #: Batches, or what a delete takes.
+    #: Batches, or the arguments of a delete or update.
     data: Any
-    #: The columns of the batches; what has none goes alone.
+    #: The columns of the batches; an operation without them is sent alone.
     schema: pa.Schema | None
     num_rows: int
     num_bytes: int
 
     @abstractmethod
     def settle(self, outcome: int | BaseException) -> None:
-        """Tell the rows that were written, or why they were not; only the first outcome counts."""
+        """Set the outcome: the number of rows written, or the error; only the first outcome counts."""
 
     def wake(self) -> None:  # noqa: B027
-        """If this is a thread that waits, it looks for an outcome or for something to send."""
+        """Wake a waiting thread, so that it looks for an outcome or for something to send."""
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the caller no longer waits."""
         return False
 
     def goes_with(self, first: Waiting) -> bool:
@@ -76,7 +76,7 @@ M = TypeVar("M")
 
 
 def take_group(waiting: list[W]) -> list[W]:
-    """Remove from the front what goes together next."""
+    """Remove the operations of the next message from the front of the line."""
     group: list[W] = []
     taken = num_bytes = 0
     for each in waiting:
@@ -92,13 +92,13 @@ def take_group(waiting: list[W]) -> list[W]:
 
 @dataclass(eq=False)
 class ThreadPut(Waiting):
-    """A put whose thread waits."""
+    """A put whose caller is a waiting thread."""
 
     outcome: int | BaseException | None = field(init=False, default=None)
     group: Group[Any] | None = field(init=False, default=None)
-    #: Held by ``with`` for as long as the thread is there.
+    #: The thread holds this lock, by ``with``, for as long as it waits.
     present: threading.Lock = field(init=False, default_factory=threading.Lock)
-    #: Locked while the thread waits, and released by whoever wakes it.
+    #: Locked while the thread waits; the thread that wakes it releases it.
     gate: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def settle(self, outcome: int | BaseException) -> None:
@@ -118,13 +118,13 @@ class ThreadPut(Waiting):
 
 @dataclass(eq=False)
 class Group(Generic[M]):
-    """Puts that one message carries."""
+    """The puts of one message."""
 
     puts: Sequence[Waiting]
     leader: ThreadPut | None = None
     began: float = field(default_factory=time.monotonic)
-    #: How far its sender has come, for another one that has to go on: the message, once there is one, and the
-    #: puts one by one, once it was refused as a whole.
+    #: The sender's progress, so that another thread can continue: the message, once it is made, and a group
+    #: for each put, once the message was refused as a whole.
     message: M | None = None
     apart: list[Group[M]] | None = None
 
@@ -137,21 +137,21 @@ class Group(Generic[M]):
         return all(put.given_up for put in self.puts)
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Every put that has no outcome yet gets the error, or else its rows."""
+        """Give every put without an outcome the error, or its number of rows if there is no error."""
         for put in self.puts:
             put.settle(put.num_rows if error is None else own_copy(error))
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """An error for one of several threads: the object itself would mix their tracebacks."""
+    """A copy of an error for one of several threads: a shared object would mix their tracebacks."""
     return rebuilt(describe(error)) if isinstance(error, LanceWalError) else error
 
 
 class Gathering(Generic[M]):
-    """The line of the threads that write through one writer."""
+    """The line of threads that write through one writer."""
 
     def __init__(self, send: Callable[[Group[M]], None]) -> None:
-        """``send`` settles all puts of a group; if it was cut short it is called with that group again."""
+        """``send`` settles all puts of a group; after an interrupt it is called again with the same group."""
         self._send = send
         self._lock = threading.Lock()
         self._waiting: list[ThreadPut] = []
@@ -160,7 +160,7 @@ class Gathering(Generic[M]):
         self._gather_until = 0.0
 
     def write(self, put: ThreadPut) -> int:
-        """Send the put, or have it sent; its rows."""
+        """Send the put, or let another thread send it; returns its rows."""
         with put.present:
             with self._lock:
                 self._waiting.append(put)
@@ -175,12 +175,12 @@ class Gathering(Generic[M]):
         try:
             raise put.outcome
         finally:
-            put.outcome = 0  # or this frame and the error would keep each other alive
+            put.outcome = 0  # otherwise this frame and the error would keep each other alive
 
     def _to_lead(self, put: ThreadPut) -> Group[M] | None:
-        """What this thread has to send now; ``None`` if it has to wait."""
+        """The group that this thread has to send now; ``None`` if it has to wait."""
         with self._lock:
-            put.gate.acquire(blocking=False)  # whoever wakes it from here on finds it locked
+            put.gate.acquire(blocking=False)  # from here on a wake-up finds the gate locked and opens it
             if put.outcome is not None:
                 return None
             group = put.group
@@ -198,16 +198,16 @@ class Gathering(Generic[M]):
             return group
 
     def _is_sending(self) -> bool:
-        """Requires the lock. Whether a message is under way that is worth waiting for."""
+        """Whether a running message is worth waiting for. Requires the lock."""
         self._under_way = [group for group in self._under_way if group.is_led]
         latest = time.monotonic() - _LONG
         return any(group.began > latest for group in self._under_way)
 
     def _is_gathering(self) -> bool:
-        """Requires the lock. Whether those that the last message served are about to come again.
+        """Whether to wait for the callers of the last message, which usually put again. Requires the lock.
 
-        Without it two halves of the callers take turns with half-empty messages. A lone caller never waits,
-        and with the last one that is expected the wait ends.
+        Otherwise two halves of the callers would take turns with half-empty messages. A lone caller never
+        waits, and the wait ends when all expected puts have arrived.
         """
         return len(self._waiting) < self._expected and time.monotonic() < self._gather_until
 

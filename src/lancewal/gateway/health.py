@@ -1,4 +1,4 @@
-"""What others ask a gateway over HTTP: orchestrators, Prometheus, and people with a browser."""
+"""A gateway's HTTP endpoint, for orchestrators, Prometheus, and operators with a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lancewal.gateway.watch import EVERY, Watch
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-#: The page loads nothing from elsewhere, and nobody may frame it.
+#: The page loads nothing from other hosts, and no other page may frame it.
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; frame-ancestors 'none'"
 )
@@ -32,10 +32,10 @@ _PATIENCE = 10.0
 class HealthEndpoint:
     """Serves ``/live``, ``/ready``, ``/metrics``, and a page for operators at ``/``; a context manager.
 
-    ``/ready`` is 503 from the moment that the gateway takes no more calls, so that no traffic is sent to one
-    that is stopping. The page shows the levels of each shard, what waits, and how long calls take, from
-    ``/status.json``. Metrics need the extra ``metrics``. Where the endpoint can be reached from other
-    machines, metrics and the page's figures need a ``token``.
+    ``/ready`` returns 503 as soon as the gateway accepts no more calls, so that a stopping gateway gets no
+    more traffic. The page shows the levels of each shard, the pending work and the latencies of calls, from
+    ``/status.json``. Metrics need the extra ``metrics``. If other machines can reach the endpoint, metrics
+    and the page's figures are served only with a ``token``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HealthEndpoint:
 
 @dataclass(frozen=True)
 class _Answers:
-    """What there is to tell; ``None`` where nobody may be told."""
+    """The sources of the answers; ``metrics`` and ``watch`` are ``None`` if they may not be served."""
 
     gateway: Gateway
     metrics: Callable[[], bytes] | None
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class calls it by this name
 
     def _tell(self, answer: Callable[[], bytes], content_type: str) -> None:
-        """Answer whoever has the token."""
+        """Answer if the request has the token."""
         token = self.server.answers.token
         given = self.headers.get("Authorization", "")
         if token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
@@ -148,11 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: probes come every few seconds."""
+        """Log nothing, because probes come every few seconds."""
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The operator's page: body and content type by path."""
+    """The files of the operator's page: body and content type by path."""
     found = {}
     for each in files("lancewal.gateway").joinpath("page").iterdir():
         kind = _PAGE_TYPES.get(each.name.rpartition(".")[2])
@@ -162,7 +162,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def _metrics_of(gateway: Gateway) -> Callable[[], bytes] | None:
-    """What gives the metrics of this process; ``None`` without the Prometheus client."""
+    """A function that returns this process's metrics; ``None`` without the Prometheus client."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError:

@@ -1,4 +1,4 @@
-"""The writer of a client: puts that are sent until they are answered, and land once."""
+"""The writer of a gateway's client: retries puts until they are answered, and each is written once."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_strea
 
 logger = logging.getLogger(__name__)
 
-#: A connection that no put uses for so long is given back to the gateway.
+#: A stream that was idle for so many seconds is closed, because it holds a thread of the gateway.
 _IDLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class RemoteResult:
-    """What one put or delete did; its rows are durable."""
+    """The result of one put, delete or update; its rows are durable."""
 
     num_rows: int
 
     def done(self) -> bool:
-        """Always: the gateway answers when the rows are durable."""
+        """Always ``True``: the gateway answers when the rows are durable."""
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Returns at once, as :meth:`done`."""
+        """Return ``True`` at once, like :meth:`done`."""
         return True
 
 
 class RemoteWriter:
     """Sends rows to a gateway. Thread-safe; a context manager. Rows are durable when a put returns.
 
-    Puts that threads make while one is under way are sent together, as one message, and fail each for itself.
-    Rows of one key stay in the order in which one thread puts them.
+    Puts that arrive while another is being sent go together as one message. Each succeeds or fails
+    separately. Rows of one key stay in the order in which one thread puts them.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -77,7 +77,7 @@ class RemoteWriter:
         newest: Callable[[], TableSchema],
         find: Find,
     ) -> None:
-        """``newest`` reads the columns that the table has by now, ``find`` rows that match a condition."""
+        """``newest`` reads the table's current columns, and ``find`` reads rows that match a condition."""
         self._connection = connection
         self._table = table
         self._intake = Intake(schema, cast=cast, newest=newest)
@@ -94,15 +94,18 @@ class RemoteWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that :meth:`put` takes."""
+        """The columns that :meth:`put` accepts."""
         return self._intake.schema.plain
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """Rows that are in memory, in any form that :meth:`put` takes, as Arrow; nothing is written."""
+        """Convert rows in memory, of any form that :meth:`put` accepts, to Arrow; nothing is written."""
         return self._intake.batches(data)
 
     def put(self, data: Any) -> RemoteResult:
-        """Write rows: what :meth:`TableWriter.put` takes. Large ones are sent as several puts."""
+        """Write rows in any form that :meth:`TableWriter.put` accepts.
+
+        Rows in memory are sent as one put, and a stream as one put for each batch.
+        """
         batches: Iterable[pa.RecordBatch]
         if is_stream(data):
             batches = streamed_batches(data, self._intake.plain, casts=self._intake.casts)
@@ -112,19 +115,19 @@ class RemoteWriter:
         return RemoteResult(sum(self._gathered("put", batch) for batch in batches if batch.num_rows))
 
     def delete(self, keys: Any = None, *, where: str | None = None) -> RemoteResult:
-        """Delete rows by key, or those that match a condition: what :meth:`TableWriter.delete` takes."""
+        """Delete rows by key, or rows that match a condition, like :meth:`TableWriter.delete`."""
         keys = self._matching.keys_to_delete(keys, where)
         if keys is None:
             return RemoteResult(0)
-        self._intake.deletes(keys)  # refuses what is no key
+        self._intake.deletes(keys)  # refuses invalid keys
         return RemoteResult(sum(self._gathered("delete", batch) for batch in self._intake.key_batches(keys)))
 
     def update(
         self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
     ) -> RemoteResult:
-        """Give columns of the rows that match ``where`` new values, as :meth:`TableWriter.update`.
+        """Set columns of the rows that match ``where`` to new values, like :meth:`TableWriter.update`.
 
-        The rows come to this process and go back with their new values. Where that is cut short after some
+        This process reads the rows and sends them back with their new values. If it fails after some rows
         were written, :class:`OutcomeUnknownError` says how many.
         """
         written = 0
@@ -138,8 +141,11 @@ class RemoteWriter:
         return RemoteResult(written)
 
     def close(self) -> None:
-        """Give the streams back; what was put is durable already. Closing twice is harmless, and in a
-        forked child it does nothing: the streams are its parent's."""
+        """Close the streams; all rows that were put are already durable.
+
+        Closing twice is harmless. In a forked child this does nothing, because the streams belong to the
+        parent.
+        """
         if is_forked():
             return
         with self._lock:
@@ -158,14 +164,14 @@ class RemoteWriter:
         self.close()
 
     def _gathered(self, op: str, batch: pa.RecordBatch) -> int:
-        """Send one put, alone or with others; its rows."""
+        """Send one put, alone or with others; returns its rows."""
         check_process()
         if self._closed:
             raise ClosedError("this writer is closed; open a new one")
         return self._gathering.write(ThreadPut(op, [batch], batch.schema, batch.num_rows, batch.nbytes))
 
     def write_group(self, puts: Sequence[Waiting]) -> None:
-        """Send batches of several callers together, and settle each for itself."""
+        """Send the puts of several callers together, and settle each of them separately."""
         group = Group[_Message](puts)
         try:
             self._send(group)
@@ -173,7 +179,7 @@ class RemoteWriter:
             group.settle(error)
 
     def _send(self, group: Group[_Message]) -> None:
-        """Send puts as one message until it is answered; if it is refused, one by one."""
+        """Send puts as one message until it is answered; if it is refused, send them one by one."""
         if group.apart is None:
             try:
                 if group.message is None:
@@ -184,7 +190,7 @@ class RemoteWriter:
             except InvalidInputError as error:
                 if len(group.puts) == 1:
                     raise
-                # Nothing was written. One of them is to blame, so each goes alone.
+                # Nothing was written. One of the puts is invalid, so each is sent alone.
                 logger.debug("%d puts are sent one by one: %s", len(group.puts), error)
             group.apart = [Group([put]) for put in group.puts]
         for each in group.apart:
@@ -196,7 +202,7 @@ class RemoteWriter:
     def _begun(self, group: Group[_Message]) -> _Message:
         batch = _joined([batch for put in group.puts for batch in put.data])
         parts = tuple(put.num_rows for put in group.puts) if len(group.puts) > 1 else ()
-        # Ids are known for the retry window, so nothing is sent again after it.
+        # Writers remember ids only for the retry window, so nothing is sent again after it.
         trying = Trying(min(self._connection.timeout, 0.9 * RETRY_WINDOW))
         with self._lock:
             self._numbers += 1
@@ -204,7 +210,7 @@ class RemoteWriter:
             return _Message(group.puts[0].op, batch, parts, self._numbers, trying)
 
     def _send_whole(self, group: Group[_Message], message: _Message) -> None:
-        """Returns when all rows are durable; raises what no further try would change."""
+        """Send a message until all its rows are durable; raises errors that a retry would not change."""
         trying = message.trying
         ended = False
         try:
@@ -234,7 +240,7 @@ class RemoteWriter:
             ended = True
             raise
         finally:
-            # Else this thread was interrupted, and another one goes on with the message.
+            # Otherwise this thread was interrupted, and another one continues with the message.
             if ended:
                 with self._lock:
                     self._under_way.pop(message.number, None)
@@ -242,8 +248,8 @@ class RemoteWriter:
     def _left_of(
         self, failure: PartialWriteError, answer: Answer, group: Group[_Message], message: _Message
     ) -> LanceWalError | None:
-        """Settle the puts whose shards have all landed; what is to be said of the others, if any are left."""
-        # Two gateways may have the shards of one put between them: what one of them wrote stays.
+        """Settle the puts that are written in all their shards; returns the error for the others, if any."""
+        # Two gateways may share the shards of one put, so the shards that one of them wrote are remembered.
         message.landed |= failure.written
         left = {shard: each for shard, each in failure.failed.items() if shard not in message.landed}
         if not left:
@@ -261,7 +267,7 @@ class RemoteWriter:
         return failure
 
     def _settled(self) -> int:
-        """Numbers up to this one are never sent again."""
+        """The highest settled number: it and all lower numbers are never sent again."""
         with self._lock:
             self._under_way = {
                 number: group for number, group in self._under_way.items() if not group.is_abandoned
@@ -286,8 +292,8 @@ class RemoteWriter:
         client, turn = self._connection.client()
         args = {"session": self._session, **({} if self._cast == "numbers" else {"cast": self._cast})}
         command = flight.FlightDescriptor.for_command(Request(op, self._table, args).encode())
-        # The timeout is that of all puts of a stream together, so an old stream is not used for another.
-        # Without one, a put to a machine that vanished would wait for ever.
+        # The timeout applies to all puts of a stream together, so an old stream is not reused. Without a
+        # timeout, a put to a machine that vanished would wait for ever.
         options = self._connection.options(2 * self._connection.timeout)
         writer, reader = client.do_put(command, schema, options)
         return _Stream(op, schema, turn, writer, reader, opened=time.monotonic())
@@ -309,7 +315,7 @@ class RemoteWriter:
         stream.close()
 
     def _close_idle(self) -> None:
-        """Close the streams that were not used for a while: each holds a thread of the gateway."""
+        """Close streams that were idle for a while, because each holds a thread of the gateway."""
         now = time.monotonic()
         with self._lock:
             idle = [each for each in self._idle if now - each.idle_since >= _IDLE_SECONDS]
@@ -325,11 +331,11 @@ class RemoteWriter:
 
 @dataclass(eq=False)
 class _Message:
-    """The rows of one or more puts under one number, and what has become of them so far."""
+    """The rows of one or more puts under one number, and the shards that have written them so far."""
 
     op: str
     batch: pa.RecordBatch
-    #: The rows of each put, where there are several.
+    #: The number of rows of each put, if there are several.
     parts: tuple[int, ...]
     number: int
     trying: Trying
@@ -360,15 +366,15 @@ class _Stream:
                 self.writer.close()  # raises what ended the stream
         except flight.FlightError as error:
             if error.extra_info:
-                trying.unanswered = before  # the gateway itself says why it refused
+                trying.unanswered = before  # the gateway itself refused, so this attempt wrote nothing
             raise
         if said is None:
             raise flight.FlightUnavailableError("the gateway ended the stream without an answer")
-        trying.unanswered = before  # an answer speaks for its own try alone
+        trying.unanswered = before  # an answer is only about its own attempt, not about earlier ones
         return Answer.decode(said.to_pybytes())
 
     def close(self) -> None:
-        # The gateway may be gone; what was answered is durable.
+        # The gateway may be gone; all answered rows are durable.
         with contextlib.suppress(pa.ArrowException, OSError):
             self.writer.done_writing()
         with contextlib.suppress(pa.ArrowException, OSError):
@@ -376,7 +382,7 @@ class _Stream:
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows as one batch, since a batch is a put."""
+    """All rows as one batch, because a batch is a put."""
     if len(batches) == 1:
         return batches[0]
     try:

@@ -1,8 +1,8 @@
-"""Gateway: one process writes a table for many, over Arrow Flight.
+"""Gateway: one process that writes tables for many clients, over Arrow Flight.
 
-All clients share the table writer of this process, and so one group commit. A client keeps a ``DoPut`` open
-and sends a batch for each put; a thread of the Flight server serves it and answers each put when it is
-durable. Reads see the newest state, as in any process.
+All clients of a table share its writer in this process, and so one group commit. A client keeps a ``DoPut``
+open and sends a batch for each put. A thread of the Flight server answers each put when it is durable. Reads
+see the newest state, as in any process.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Gateway:
         upkeep: bool = True,
         **writer_settings: Any,
     ) -> None:
-        """``tables`` by the names that clients use; ``writer_settings`` as in :meth:`Table.writer`.
+        """``tables`` has the names that clients use; ``writer_settings`` are those of :meth:`Table.writer`.
 
-        ``listen`` is ``host:port`` (port 0 takes a free one) or ``unix:/path`` of a socket. With ``upkeep``
-        the tables are kept in shape from a thread each, as ``Table.upkeeper`` does it.
+        ``listen`` is ``host:port`` (port 0 means any free port) or ``unix:/path`` for a socket. With
+        ``upkeep`` each table has a thread that maintains it, see ``Table.upkeeper``.
         """
         self._access = access or Access()
         self._limits = limits or Limits()
         location = _location(listen, self._access)
         self._access.check_listen(listen)
-        #: How long calls take, for whoever watches the gateway.
+        #: The durations of calls, for monitoring.
         self.call_times = CallTimes()
         self._tables = {
             name: _Served(name, table, writer_settings, self._limits, self.call_times)
@@ -99,24 +99,24 @@ class Gateway:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables that are served, by name."""
+        """The served tables, by name."""
         return {name: served.table for name, served in self._tables.items()}
 
     @property
     def ready(self) -> bool:
-        """Whether calls are taken: for orchestrators that send traffic to processes that are ready."""
+        """Whether calls are accepted, for orchestrators that send traffic only to ready processes."""
         return not self._calls.closed
 
     @property
     def calls_under_way(self) -> int:
-        """Calls of clients at this moment; an open ``DoPut`` is one."""
+        """The number of running calls; an open ``DoPut`` counts as one."""
         return self._calls.under_way
 
     def close(self) -> None:
-        """Take no more calls, finish those under way, flush, and hand the shards over.
+        """Accept no more calls, finish the running ones, flush, and release the shards.
 
-        What was acknowledged is durable in any case. Raises what :meth:`TableWriter.close` raises. In a
-        forked child it does nothing: the gateway is its parent's.
+        Acknowledged rows are durable in any case. Raises what :meth:`TableWriter.close` raises. In a
+        forked child this does nothing, because the gateway belongs to the parent.
         """
         if is_forked():
             return
@@ -132,12 +132,12 @@ class Gateway:
                 errors = [error for served in self._tables.values() if (error := served.close()) is not None]
             finally:
                 self._closed = True
-                # Not before the shards are handed over: clients that a stand-by sends to their owner come
-                # back until it has let go. Without an address they would be told that nobody can help.
+                # Only after the shards are released: until then a stand-by sends clients back to the address
+                # of this gateway. Without an address the clients would not retry, and their calls would fail.
                 for served in self._tables.values():
                     served.table.announce(None)
-                # Puts are answered by now. What is left are reads, and streams that nobody uses: Flight
-                # would wait for these for ever.
+                # All puts are answered by now. Only reads and idle streams are left, and Flight would wait
+                # for idle streams for ever.
                 ending = threading.Thread(target=self._server.shutdown, daemon=True)
                 ending.start()
                 self._calls.wait_until_idle(self._limits.drain)
@@ -158,7 +158,7 @@ class Gateway:
 
 
 class _Served:
-    """One table of a gateway, and its writer, which is opened when the first rows come."""
+    """One served table and its writer, which is opened when the first rows come."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Served:
         self._intakes: dict[Cast, Intake] = {}
 
     def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
-        """Write one put, once it is known to be one that a client may send; its rows."""
+        """Write one put, after checking its size; returns its rows."""
         if batch.nbytes > self.limits.put_bytes:
             raise InvalidInputError(
                 f"the put has {batch.nbytes} bytes, {self.limits.put_bytes} are allowed; send it in parts"
@@ -199,7 +199,7 @@ class _Served:
     def shards_of(
         self, op: str, batch: pa.RecordBatch, cast: Cast, parts: Sequence[int]
     ) -> dict[UUID, list[int]]:
-        """For each shard which of several puts, of so many rows each, have rows in it; empty if unknown."""
+        """For each shard, which puts have rows in it; ``parts`` has their row counts. Empty if unknown."""
         writer = self._writer
         if writer is None:
             return {}  # the gateway is stopping
@@ -214,7 +214,7 @@ class _Served:
         return found
 
     def close(self) -> Exception | None:
-        """Close the writer, which hands its shards over; the error that came, if one did."""
+        """Close the writer, which releases its shards; returns the error, if there was one."""
         with self._lock:
             writer, self._writer = self._writer, None
         try:
@@ -243,12 +243,12 @@ class _Served:
 
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """The calls of Flight, each in a thread of its own."""
+    """The Flight server; each call runs in its own thread."""
 
     def __init__(
         self, location: flight.Location, access: Access, tables: Mapping[str, _Served], calls: Calls
     ) -> None:
-        # First: calls may come before the constructor of the base has returned.
+        # Set first: calls may arrive before the base class's constructor has returned.
         self._tables = tables
         self._calls = calls
         certificates = [(access.certificate, access.key)] if access.certificate else None
@@ -266,7 +266,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 said = chunk.app_metadata
                 answer = _answered(served, request.op, session, cast, chunk.data, said)
                 if answer.error is not None and said is None:
-                    raise answer.error  # a client that numbers nothing expects a failed call
+                    raise answer.error  # a client that does not number its puts expects a failed call
                 writer.write(answer.encode())
                 if served.stop.is_set():
                     raise UnavailableError(STOPPING)
@@ -287,7 +287,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 except (TypeError, AttributeError) as error:
                     raise InvalidInputError(f"{request.op} cannot be asked like this: {error}") from None
                 counted = self._counted_to_the_end(items, call)
-                # Begun here: a generator that was never begun would not run its end when it is dropped.
+                # Started here: if a generator was never started, its ``finally`` does not run when it is
+                # dropped.
                 next(counted)
                 ended = True
                 return flight.GeneratorStream(schema, counted)
@@ -300,7 +301,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             yield None
             with _told():
                 for item in items:
-                    with call.waiting():  # until the client has taken it
+                    with call.waiting():  # until the client has received it
                         yield item
         finally:
             self._calls.leave(call)
@@ -356,7 +357,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 def _answered(
     served: _Served, op: str, session: Any, cast: Any, batch: pa.RecordBatch, said: pa.Buffer | None
 ) -> Answer:
-    """Write one put, and say what became of it."""
+    """Write one put, and return the answer to it."""
     number = None
     try:
         numbered = Numbered.decode(None if said is None else said.to_pybytes())
@@ -371,7 +372,7 @@ def _answered(
         ):
             return Answer(number, served.write(op, batch, cast, put_id))
     except PartialWriteError as error:
-        # With one shard, or one reason, the reason says more.
+        # If only one shard was involved, its own error is clearer.
         (*_, only) = error.failed.values()
         if len(error.failed) == 1 and not error.written and isinstance(only, LanceWalError):
             return Answer(number, error=only)
@@ -381,7 +382,7 @@ def _answered(
 
 
 def _put_request(descriptor: flight.FlightDescriptor) -> Request:
-    """A command as :class:`Request` has it, or a path that names the table, for a plain put."""
+    """The request in a descriptor: an encoded :class:`Request`, or a path with the table's name for a put."""
     if descriptor.descriptor_type == flight.DescriptorType.PATH:
         path = [part.decode() if isinstance(part, bytes) else part for part in descriptor.path]
         if len(path) != 1:
@@ -422,7 +423,7 @@ def _check_writes(context: Any) -> None:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Errors as Flight carries them: ours with class and details, others without what they say."""
+    """Convert errors for Flight: our errors keep class and details, others lose their text."""
     try:
         yield
     except (BusyError, UnavailableError) as error:
@@ -438,7 +439,7 @@ def _told() -> Iterator[None]:
         ) from None
 
 
-#: Names a checkpoint in a request to read.
+#: The argument of a read request that names a checkpoint.
 _AT = "at"
 
 _Read = Callable[[_Served, Request, Any], tuple[pa.Schema, Iterable[Any]]]
@@ -457,7 +458,7 @@ def _lookup(served: _Served, request: Request, context: Any) -> tuple[pa.Schema,
     keys = _values(request)
     result = _view(served, request).lookup(keys, **_only(request, "columns", _AT))
     found = json.dumps({"found": result.found.tolist()}).encode()
-    # The batch without rows carries the metadata also where nothing was found.
+    # The empty batch carries the metadata even if nothing was found.
     first = (pa.RecordBatch.from_pylist([], schema=result.table.schema), found)
     return result.table.schema, [first, *result.table.to_batches()]
 
@@ -508,7 +509,7 @@ def _without_at(request: Request) -> dict[str, Any]:
 
 
 def _view(served: _Served, request: Request) -> TableView:
-    """The table as it is, or the checkpoint that is asked for."""
+    """The table itself, or the requested checkpoint."""
     name = request.args.get(_AT)
     if name is None:
         return served.table
@@ -557,7 +558,7 @@ def _count(served: _Served, request: Request) -> bytes:
 
 
 def _schema(served: _Served, request: Request) -> bytes:
-    """The columns with Lance's field ids, behind a line of JSON that names the key."""
+    """A line of JSON with the key, followed by the columns with Lance's field ids."""
     schema = _view(served, request).table_schema
     said = json.dumps({"name": served.name, "primary_key": list(schema.primary_key)}).encode()
     columns: bytes = schema.columns.serialize().to_pybytes()
@@ -583,6 +584,6 @@ def _location(listen: str, access: Access) -> flight.Location:
 
 
 def _address(listen: str, location: flight.Location, port: int) -> str:
-    """What clients connect to."""
+    """The address that clients connect to."""
     text = location.uri.decode() if isinstance(location.uri, bytes) else str(location.uri)
     return text if listen.startswith("unix:") else f"{text.rpartition(':')[0]}:{port}"

@@ -1,11 +1,12 @@
-"""One table, several processes of one machine: the workers of a web service.
+"""One table shared by several processes of one machine, such as the workers of a web service.
 
-One of the processes leads: it has the shards, and serves the others through a Unix socket. A lock on a file
-decides which one, and the operating system gives the lock up when its process ends, however that happens. Who
-cannot reach the leader tries to get the lock, and leads if it does; everybody sends the puts that were not
-answered once more, under their ids, so none is lost and none lands twice.
+One of the processes leads: it owns the shards, and serves the others through a Unix socket. A file lock
+decides which process leads. The operating system releases the lock when its process ends, however that
+happens. A process that cannot reach the leader tries to get the lock, and leads if it succeeds. Every process
+resends the puts that were not answered, under the same ids, so none is lost and none is written twice.
 
-The lock is for order alone. Were there two leaders, the epochs of the shards would keep the table right.
+Safety does not depend on the lock. If there were two leaders, the epochs of the shards would keep the table
+correct.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lancewal.writer import Cast
 
 logger = logging.getLogger(__name__)
 
-#: What the path of a Unix socket may have, on all systems.
+#: The most bytes of a Unix socket's path that all systems allow.
 _LONGEST_SOCKET_PATH = 100
 
 
@@ -46,11 +47,12 @@ def share(
     limits: Limits | None = None,
     **writer_settings: Any,
 ) -> SharedTable:
-    """A table that several processes of this machine write to, each as if it were alone.
+    """Open a table that several processes of this machine write to, each as if it were alone.
 
     Call it in each process, with the same arguments, after the processes were started (not before a
-    fork). ``directory`` is where their lock and socket are, by default one of this user's for temporary
-    files. For ``timeout`` seconds a put waits for a leader. ``writer_settings`` as in :meth:`Table.writer`.
+    fork). ``directory`` is where their lock and socket are; by default it is a temporary directory of this
+    user. A put waits up to ``timeout`` seconds for a leader. ``writer_settings`` are those of
+    :meth:`Table.writer`.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> uri = tempfile.mkdtemp() + "/events"
@@ -69,7 +71,7 @@ def share(
 class SharedTable:
     """This process's part in a shared table; get one from :func:`lancewal.share`. A context manager.
 
-    Read through :attr:`table`, which sees all rows that are durable.
+    Read through :attr:`table`, which sees all durable rows.
 
     >>> import tempfile, lancewal
     >>> uri = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id").uri
@@ -103,21 +105,21 @@ class SharedTable:
 
     @property
     def leads(self) -> bool:
-        """Whether this process has the shards now."""
+        """Whether this process leads now."""
         return self._gateway is not None
 
     def writer(self, *, cast: Cast = "numbers") -> RemoteWriter:
-        """A writer whose puts the leader takes; they are durable when they return."""
+        """A writer that writes through the leader; puts are durable when they return."""
         return self._remote.writer(cast=cast)
 
     def flush(self) -> None:
-        """Have the leader move all rows from MemTables and WALs to SSTables."""
+        """Let the leader move all rows from MemTables and WALs to SSTables."""
         self._remote.flush()
 
     def close(self) -> None:
-        """Take no more puts here. A leader flushes, and leaves the lead to whoever puts next.
+        """Accept no more puts here. A leader flushes; the next process that puts becomes the leader.
 
-        In a forked child it does nothing: the lead, its lock and its socket are the parent's.
+        In a forked child this does nothing, because the lock and the socket belong to the parent.
         """
         if is_forked():
             return
@@ -139,7 +141,7 @@ class SharedTable:
         self.close()
 
     def _lead_if_nobody_does(self) -> None:
-        """Get the lock if it is free, and serve; called before every try to reach the leader."""
+        """Get the lock if it is free, and serve; called before each new connection to the leader."""
         check_process()
         with self._lock:
             if self._closed:
@@ -160,7 +162,7 @@ class SharedTable:
 
 
 class _Place:
-    """Where the processes that share a table meet: a lock and a socket."""
+    """The lock and the socket of the processes that share a table."""
 
     def __init__(self, uri: str, directory: str | os.PathLike[str] | None) -> None:
         name = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:20]
@@ -188,7 +190,7 @@ class _Place:
         except BaseException:
             os.close(file)
             raise
-        # Left by a leader that was killed; nobody else has the lock, so nobody serves there.
+        # A killed leader may have left its socket. We have the lock, so no process serves there.
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
         self._lock_file = file
@@ -196,18 +198,18 @@ class _Place:
         return True
 
     def leave(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         file, self._lock_file = self._lock_file, None
         if file is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.socket.unlink()
-            # A forked child may have the file too; the lock goes all the same.
+            # Unlock explicitly: a forked child may still have the file open, which would keep the lock.
             fcntl.flock(file, fcntl.LOCK_UN)
             _lock_files.discard(file)
             os.close(file)
 
 
-#: The locks that this process holds. A forked child must not keep them when their process has ended.
+#: The locks that this process holds. A forked child must not keep them after the parent has ended.
 _lock_files: set[int] = set()
 
 
@@ -222,7 +224,7 @@ in_forked_child(_let_go_in_child)
 
 
 def _own_directory() -> Path:
-    """A directory of this user's alone: whoever could write there could pose as the leader."""
+    """A directory that only this user can access: a user who could write there could pose as the leader."""
     where = Path(tempfile.gettempdir()) / f"lancewal-{os.getuid()}"
     where.mkdir(mode=0o700, exist_ok=True)
     found = where.lstat()

@@ -1,8 +1,8 @@
-"""What Flight's server does not offer: to end its connections, and to leave a forked child in peace.
+"""Workarounds for Flight's server: cut its connections, and keep it from blocking a forked child's exit.
 
-Flight's server waits at its end until every call is over, and a call that waits for its client's next message
-is never over: nothing in Flight's interface wakes it. The operating system does, once the connection under
-it is shut down.
+At shutdown Flight's server waits until every call has ended. A call that waits for its client's next message
+does not end, and nothing in Flight's interface wakes it. The operating system wakes it when the underlying
+connection is shut down.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OWN_FILES = "/dev/fd"
 
 
 def cut_connections(address: str, peers: Collection[str] | None = None) -> int:
-    """Shut down connections that this process has accepted at ``address``; how many there were.
+    """Shut down connections that this process has accepted at ``address``; returns how many.
 
-    All of them, or those of ``peers``, as gRPC names them. On a Unix socket peers have no names.
+    All of them, or only those of ``peers``, in gRPC's spelling. On a Unix socket peers have no names.
     """
     cut = 0
     named = None if peers is None else {unquote(peer) for peer in peers}
@@ -32,10 +32,10 @@ def cut_connections(address: str, peers: Collection[str] | None = None) -> int:
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            # A copy, so that the server's own file stays its own to close.
+            # A duplicate, so that only the server closes its own descriptor.
             connection = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # gone meanwhile
+            continue  # closed in between
         with connection:
             try:
                 if _is_at(connection, address) and (named is None or _peer(connection) in named):
@@ -47,11 +47,11 @@ def cut_connections(address: str, peers: Collection[str] | None = None) -> int:
 
 
 def _peer(connection: socket.socket) -> str | None:
-    """The other end in gRPC's words, but for its percent signs."""
+    """The other end in gRPC's spelling, without percent-encoding."""
     if connection.family == socket.AF_UNIX:
         return None
     host, port, *_ = connection.getpeername()
-    host = host.removeprefix("::ffff:")  # an IPv4 client of a socket for both
+    host = host.removeprefix("::ffff:")  # an IPv4 client of a dual-stack socket
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
@@ -65,10 +65,10 @@ def _is_at(connection: socket.socket, address: str) -> bool:
 
 
 def _leave_servers_alone() -> None:
-    """In a forked child: the servers are its parent's.
+    """In a forked child, do not shut down the parent's servers at exit.
 
-    pyarrow has every server shut down when its process ends. A child has none of the server's threads, and
-    would wait for them for ever instead of ending.
+    pyarrow shuts every server down when its process ends. A child does not have the server's threads, and
+    would wait for them for ever.
     """
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         alive = each.peek()

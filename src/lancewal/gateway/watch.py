@@ -1,8 +1,8 @@
-"""What an operator sees of a gateway: how long calls take, and how its tables have been doing.
+"""The data of a gateway's page for operators: the durations of calls, and the recent history of its tables.
 
-A :class:`Watch` looks at every table from time to time and keeps the last looks, so that whoever opens the
-page sees where things came from. A look costs what ``Table.status`` costs, a few requests to the storage;
-how long calls take costs nothing but a clock.
+A :class:`Watch` reads the status of every table from time to time and keeps the last results, so that the
+page can show a history. Each look costs as much as ``Table.status``, a few requests to the storage. Measuring
+a call costs only two readings of a clock.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lancewal.status import TableStatus
 from lancewal.table import Table
 from lancewal.writer import Worker
 
-#: Seconds between two looks, and how many are kept: an hour.
+#: Seconds between two looks, and how many looks are kept: one hour.
 EVERY = 15.0
 _KEPT = 240
-#: Works of upkeep that are told of.
+#: How many pieces of upkeep work are kept.
 _KEPT_WORKS = 50
-#: Calls of a kind that are remembered between two looks; the oldest are forgotten first.
+#: How many calls of a kind are kept between two looks; the oldest are dropped first.
 _REMEMBERED = 50_000
 
 
 class CallTimes:
-    """How long calls took, by table and kind, since the last look. Thread-safe.
+    """The durations of calls since the last look, by table and kind. Thread-safe.
 
     >>> times = CallTimes()
     >>> times.add("events", "put", 0.25)
@@ -53,18 +53,18 @@ class CallTimes:
             found.append(seconds)
 
     def timed(self, table: str, kind: str) -> _Timed:
-        """Add how long the body of a ``with`` took, also when it failed."""
+        """Measure the body of a ``with``, even if it fails."""
         return _Timed(self, table, kind)
 
     def since_last_look(self) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
-        """All durations, in seconds; from now on others are counted."""
+        """All durations since the last call, in seconds."""
         with self._lock:
             found, self._seconds = self._seconds, defaultdict(list)
         return {key: np.array(seconds) for key, seconds in found.items()}
 
 
 class _Timed:
-    """A class, because every put has one: a generator would take several times as long."""
+    """The context manager of ``timed``; a class, because a generator would be several times as slow."""
 
     __slots__ = ("_began", "_kind", "_table", "_times")
 
@@ -81,7 +81,7 @@ class _Timed:
 
 
 class Watch:
-    """Looks at tables until it is closed. Thread-safe."""
+    """Looks at tables periodically until it is closed. Thread-safe."""
 
     def __init__(self, tables: Mapping[str, Table], times: CallTimes, every: float = EVERY) -> None:
         self._times = times
@@ -91,7 +91,7 @@ class Watch:
         self._worker.kick()
 
     def document(self) -> dict[str, Any]:
-        """What the page shows; ``status`` is ``None`` until the first look has ended."""
+        """The page's data; ``status`` is ``None`` until the first look has ended."""
         return {
             "now": datetime.now(UTC).isoformat(),
             "every_seconds": self._every,
@@ -99,7 +99,7 @@ class Watch:
         }
 
     def close(self) -> None:
-        """Look no more; waits for the look that is under way."""
+        """Stop; waits for the current look."""
         self._worker.stop()
 
     def _look(self) -> float:
@@ -112,7 +112,7 @@ class Watch:
 
 
 class _Watched:
-    """One table: its last state, and what has become of it."""
+    """One table: its last status, and its recent history."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -120,7 +120,7 @@ class _Watched:
         self._status: TableStatus | None = None
         self._error: str | None = None
         self._looks: deque[dict[str, Any]] = deque(maxlen=_KEPT)
-        #: What upkeep has done, whoever did it, by kind and time.
+        #: Finished upkeep work of all processes, by kind and time.
         self._upkeep: dict[tuple[str, datetime], dict[str, Any]] = {}
 
     def look(self, times: Mapping[str, np.ndarray[Any, Any]], every: float) -> None:
@@ -155,7 +155,7 @@ class _Watched:
 
 
 def _levels(status: TableStatus) -> dict[str, Any]:
-    """The figures of one look that are drawn over time."""
+    """The figures of one look that the page plots over time."""
     return {
         "at": status.taken_at.isoformat(),
         "unflushed_entries": status.unflushed.count,

@@ -1,4 +1,4 @@
-"""Who writes to a table, and how others reach it."""
+"""Which processes write to a table, and how other processes reach them."""
 
 from lancewal.service.duties import Duty, duties_in, is_done_elsewhere, note_duty, read_duties
 from lancewal.service.owners import (

@@ -1,8 +1,9 @@
-"""Duties: who does a part of a table's upkeep, or did it last.
+"""Duties: which process does a part of a table's upkeep, or did it last.
 
-One small record for each kind of work (compaction, collection …), written when it begins and when it has
-ended. It is courtesy and history: whoever finds a duty under way in another process does something else
-meanwhile. Lost, stale or forged, it makes two do the same work, or lets one pass a turn; neither does harm.
+There is one small record for each kind of work (compaction, collection …), written when the work begins and
+when it has ended. The record is advisory: a process that finds a duty in progress elsewhere does something
+else. If the record is lost, stale or forged, two processes may do the same work, or one may skip a turn.
+Neither does harm.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from lancewal.storage import ObjectInfo, ObjectStore, layout
 
 logger = logging.getLogger(__name__)
 
-#: A duty that was begun longer ago is not waited for: whoever began it is gone, or slow enough for two.
+#: A duty that began longer ago is not waited for: its process is gone, or so slow that a second one may help.
 _BELIEVED = timedelta(minutes=5)
 _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True)
 class Duty:
-    """One kind of work: who does it (``under_way``) or did it last, and how that went.
+    """One kind of work: which process does it (``under_way``) or did it last, and the result.
 
-    ``at`` is the storage's time stamp of the record. ``failures`` counts those in a row, ``failed`` has the
-    error of each shard that failed ("" for what belongs to no shard).
+    ``at`` is the storage's time stamp of the record. ``failures`` counts failures in a row. ``failed`` has
+    the error of each shard that failed ("" for errors that belong to no shard).
     """
 
     work: str
@@ -67,7 +68,7 @@ class Duty:
 
 
 def duties_in(store: ObjectStore, infos: Iterable[ObjectInfo]) -> list[Duty]:
-    """The duties among what lies with the storage's clock, by their names."""
+    """The duties in a listing of the clock's directory, sorted by name."""
     names = sorted(
         (info for info in infos if info.path.startswith(f"{layout.UPKEEP_DIR}/")), key=lambda info: info.path
     )
@@ -76,12 +77,12 @@ def duties_in(store: ObjectStore, infos: Iterable[ObjectInfo]) -> list[Duty]:
 
 
 def read_duties(store: ObjectStore) -> dict[str, Duty]:
-    """All duties by the name of their work."""
+    """All duties, by the name of their work."""
     return {duty.work: duty for duty in duties_in(store, store.list(layout.UPKEEP_DIR))}
 
 
 def is_done_elsewhere(store: ObjectStore, duty: Duty | None) -> bool:
-    """Whether another process seems to be at this very work now."""
+    """Whether another process seems to do this work now."""
     if duty is None or not duty.under_way or duty.is_ours:
         return False
     if duty.machine == machine() and not process_runs(duty.pid, duty.started):
@@ -99,7 +100,7 @@ def note_duty(
     failures: int = 0,
     failed: Mapping[UUID | None, Exception] | None = None,
 ) -> None:
-    """Say what this process does, or did; where that cannot be written, nobody knows, and that is all."""
+    """Record what this process does or did; a record that cannot be written is only logged."""
     errors = {str(shard or ""): f"{error}"[:_LONGEST_ERROR] for shard, error in (failed or {}).items()}
     record = encode_record(
         {

@@ -1,32 +1,35 @@
-"""Who writes to a table: a record for each writing process, and the rule by which a shard changes hands.
+"""Owners: a record for each process that writes to a table, and the rule by which a shard changes owners.
 
-**The epoch is the only safety.** A claim supersedes whoever held the shard, as without any record. Records
-are courtesy: they say whom a claim would stop. Lost, stale, forged, damaged or from the future, they
-make somebody wait or stop a writer that lived; no row is lost, doubled or acknowledged by two.
+**Only the epoch gives safety.** A claim fences the previous writer, with or without records. Records are
+advisory: they say which writer a claim would stop. If records are lost, stale, forged, damaged or from the
+future, a process may wait without need, or stop a live writer. But no row is lost, duplicated or acknowledged
+by two writers.
 
 The protocol:
 
-1. A process has one record for each table that it writes to: itself, its open shards with the epochs it
-   claimed them under, its lease, and an address if it has one. It is written after the claim, again with
-   every heartbeat (three in a lease), again when a shard is closed, and deleted with the last one.
-2. How old a record is, only the storage's clock says: its time stamp against that of an object that was
-   written just now. No two machines' clocks are compared.
-3. Whoever wants a shard reads the records beside the shard's manifest. A record counts if it names the shard
-   with the manifest's epoch or a later one: an owner of an earlier epoch was superseded.
-4. An owner is **gone** when its process is dead on this very host, when its record was not written for a
-   lease, or when it does not name the shard any more. It **lives** when its record is written while we
-   look, or when it is fresh and its process runs on this host. Until one of both is known we wait, at most
-   for a lease: a fresh record alone says nothing, its process may have died a moment ago elsewhere.
-5. Gone: claim. Lives: :class:`~lancewal.errors.ShardOwnedError`, or a request (``requests``).
+1. A process has one record for each table that it writes to. It names the process, its open shards with the
+   epochs of their claims, its lease, and its address if it has one. The record is written after the claim,
+   with every heartbeat (three per lease) and when a shard is closed. It is deleted with the last shard.
+2. Only the storage's clock gives the age of a record: its time stamp is compared with that of an object that
+   was written just now. Clocks of different machines are never compared.
+3. A process that wants a shard reads the records and the shard's manifest. A record counts if it names the
+   shard with the manifest's epoch or a later one: an owner with an earlier epoch was fenced.
+4. An owner is **gone** if its process is dead on this host, if its record was not written for a lease, or if
+   the record no longer names the shard. It **lives** if its record is written while we watch, or if the
+   record is fresh and the process runs on this host. Until one of the two is known we wait, at most for a
+   lease. A fresh record alone proves nothing: on another host the process may have died a moment ago.
+5. If the owner is gone: claim. If it lives: :class:`~lancewal.errors.ShardOwnedError`, or a request
+   (``requests``).
 
-What may interleave, and what it costs:
+Races, and what they cost:
 
-- Two claim a shard that nobody has: both look before either record is written. The later claim wins.
-- An owner stalls for a lease, loses the shard, and goes on: it is fenced by the epoch. Its record names an
-  epoch that is over, which nobody counts. A ``TableWriter`` comes back when the other one is gone.
-- An owner closes while another waits for it: the shard is flushed, then the record is changed, then close
-  returns. The other one sees it with its next look.
-- A taker deletes the record of an owner that was not gone: the next heartbeat writes it again.
+- Two processes claim a shard without an owner: both look before either record is written. The later claim
+  wins.
+- An owner stalls for a lease, loses the shard, and continues: the epoch fences it. Its record names an old
+  epoch, so it does not count. A ``TableWriter`` claims the shard again when the other owner is gone.
+- An owner closes while another process waits for it: the shard is flushed, then the record is changed, then
+  close returns. The other process sees that with its next look.
+- A process deletes the record of an owner that was not gone: the owner's next heartbeat writes it again.
 """
 
 from __future__ import annotations
@@ -50,29 +53,29 @@ from lancewal.storage import ObjectInfo, ObjectStore, host_clock, layout, ordere
 
 logger = logging.getLogger(__name__)
 
-#: When a writer may take a shard that another one has: when that one is gone, at once, or not at all.
+#: When a writer may take a shard from another owner: when that owner is gone, at once, or never.
 TakeOver = Literal["when_gone", "now", "never"]
 
-#: Records that are read at a time where each is a network round trip.
+#: How many records are read at a time on a remote store, where each read is a network round trip.
 _READS = 16
-#: A record that asks for more than this is not believed.
+#: A longer lease in a record counts as this one.
 _LONGEST_LEASE = timedelta(minutes=10)
-#: Object stores stamp in whole seconds.
+#: Time stamps of object stores are whole seconds.
 _STAMP_SECONDS = 1.0
-#: Looks at a record in a lease, for whoever waits for its owner.
+#: How often per lease a waiting process looks at the owner's record.
 _LOOKS_IN_A_LEASE = 20
-#: Seconds between two looks, at least: a lease that is no time at all must not become a storm of requests.
+#: The least seconds between two looks, so that a very short lease does not cause a flood of requests.
 _SHORTEST_PAUSE = 0.02
-#: Heartbeats in a lease.
+#: Heartbeats per lease.
 BEATS = 3
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that writes to a table, as its record says; ``shards`` gives the epoch of each.
+    """A process that writes to a table, from its record; ``shards`` gives the epoch of each shard.
 
-    ``last_beat`` is the storage's time stamp of the record, and ``now`` the storage's time when it was
-    read: compare no other clock with them.
+    ``last_beat`` is the storage's time stamp of the record, and ``now`` is the storage's time when it was
+    read. Compare these only with each other, not with another clock.
     """
 
     owner_id: str
@@ -88,16 +91,16 @@ class Owner:
 
     @property
     def age(self) -> timedelta:
-        """How long ago the owner was last heard of."""
+        """The time since the owner's last heartbeat."""
         return max(self.now - self.last_beat, timedelta(0))
 
     @property
     def gone(self) -> bool:
-        """Whether its shards may be taken: the lease is over, or its process is dead on this host."""
+        """Whether its shards may be taken: the lease has expired, or its process is dead on this host."""
         return is_dead_here(self) or self.age > self.lease
 
     def has(self, shard_id: UUID, epoch: int) -> bool:
-        """Whether it has the shard, whose manifest says ``epoch``."""
+        """Whether it owns the shard, whose manifest has ``epoch``."""
         return self.shards.get(shard_id, -1) >= max(epoch, 1)
 
     def error(self, shard_id: UUID, why: str = "") -> ShardOwnedError:
@@ -117,24 +120,24 @@ class Owner:
 
 
 def checked_take_over(value: str) -> TakeOver:
-    """``value`` if it is one of the three."""
+    """Return ``value``; refuses anything but the three allowed texts."""
     if value not in get_args(TakeOver):
         raise InvalidInputError(f'take_over is "when_gone", "now" or "never", not {value!r}')
     return value  # type: ignore[return-value]
 
 
 def read_owners(store: ObjectStore, *, except_for: str | None = None) -> list[Owner]:
-    """Every record that can be read, without asking for the time: ages may be too small."""
+    """Read all valid records, without a new reading of the storage's clock, so ages may be too small."""
     return _read(store, store.list(layout.OWNERS_DIR), except_for)
 
 
 def look_at_owners(store: ObjectStore) -> list[Owner]:
-    """As :func:`read_owners`, with ages. Without permission to write they may be too small."""
+    """Like :func:`read_owners`, with correct ages. Without permission to write, ages may be too small."""
     return owners_in(store, look_at_clock(store))
 
 
 def look_at_clock(store: ObjectStore) -> list[ObjectInfo]:
-    """What lies with the storage's clock; with its reading of this moment where somebody owns a shard."""
+    """List the clock's directory; takes a new reading of the storage's clock if there are owner records."""
     infos = store.list(layout.CLOCK_DIR)
     if not any(info.path.startswith(f"{layout.OWNERS_DIR}/") for info in infos):
         return infos
@@ -146,14 +149,14 @@ def look_at_clock(store: ObjectStore) -> list[ObjectInfo]:
 
 
 def owners_in(store: ObjectStore, infos: list[ObjectInfo]) -> list[Owner]:
-    """The owners among what lies with the storage's clock."""
+    """The owners in a listing of the clock's directory."""
     return _read(store, infos, None)
 
 
 def wait_until_gone(store: ObjectStore, owner: Owner, shard_id: UUID) -> bool:
-    """Return when ``owner`` is gone, or (``False``) lives and has let the shard go.
+    """Wait until ``owner`` is gone; ``False`` if it lives and has released the shard.
 
-    Raises :class:`ShardOwnedError` if it lives and has the shard.
+    Raises :class:`ShardOwnedError` if it lives and still owns the shard.
     """
     path = layout.owner_record(owner.owner_id)
     pause = min(max(owner.lease.total_seconds() / _LOOKS_IN_A_LEASE, _SHORTEST_PAUSE), 1.0)
@@ -177,8 +180,8 @@ def wait_until_gone(store: ObjectStore, owner: Owner, shard_id: UUID) -> bool:
                 return False
             raise again.error(shard_id, "it was heard of just now")
         age, unchanged = now - info.modified, now - since
-        # By its time stamp, or by ours where its stamp lies in the future. And should the storage's
-        # clock stand still: three leases without a sign of life are enough by any clock.
+        # The record's age counts, or how long we have seen it unchanged, if its time stamp is in the future.
+        # If the storage's clock stands still, three leases on our own clock are enough.
         if (
             max(age, unchanged) > _over(store, owner)
             or time.monotonic() - began > BEATS * owner.lease.total_seconds() + 1
@@ -194,12 +197,12 @@ def wait_until_gone(store: ObjectStore, owner: Owner, shard_id: UUID) -> bool:
 
 
 def storage_time(store: ObjectStore) -> datetime:
-    """What the storage's clock says now."""
+    """The current time of the storage's clock."""
     return _now(_stamped(store))
 
 
 def forget_owner(store: ObjectStore, owner_id: str) -> None:
-    """Delete the record of an owner that is gone; were it not, its next heartbeat would write it again."""
+    """Delete the record of an owner that is gone; if it still lives, its next heartbeat writes it again."""
     try:
         store.delete(layout.owner_record(owner_id))
     except LanceWalError as error:
@@ -209,7 +212,7 @@ def forget_owner(store: ObjectStore, owner_id: str) -> None:
 def encoded_owner(
     owner_id: str, shards: Mapping[UUID, int], lease: timedelta, address: str | None, beat: int
 ) -> bytes:
-    """The record of this process; ``beat`` counts how often it was written."""
+    """Encode the record of this process; ``beat`` counts how often it was written."""
     return encode_record(
         {
             "owner": owner_id,
@@ -226,12 +229,12 @@ def encoded_owner(
 
 
 def is_dead_here(owner: Owner) -> bool:
-    """Whether the owner's process ran on this very host and has ended."""
+    """Whether the owner's process ran on this host and has ended."""
     return _is_ours(owner) and not process_runs(owner.pid, owner.started)
 
 
 def runs_here(owner: Owner) -> bool:
-    """Whether the owner's process runs on this very host, and was not stopped."""
+    """Whether the owner's process runs on this host and is not stopped (by SIGSTOP or a debugger)."""
     if not _is_ours(owner) or not process_runs(owner.pid, owner.started):
         return False
     stat = _stat(owner.pid)
@@ -240,7 +243,7 @@ def runs_here(owner: Owner) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def machine() -> str:
-    """The name of what process ids are counted in: a boot of this host, and a container on it."""
+    """The scope in which process ids are unique: one boot of this host, and one container on it."""
     with suppress(OSError):
         return f"{socket.gethostname()}/{host_clock().name}/{os.readlink('/proc/self/ns/pid')}"
     return f"{socket.gethostname()}/{host_clock().name}"
@@ -251,25 +254,25 @@ def _is_ours(owner: Owner) -> bool:
 
 
 def process_runs(pid: int, started: str) -> bool:
-    """Whether a process of this host that was started then still runs."""
+    """Whether the process of this host with this id and start time still runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # somebody else's, or no process id at all, which proves nothing
+        return True  # another user's process, or an invalid id: neither proves that it has ended
     now = started_at(pid)
     return now is None or now == started
 
 
 def started_at(pid: int) -> str | None:
-    """When a process was started, in its host's own words; "" for one that has ended, ``None``: unknown."""
+    """The host's own start time of a process; "" for one that has ended, ``None`` if unknown."""
     stat = _stat(pid)
     return None if stat is None else "" if stat[0] in "ZX" else stat[19]
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What Linux says of a process: its state first, its start at place 19; ``None`` where nothing does."""
+    """The fields of ``/proc/<pid>/stat`` from the state on (start time at 19); ``None`` if not available."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -278,13 +281,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _stamped(store: ObjectStore) -> list[ObjectInfo]:
-    """What lies with the clock, and the clock's reading of this moment."""
+    """Take a new reading of the storage's clock, and list the clock's directory."""
     store.put(layout.CLOCK_NOW, b"", durable=False)
     return store.list(layout.CLOCK_DIR)
 
 
 def _now(infos: list[ObjectInfo]) -> datetime:
-    """The storage's time when ``infos`` were listed, as far as it is known: no record counts as a clock."""
+    """The last clock reading in a listing; time stamps of records do not count as readings."""
     stamps = [info.modified for info in infos if info.path == layout.CLOCK_NOW]
     return max(stamps, default=datetime.min.replace(tzinfo=UTC))
 
@@ -309,7 +312,7 @@ def _read(store: ObjectStore, infos: list[ObjectInfo], except_for: str | None) -
 
 
 def _parsed(store: ObjectStore, info: ObjectInfo, now: datetime) -> Owner | None:
-    """The record; ``None`` for one that is gone or damaged, whose owner cannot be told from nobody."""
+    """Read a record; ``None`` if it is gone or damaged: that counts as no owner."""
     try:
         stored = decode_record(store.get(info.path), must_have_checksum=True)
         owner_id = str(stored["owner"])

@@ -1,4 +1,4 @@
-"""What this process says of itself: the shards that it has, table by table, and its heartbeat."""
+"""Presence: this process's owner records, one per table with the shards that it owns, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from lancewal.writer import ShardWriter, Worker
 logger = logging.getLogger(__name__)
 
 _USUAL_LEASE = timedelta(seconds=10)
-#: Looks for requests between two heartbeats: where they are free, or for some leases after somebody asked;
-#: where both is so, a stream of micro-batches need not wait for its answers.
+#: How often per heartbeat this process looks for requests. The first number applies on a local store, where
+#: looks are free, or for some leases after a request. The second applies if both hold, so that a stream of
+#: micro-batches need not wait for its answers.
 _LOOKS_IN_A_BEAT = 8
 _FREE_LOOKS_WHILE_ASKED = 64
 _BUSY_LEASES = 3
-#: Tries to take the record back when nothing is held any more.
+#: How often the deletion of the record is tried when no shard is owned any more.
 _FAREWELLS = 5
 _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 60.0
@@ -49,7 +50,7 @@ Claimed = Callable[[int], object]
 
 
 class _ContestedError(Exception):
-    """Somebody else has the shard."""
+    """Another process owns the shard."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner.owner_id)
@@ -57,36 +58,37 @@ class _ContestedError(Exception):
 
 
 class Presence:
-    """This process at one table. Thread-safe.
+    """This process as an owner of one table's shards. Thread-safe.
 
-    It keeps no writer alive: one that was dropped, has failed or was fenced is no longer named.
+    It keeps no writer alive. A writer that was dropped, has failed or was fenced is no longer named in the
+    record.
     """
 
     def __init__(self, uri: str, changed: Callable[[Presence], None]) -> None:
         self.uri = uri
         self.owner_id = secrets.token_hex(8)
-        #: Where this process takes requests for the table, if it does.
+        #: The address at which this process serves the table, if it does.
         self.address: str | None = None
-        #: Heartbeats that could not be written.
+        #: How many writes of the record and looks for requests have failed.
         self.failures = 0
         #: Held by the heartbeat, which may have to wait for the storage.
         self.stepping = threading.Lock()
-        #: Held while requests are carried out.
+        #: Held while requests are executed.
         self.serving = threading.Lock()
-        # When the next heartbeat is due, when the next look for requests, and until when they are looked
-        # for more often, by ``time.monotonic``.
+        # By ``time.monotonic``: when the next heartbeat and the next look for requests are due, and until
+        # when looks are more frequent.
         self._due = self._look_due = float("inf")
         self._busy_until = 0.0
         self._changed = changed
-        self._lock = threading.Lock()  # guards what follows, and is never held across a request
+        self._lock = threading.Lock()  # guards the fields below; never held across a storage request
         self._held: dict[UUID, weakref.ref[ShardWriter]] = {}
-        self._claimed: dict[UUID, int] = {}  # whose writers are not open yet
+        self._claimed: dict[UUID, int] = {}  # claimed shards whose writers are not open yet
         self._opening: dict[UUID, threading.Lock] = {}
         self._store: ObjectStore | None = None
         self._lease = _USUAL_LEASE
         self._changes = 0
         self._to_forget: list[str] = []
-        # Held while the record is written; many shards that are closed at a time share one write.
+        # Held while the record is written; shards that are closed at the same time share one write.
         self._writing = threading.Lock()
         self._written_changes = 0
         self._is_stored = False
@@ -106,38 +108,38 @@ class Presence:
 
     @property
     def store(self) -> ObjectStore | None:
-        """The way to the table's storage; ``None`` before anything was held or announced."""
+        """The table's storage; ``None`` before the first claim or announcement."""
         return self._store
 
     def holder(self, shard_id: UUID) -> ShardWriter | None:
-        """The writer that has the shard here, if one does that can still write."""
+        """The usable writer in this process that owns the shard, if there is one."""
         with self._lock:
             held = self._held.get(shard_id)
         writer = None if held is None else held()
         return writer if writer is not None and writer.usable else None
 
     def shards(self) -> dict[UUID, int]:
-        """The shards that this process has, with their epochs."""
+        """The shards that this process owns, with their epochs."""
         with self._lock:
             writers, claimed = [held() for held in self._held.values()], dict(self._claimed)
         return {w.shard_id: w.epoch for w in writers if w is not None and w.usable} | claimed
 
     def is_needed(self) -> bool:
-        """Whether there is something to say."""
+        """Whether there is a record to write or to delete."""
         return bool(self.address or self._is_stored or self._to_forget or self.shards())
 
     @contextmanager
     def opening(self, shard_id: UUID) -> Iterator[None]:
-        """One thread at a time opens a shard here; the next one finds its writer."""
+        """Let one thread at a time open a shard in this process; the next one finds its writer."""
         with self._lock:
             lock = self._opening.setdefault(shard_id, threading.Lock())
         with lock:
             yield
 
     def claimed(self, shard_id: UUID, store: ObjectStore, lease: timedelta, epoch: int) -> None:
-        """Name a shard that was claimed just now, with a heartbeat from now on.
+        """Add a newly claimed shard to the record, and start the heartbeat.
 
-        Returns when the record names it, or could not be written.
+        Returns when the record is written or could not be written.
         """
         with self._lock:
             self._claimed[shard_id] = epoch
@@ -146,18 +148,18 @@ class Presence:
             self._changes += 1
             change = self._changes
         self._write(change)
-        # Already now: to open the writer, which may have a long log to replay, can take longer than a lease.
+        # Start now: opening the writer may replay a long log, and can take longer than a lease.
         self._schedule()
 
     def hold(self, writer: ShardWriter) -> None:
-        """Name the writer's shard, which was claimed, until it is closed."""
+        """Keep the writer's claimed shard in the record until the writer is closed."""
         with self._lock:
             self._held[writer.shard_id] = weakref.ref(writer)
             self._claimed.pop(writer.shard_id, None)
         writer.after_close = partial(self.release, writer.shard_id, writer.epoch)
 
     def announce(self, store: ObjectStore, address: str | None) -> None:
-        """Say where this process takes requests, also while it has no shard; ``None``: nowhere any more."""
+        """Publish the address at which this process serves the table, even without shards; ``None``: none."""
         with self._lock:
             self._store = self._store or store
             self.address = address
@@ -173,7 +175,7 @@ class Presence:
         self._changed(self)
 
     def release(self, shard_id: UUID, epoch: int) -> None:
-        """Name the shard no longer; returns when the record says so, or could not be written."""
+        """Remove the shard from the record; returns when the record is written or could not be written."""
         with self._lock:
             held = self._held.get(shard_id)
             writer = None if held is None else held()
@@ -187,7 +189,7 @@ class Presence:
         self._write(change)
 
     def give_up(self, shard_id: UUID) -> None:
-        """The shard was perhaps claimed, but its writer was not opened."""
+        """Remove a shard that may have been claimed, but whose writer was not opened."""
         with self._lock:
             if self._claimed.pop(shard_id, None) is None:
                 return
@@ -196,17 +198,17 @@ class Presence:
         self._write(change)
 
     def forget(self, owner_id: str) -> None:
-        """Delete the record of an owner that is gone, with the next heartbeat."""
+        """Delete the record of an owner that is gone, at the next heartbeat."""
         with self._lock:
             self._to_forget.append(owner_id)
 
     @property
     def due(self) -> float:
-        """When there is something to do next."""
+        """When the next step is due, by ``time.monotonic``."""
         return min(self._due, self._look_due)
 
     def step(self) -> None:
-        """Do what is due: the heartbeat, a look for requests."""
+        """Do what is due: the heartbeat, and a look for requests."""
         now = time.monotonic()
         if self._due <= now:
             self.beat()
@@ -216,7 +218,7 @@ class Presence:
             self._look_for_requests()
 
     def _tend_writers(self) -> None:
-        """Rows that come in a trickle fill no MemTable: they are flushed by their age."""
+        """Do the writers' periodic work: old rows are flushed, because a trickle never fills a MemTable."""
         with self._lock:
             writers = [held() for held in self._held.values()]
         for writer in writers:
@@ -227,7 +229,11 @@ class Presence:
                 logger.warning("a writer of %s was not tended: %s", self.uri, error)
 
     def _look_interval(self, now: float) -> float:
-        """A look is a request to the storage: with the heartbeat, unless it is free, or somebody asks."""
+        """Seconds until the next look for requests.
+
+        A look is a request to the storage. So there is one per heartbeat, and more if looks are free (local
+        storage) or requests came lately.
+        """
         is_asked, is_free = now < self._busy_until, self._store is not None and self._store.is_local
         if is_asked and is_free:
             return self.interval / _FREE_LOOKS_WHILE_ASKED
@@ -245,7 +251,7 @@ class Presence:
             logger.warning("requests to %s could not be looked for: %s", self.uri, error)
 
     def beat(self) -> None:
-        """Write the record, and clean up."""
+        """Write the record, and delete the records of owners that are gone."""
         self._due = time.monotonic() + self.interval
         self._write(None)
         with self._lock:
@@ -256,7 +262,7 @@ class Presence:
                 forget_owner(store, owner_id)
 
     def _write(self, change: int | None) -> None:
-        """Write the record; not where it says already what ``change`` is about."""
+        """Write the record, unless it already includes ``change``."""
         with self._writing:
             with self._lock:
                 store, changes = self._store, self._changes
@@ -267,7 +273,7 @@ class Presence:
                 if shards or self.address:
                     self._beats += 1
                     data = encoded_owner(self.owner_id, shards, self._lease, self.address, self._beats)
-                    self._is_stored = True  # first: of a write that failed nobody knows
+                    self._is_stored = True  # set first: a failed write may still have stored the record
                     store.put(layout.owner_record(self.owner_id), data, durable=False)
                 elif self._is_stored:
                     store.delete(layout.owner_record(self.owner_id))
@@ -279,11 +285,11 @@ class Presence:
                 self._failed_in_a_row += 1
                 logger.warning("the owner record of %s was not written: %s", self.uri, error)
                 if not shards and not self.address and self._failed_in_a_row >= _FAREWELLS:
-                    # It grows old by itself: whoever wants a shard waits for a lease at most.
+                    # The record expires by itself: another process waits for at most a lease.
                     self._is_stored = False
 
     def others(self, store: ObjectStore) -> list[Owner]:
-        """The other owners; many who ask at a time share a look, one that began after they asked."""
+        """The other owners. Concurrent callers share one read, which began after all of them called."""
         asked = time.monotonic()
         with self._looking:
             read_at, found = self._others
@@ -298,7 +304,7 @@ class Presence:
             return found
 
     def refuse(self, shard_id: UUID) -> ShardOwnedError:
-        """The error for a shard that this very process has."""
+        """The error for a shard that this process itself owns."""
         return ShardOwnedError(
             shard_id,
             self.owner_id,
@@ -310,22 +316,22 @@ class Presence:
 
 
 class _Heart:
-    """The heartbeats of this process, for all its tables, by one thread that is there while one is needed."""
+    """The heartbeats of this process for all its tables; one thread schedules them while any is needed."""
 
     def __init__(self) -> None:
         self.start_empty()
 
     def start_empty(self) -> None:
-        """Also in a forked child: the writers and their records are its parent's."""
+        """Reset. Also called in a forked child: the writers and their records belong to the parent."""
         self._lock = threading.Lock()
-        # Whoever uses one keeps it: a writer that is open, and those below.
+        # A presence lives as long as something refers to it: an open writer, or ``_beating``.
         self._presences: weakref.WeakValueDictionary[str, Presence] = weakref.WeakValueDictionary()
-        #: Those that have something to say.
+        #: The presences that need a heartbeat.
         self._beating: dict[str, Presence] = {}
         self._worker: Worker | None = None
 
     def presence(self, uri: str) -> Presence:
-        """This process at the table."""
+        """The presence of this process at the table."""
         uri = uri.rstrip("/")
         with self._lock:
             found = self._presences.get(uri)
@@ -334,7 +340,7 @@ class _Heart:
             return found
 
     def kick(self, presence: Presence) -> None:
-        """Look now whose heartbeat is due, also at this one from now on."""
+        """Add the presence to the heartbeat, and check now which heartbeats are due."""
         with self._lock:
             self._beating[presence.uri] = presence
             if self._worker is None:
@@ -346,19 +352,19 @@ class _Heart:
             needed = [each for each in self._beating.values() if each.is_needed()]
             self._beating = {each.uri: each for each in needed}
             if not needed and self._worker is not None:
-                # The next writer starts another one.
+                # The next writer starts another worker.
                 self._worker.stop()
                 self._worker = None
                 return None
         now = time.monotonic()
         for each in needed:
             if each.due <= now and not each.stepping.locked():
-                # Not in this thread, even if it is the only one: while its storage does not answer, the
-                # records at tables that are opened meanwhile would grow old.
+                # In a thread of its own, even for a single presence: while its storage does not answer, the
+                # records of tables that are opened later would expire.
                 in_thread(partial(self._step_of_one, each), "lancewal-heartbeat-of-one")
-        # One whose step is under way is looked at again soon: its next heartbeat may be due first.
+        # A presence whose step is running is checked again soon, because its next heartbeat may be due first.
         waiting = [now + each.interval / 4 if each.stepping.locked() else each.due for each in needed]
-        # No lock waits for ever and a day.
+        # Bounded, because ``due`` may be infinite and a lock cannot wait that long.
         return max(_SHORTEST_PAUSE, min([*waiting, now + _LONGEST_PAUSE]) - time.monotonic())
 
     @staticmethod
@@ -370,12 +376,12 @@ class _Heart:
                 presence.stepping.release()
 
 
-#: Carries requests out; set by the module that can.
+#: Executes requests; set by the ``requests`` module.
 _serve: Callable[[Presence, ObjectStore], bool] | None = None
 
 
 def serve_with(serve: Callable[[Presence, ObjectStore], bool]) -> None:
-    """Have ``serve`` look for requests to this process; it says whether there were any."""
+    """Let ``serve`` look for requests to this process; it returns whether there were any."""
     global _serve
     _serve = serve
 
@@ -385,7 +391,7 @@ in_forked_child(_heart.start_empty)
 
 
 def presence_at(uri: str) -> Presence:
-    """This process at the table."""
+    """The presence of this process at the table."""
     return _heart.presence(uri)
 
 
@@ -398,10 +404,10 @@ def open_owned(
     take_over: TakeOver,
     lease: timedelta,
 ) -> ShardWriter:
-    """Open a shard writer unless that would stop another one which lives, and name it as the shard's owner.
+    """Open a shard writer, unless that would stop a live one, and record this process as the shard's owner.
 
-    ``open_with`` opens it, reads the shard's manifest by the first function that it gets, which is ``look``
-    with a look at the owners beside it, and tells the second one of its claim.
+    ``open_with`` opens the writer. It must read the shard's manifest with its first argument, which is
+    ``look`` combined with a check of the owners, and call its second argument with the claimed epoch.
     """
     presence = presence_at(store.uri)
     claimed = partial(presence.claimed, shard_id, store, lease)

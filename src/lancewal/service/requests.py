@@ -1,24 +1,25 @@
-"""Asking a shard's owner through the table: flush these shards, adopt these staged SSTables.
+"""Requests to a shard's owner through the table's storage: flush shards, or adopt staged SSTables.
 
 A request is an object in the owner's directory, and so is its answer::
 
-    …/owners/{owner}/{request}.asked        written by whoever asks
-    …/owners/{owner}/{request}.answered     written by the owner, when it is done with it
+    …/owners/{owner}/{request}.asked        written by the requester
+    …/owners/{owner}/{request}.answered     written by the owner, when it is done
 
-The owner looks for requests with its heartbeat, more often while some come, and carries them out one after
-the other with the writers that it has open: in its own order. What it acknowledged before is older than
-what it adopts, what it takes afterwards is newer. Whoever asked sees one of three things for each shard:
+The owner looks for requests with its heartbeat, and more often after a request. It executes requests one
+after the other with its open writers. So there is one order: rows that it acknowledged before are older than
+what it adopts, and rows that it accepts afterwards are newer. For each shard the requester sees one of three
+outcomes:
 
 - **done**, also if it was done before: a flush may be repeated, and an adoption is part of a transaction
   whose records say whether the shard has it (``lancewal.publish``);
-- **refused**, with the owner's reason, or the error that it met;
-- **gone**: the owner has let the shard go, or was not heard of for a lease while we waited. Then we look
-  again, ask whoever has the shard now, and claim it if nobody does. Should the owner only have stalled,
-  its epoch is over by then: it can neither flush nor adopt any more.
+- **refused**, with the owner's reason, or the error that occurred;
+- **gone**: the owner has released the shard, or its heartbeat was missing for a lease while we waited. Then
+  we look again, ask the new owner if there is one, and otherwise claim the shard. If the old owner was only
+  stalled, it is fenced by then, and can neither flush nor adopt.
 
-A request that nobody waits for any more is carried out all the same, or never: both are harmless. Requests
-that are forged or damaged are answered with a refusal; what they name has to be in the shard's own directory,
-and a transaction has to have begun.
+A request without a waiting requester may still be executed, or never: both are harmless. Forged or damaged
+requests are refused. The SSTables that a request names must be in the shard's own directory, and its
+transaction must have begun.
 """
 
 from __future__ import annotations
@@ -73,22 +74,23 @@ logger = logging.getLogger(__name__)
 
 _ASKED = ".asked"
 _ANSWERED = ".answered"
-#: Looks for an answer in a lease; where they are free there are more of them at first.
+#: How often per lease a requester looks for an answer. On a local store, where looks are free, it looks more
+#: often at first.
 _LOOKS_IN_A_LEASE = 20
 _FIRST_PAUSE = 0.01
-#: How often a shard may change hands while something is asked of it.
+#: How often a shard may change owners during a request.
 _ROUNDS = 8
-#: Shards of one request that an owner works on at a time.
+#: How many shards of one request an owner works on at a time.
 _AT_A_TIME = 4
-#: Leases after which an answer that nobody fetched is deleted.
+#: After so many leases an answer that was not fetched is deleted.
 _ANSWER_KEPT = 60
-#: Errors that an owner may tell of, and whoever asked raises.
+#: Errors that an owner may report and the requester raises.
 _ERRORS = {each.__name__: each for each in (StorageError, OutcomeUnknownError, ConflictError)}
 
 Answer = Mapping[str, Any]
 
 
-# ---------------------------------------------------------------------- whoever asks
+# ---------------------------------------------------------------------- the requester
 
 
 def flush_through_owners(
@@ -98,12 +100,12 @@ def flush_through_owners(
     config: ShardWriterConfig,
     take_over: TakeOver = "when_gone",
 ) -> None:
-    """Flush shards: by their owners, here or elsewhere, and those that nobody has by draining them.
+    """Flush shards through their owners, in this or another process; shards without an owner are drained.
 
-    "now" drains those of other processes too, "never" refuses them.
+    "now" also drains shards that other processes own; "never" refuses such shards.
     """
     presence = presence_at(store.uri)
-    # A writer here that was superseded is no owner.
+    # A fenced writer of this process is not an owner.
     elsewhere = [
         manifest
         for manifest in manifests
@@ -126,7 +128,7 @@ def flush_through_owners(
 def flush_one_through_owner(
     base: BaseTable, manifest: ShardManifest, store: ObjectStore, take_over: TakeOver = "when_gone"
 ) -> int:
-    """As :func:`flush_through_owners`, for one shard; how many rows."""
+    """Like :func:`flush_through_owners`, for one shard; returns how many rows were flushed."""
     settled: int | Exception | None = None
     if take_over == "when_gone":
         settled = flush_by_owners(store, [manifest]).get(manifest.shard_id)
@@ -138,7 +140,7 @@ def flush_one_through_owner(
 
 
 def flush_by_owners(store: ObjectStore, manifests: Sequence[ShardManifest]) -> dict[UUID, int | Exception]:
-    """How many rows owners in other processes have flushed, by shard; without shards that nobody has."""
+    """Have owners in other processes flush; returns rows or error by shard, if the shard has an owner."""
     by_id = {manifest.shard_id: manifest for manifest in manifests}
 
     def wanted(shard_id: UUID) -> bool:
@@ -158,9 +160,9 @@ def publish_through_owners(
     transaction: Transaction | None = None,
     take_over: TakeOver = "when_gone",
 ) -> list[ShardWrite]:
-    """As :func:`lancewal.publish.publish`, but shards that somebody has are written by their owners.
+    """Like :func:`lancewal.publish.publish`, but owners write the shards that they own.
 
-    "now" takes them over instead, "never" refuses the whole before anything is written.
+    "now" takes these shards over instead; "never" refuses everything before anything is written.
     """
     if take_over == "now":
         return publish(base, store, staged, transaction)
@@ -171,10 +173,11 @@ def publish_through_owners(
 
 
 def delete_through_owners(base: BaseTable, store: ObjectStore, keys: Iterable[Any]) -> int:
-    """Delete rows by key, by the owners of their shards and in their order; how many keys there were.
+    """Delete rows by key through the owners of their shards; returns how many keys there were.
 
-    Each of ``keys`` is what :meth:`TableWriter.delete` takes. A crash leaves some shards without their
-    deletes; deleting again is harmless.
+    Each owner puts the deletes in order with its own writes. Each of ``keys`` has a form that
+    :meth:`TableWriter.delete` accepts. After a crash some shards may lack their deletes; deleting again is
+    harmless.
     """
     intake = Intake(base.schema, storage_version=base.storage_version)
     stager = Stager(base, store, ShardRouter.of_table(base, store))
@@ -188,13 +191,13 @@ def delete_through_owners(base: BaseTable, store: ObjectStore, keys: Iterable[An
 
 
 def seal_through_owner(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
-    """Seal a shard: an order to stop, which fences its owner, but lets it flush its memory first."""
+    """Seal a shard. Its owner flushes its memory first, and is then fenced."""
     flush_by_owners(store, [ShardManifestStore(store, shard_id).require_latest()])
     seal_shard(base, store, shard_id)
 
 
 def adopt_by_owners(store: ObjectStore) -> Adopt:
-    """Has the owners of shards adopt SSTables, in this process or elsewhere."""
+    """A function that lets the owners of shards adopt SSTables, in this process or elsewhere."""
 
     def adopt(adoptions: Sequence[Adoption]) -> dict[UUID, ShardWrite | Exception]:
         presence = presence_at(store.uri)
@@ -235,16 +238,17 @@ def adopt_by_owners(store: ObjectStore) -> Adopt:
 
 
 def _left_alone(store: ObjectStore, shards: Sequence[UUID]) -> dict[UUID, Exception]:
-    """The error for each shard that another process has, living or gone: ``take_over="never"``."""
+    """The errors for shards with an owner in another process, living or gone: ``take_over="never"``."""
     why = 'take_over="never" leaves it alone, living or gone'
     owners = _owners_of(store, shards, also_gone=True)
     return {shard: owner.error(shard, why) for shard, owner in owners.items()}
 
 
 def may_claim(store: ObjectStore, take_over: TakeOver) -> bool:
-    """Whether rows may go to logs, whose shards are claimed for it.
+    """Whether rows may be written to logs, for which their shards are claimed.
 
-    Else they are staged, and :func:`publish_through_owners` says for each shard who writes it, or refuses.
+    Otherwise the rows are staged, and :func:`publish_through_owners` decides for each shard which process
+    writes it, or refuses.
     """
     if take_over == "now":
         return True
@@ -252,7 +256,7 @@ def may_claim(store: ObjectStore, take_over: TakeOver) -> bool:
 
 
 def is_owned(store: ObjectStore, *, also_gone: bool = False) -> bool:
-    """Whether somebody has shards of the table and is not gone: then rows go through owners."""
+    """Whether a process that is not gone owns shards of the table; then rows go through owners."""
     presence = presence_at(store.uri)
     if presence.shards():
         return True
@@ -270,14 +274,14 @@ def _settled(
     wanted: Callable[[UUID], bool],
     request: Callable[[Sequence[UUID]], dict[str, object]],
 ) -> dict[UUID, Answer | Exception]:
-    """Ask until every shard's owner has answered; shards whose owner is gone are left out."""
+    """Ask until every shard's owner has answered; leaves out shards without an owner that is not gone."""
     settled: dict[UUID, Answer | Exception] = {}
     left = list(shards)
     gone: set[str] = set()
     for _ in range(_ROUNDS):
         owners = {s: o for s, o in _owners_of(store, left).items() if o.owner_id not in gone}
         owned = {s: owner for s, owner in owners.items() if wanted(s)}
-        # What is owned and needs nothing is settled: whoever drained it later would stop its owner.
+        # Shards that are owned and need nothing are settled too: draining them later would stop their owner.
         settled |= {shard: {"rows": 0} for shard in owners.keys() - owned.keys()}
         left = [shard for shard in left if shard not in settled]
         by_owner: dict[str, list[UUID]] = {}
@@ -303,7 +307,7 @@ def _called(call: Callable[[], Answer | None]) -> Answer | None:
 
 
 def _owners_of(store: ObjectStore, shards: Sequence[UUID], *, also_gone: bool = False) -> dict[UUID, Owner]:
-    """Those in other processes that have one of the shards and are not gone."""
+    """The owners of the shards in other processes, by shard; without owners that are gone."""
     if not shards:
         return {}
     own = presence_at(store.uri).owner_id
@@ -326,7 +330,7 @@ def _owners_of(store: ObjectStore, shards: Sequence[UUID], *, also_gone: bool = 
 
 
 def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Answer | None:
-    """The owner's answer; ``None`` when it is gone."""
+    """Send a request and wait for the owner's answer; ``None`` if the owner is gone."""
     name = f"{layout.owner_dir(owner.owner_id)}/{secrets.token_hex(8)}"
     asked, answered = f"{name}{_ASKED}", f"{name}{_ANSWERED}"
     record = layout.owner_record(owner.owner_id)
@@ -358,7 +362,7 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
 
 
 def _outcome(shard: UUID, owner: Owner, answer: Answer | None) -> Answer | Exception | None:
-    """What became of one shard; ``None`` where the owner has let it go."""
+    """The outcome for one shard; ``None`` if the owner has released it or is gone."""
     if answer is None:
         return None
     each = answer.get("shards", {}).get(str(shard), {"error": "", "text": answer.get("refused", "no answer")})
@@ -373,7 +377,7 @@ def _outcome(shard: UUID, owner: Owner, answer: Answer | None) -> Answer | Excep
 
 
 def serve_requests(presence: Presence, store: ObjectStore) -> bool:
-    """Look for requests to this process; whether there are any. They are carried out in another thread."""
+    """Look for requests to this process; returns whether there are any. Another thread executes them."""
     infos = store.list(layout.owner_dir(presence.owner_id))
     answered = {info.path.removesuffix(_ANSWERED) for info in infos if info.path.endswith(_ANSWERED)}
     waiting = [
@@ -388,7 +392,7 @@ def serve_requests(presence: Presence, store: ObjectStore) -> bool:
 
 
 def _start(presence: Presence, store: ObjectStore, waiting: Sequence[ObjectInfo]) -> None:
-    """Carry requests out, unless those of an earlier look are still under way."""
+    """Execute requests in another thread, unless requests of an earlier look are still running."""
     if not presence.serving.acquire(blocking=False):
         return
 
@@ -397,7 +401,7 @@ def _start(presence: Presence, store: ObjectStore, waiting: Sequence[ObjectInfo]
             for info in waiting:
                 try:
                     _answer(presence, store, info)
-                except Exception:  # the next look tries it again; those behind it need not wait for that
+                except Exception:  # the next look tries it again; later requests must not wait for that
                     logger.exception("the request %s to %s was not answered", info.path, presence.uri)
         finally:
             presence.serving.release()
@@ -410,9 +414,9 @@ def _answer(presence: Presence, store: ObjectStore, info: ObjectInfo) -> None:
     answered = f"{path.removesuffix(_ASKED)}{_ANSWERED}"
     try:
         if store.head(answered) is not None:
-            return  # by an earlier look that has ended since
+            return  # answered after an earlier look
         request = decode_record(store.get(path), must_have_checksum=True)
-        # By the storage's clock as it is now: this process may have stood still since it last looked.
+        # Use a new reading of the storage's clock: this process may have been stalled since its last look.
         age = max((storage_time(store) - info.modified).total_seconds(), 0.0)
         answer: dict[str, object] = {"shards": _carried_out(presence, store, request, age)}
     except FileNotFoundError:
@@ -471,7 +475,7 @@ def _flush(writer: ShardWriter, shard: UUID) -> Answer:
 
 
 def _clean_up(presence: Presence, store: ObjectStore, infos: Sequence[ObjectInfo]) -> None:
-    """Delete answers that nobody fetched, by the storage's clock, of which our own record is a reading."""
+    """Delete old answers that were not fetched; the time stamp of our own record gives the storage's time."""
     record = layout.owner_record(presence.owner_id)
     now = next((info.modified for info in infos if info.path == record), None)
     if now is None:
@@ -489,7 +493,7 @@ def _delete(store: ObjectStore, paths: Sequence[str]) -> None:
         logger.debug("requests stay for garbage collection: %s", error)
 
 
-# ---------------------------------------------------------------------- as it is stored
+# ---------------------------------------------------------------------- the stored form
 
 
 def _plain_entry(entry: SsTableEntry) -> dict[str, object]:

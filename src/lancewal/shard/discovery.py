@@ -1,4 +1,4 @@
-"""Which shards a table has: directories that are listed, and the manifests in them."""
+"""Finds a table's shards: lists their directories, and reads the manifests in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lancewal.storage import ObjectInfo, ObjectStore, both, layout, ordered_map
 
 logger = logging.getLogger(__name__)
 
-#: Manifests read at a time where each read is a network round trip.
+#: How many manifests are read at a time on a remote store, where each read is a network round trip.
 _REMOTE_READERS = 64
 
 
@@ -28,9 +28,9 @@ def discover_shards(store: ObjectStore) -> list[UUID]:
 def discover_manifests(store: ObjectStore, likely: Sequence[UUID] = ()) -> list[ShardManifest]:
     """The newest manifest of every shard, sorted by shard id.
 
-    A directory that is no shard's, or has no manifest (its writer is just making it, or
-    died doing so), is skipped with a warning. It holds nothing that was acknowledged.
-    Where storage is far away, those of ``likely`` shards are read while it is listed which ones there are.
+    A directory whose name is no shard id, or that has no manifest (a writer is just creating it, or
+    died doing so), is skipped with a warning. It holds no acknowledged rows.
+    On a remote store, the manifests of the ``likely`` shards are read while the shards are listed.
     """
     likely = () if store.is_local else likely[:_REMOTE_READERS]
     shard_ids, early = both(
@@ -50,7 +50,7 @@ def discover_manifests(store: ObjectStore, likely: Sequence[UUID] = ()) -> list[
 
 
 def listed_shards(store: ObjectStore) -> list[UUID]:
-    """The ids of all directories that are named as a shard's, sorted; some may have no manifest."""
+    """The shard ids of all directories named like a shard, sorted; some may have no manifest."""
     shard_ids = []
     for name in store.list_directories(layout.MEM_WAL_DIR):
         shard_id = layout.parse_shard_dir(name)
@@ -62,7 +62,7 @@ def listed_shards(store: ObjectStore) -> list[UUID]:
 
 
 def shard_files(store: ObjectStore, shard_id: UUID) -> list[ObjectInfo]:
-    """All files of a shard. Raises where its log is a symbolic link, which is listed as what it is."""
+    """All files of a shard. Raises if its log is a symbolic link: the listing has only the link itself."""
     infos, log = store.list(layout.shard_dir(shard_id)), layout.wal_dir(shard_id)
     if any(info.path == log for info in infos):
         store.list(log)
@@ -80,12 +80,12 @@ def read_manifests(store: ObjectStore, shard_ids: Sequence[UUID]) -> list[ShardM
 
 @functools.lru_cache(maxsize=4096)
 def _warn_once(table_uri: str, name: str, why: str) -> None:
-    """Once per process and directory: readers come by with every query."""
+    """Warn once per process and directory, because readers list with every query."""
     logger.warning("skipped %s: %s", layout.child_uri(table_uri, f"{layout.MEM_WAL_DIR}/{name}"), why)
 
 
 class PresentShards:
-    """The shards that a table has, by one listing; their manifests are read as they are asked for."""
+    """A table's shards from one listing; manifests are read on request."""
 
     def __init__(self, base: BaseTable, store: ObjectStore, listed: Iterable[UUID] | None = None) -> None:
         self._store = store
@@ -93,17 +93,20 @@ class PresentShards:
         self.ids = frozenset(listed_shards(store) if listed is None else listed)
 
     def manifests(self, shard_ids: Iterable[UUID]) -> list[ShardManifest]:
-        """The newest manifests of those that are there."""
+        """The newest manifests of the given shards that exist."""
         known = [shard_id for shard_id in shard_ids if shard_id in self.ids]
         return [manifest for manifest in read_manifests(self._store, known) if manifest is not None]
 
     def is_retired(self, manifest: ShardManifest) -> bool:
-        """Whether a shard takes no more rows, and the base table holds all that it took."""
+        """Whether a shard is sealed and the base table has all its rows."""
         return is_retired(self._store, manifest, self._markers.get(manifest.shard_id, 0))
 
 
 def is_retired(store: ObjectStore, manifest: ShardManifest, compacted: int) -> bool:
-    """Whether a shard is sealed and the base, which holds it up to ``compacted``, has all its rows."""
+    """Whether a shard is sealed and the base table has all its rows.
+
+    ``compacted`` is the last generation of the shard that the base table has.
+    """
     return (
         manifest.status is ShardStatus.SEALED
         and compacted >= manifest.current_generation - 1

@@ -1,25 +1,23 @@
 """A shard's WAL: where it begins and ends, and :class:`WalAppender`, which writes its entries.
 
-Entries above the replay cursor have no gaps. An entry that is missing above the cursor although
-later ones are there was lost, and its rows with it. A search that halves may take the hole for the
-end. So wherever rows depend on it, the tip is established by listing, which sees a hole wherever it
-is; a reader that comes back lists again only now and then, and looks behind the end that it knows
-in between.
+Entries above the replay cursor have no gaps. If an entry above the cursor is missing although
+later ones exist, the entry and its rows are lost. A binary search may take such a hole for the
+end. So wherever rows depend on the tip, it is found by listing, which shows every hole. A reader that
+comes back lists again only now and then. In between it probes behind the end that it knows.
 
 The appender writes one atomic entry at a time, fenced by epoch:
 
-1. An entry that ``append`` returned for stands at its position for good.
+1. Once ``append`` has returned, the entry stays at its position for good.
 2. Positions have no gaps: an entry is only ever created right after an existing one.
-3. Once a successor's sentinel stands no append succeeds. The position that is tried
-   next never lies above that sentinel: wherever it was found by searching, the epoch
-   is checked after the search. The conflict at the sentinel makes the loser look at the
-   manifest, and it stops. What got in between the claim and the sentinel lies below the
-   sentinel, where the successor replays it.
-4. Where garbage collection may have emptied the slot, the epoch is checked again
-   after the write, before it counts.
+3. Once a successor's sentinel is written, no append succeeds. The next position to try is
+   never above that sentinel: after every search for it, the epoch is checked. The conflict
+   at the sentinel makes the loser read the manifest, and it stops. Entries that were written
+   between the claim and the sentinel are below the sentinel, so the successor replays them.
+4. If garbage collection may have emptied the slot, the epoch is checked again
+   after the write, before the write counts.
 5. An epoch has one appender at a time. An entry of its own epoch that it did not write
-   comes from a copy of it (a virtual machine that was cloned), which knows as little of
-   its rows: whoever meets such an entry stops.
+   comes from a copy of this appender (a cloned virtual machine). Neither copy knows the rows
+   of the other, so an appender that finds such an entry stops.
 """
 
 from __future__ import annotations
@@ -70,15 +68,15 @@ logger = logging.getLogger(__name__)
 
 MAX_CONFLICTS = 1024
 REFRESH_EVERY = 16
-#: Listings take at most this share of the time that a reader comes back in.
+#: Listings take at most this share of a returning reader's time.
 _SHARE_OF_LISTINGS = 0.01
 _LOOKS = 4
 
 
 def first_unsettled(manifest: ShardManifest | None) -> int:
-    """The lowest position at which a tip may lie.
+    """The lowest position that may be the tip.
 
-    Never below the replay cursor: an entry that landed there would not be replayed.
+    Never at or below the replay cursor: an entry written there would not be replayed.
     """
     if manifest is None:
         return layout.FIRST_WAL_POSITION
@@ -86,10 +84,10 @@ def first_unsettled(manifest: ShardManifest | None) -> int:
 
 
 def is_flushed(manifest: ShardManifest | None, position: int, generation: int | None = None) -> bool:
-    """Whether SSTables hold the rows of the WAL entry at ``position``. The one rule for it.
+    """Whether SSTables hold the rows of the WAL entry at ``position``. This is the only rule for it.
 
-    The replay cursor covers the entry, or its MemTable was flushed, which raises the current generation.
-    An entry without a generation (of WAL-only mode, or a sentinel) waits for the cursor.
+    Either the replay cursor covers the entry, or its MemTable was flushed, which raises the current
+    generation. For an entry without a generation (from WAL-only mode, or a sentinel) only the cursor counts.
     """
     if manifest is None:
         return False
@@ -98,29 +96,29 @@ def is_flushed(manifest: ShardManifest | None, position: int, generation: int | 
 
 
 def may_follow(entry: EntryHeader | WalEntry, following: EntryHeader | WalEntry) -> bool:
-    """Whether a log can have ``following`` behind ``entry``: a new epoch begins with its sentinel.
+    """Whether a log can have ``following`` right after ``entry``: a new epoch begins with its sentinel.
 
-    Where it cannot, a writer that stood still dropped ``entry`` into a slot that garbage collection had
-    emptied. Such an entry never counted.
+    If not, a stalled writer wrote ``entry`` into a slot that garbage collection had emptied. Such an entry
+    never counted.
     """
     return following.sentinel or following.writer_epoch <= entry.writer_epoch
 
 
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
-    """The first free position at or above the replay cursor, by listing.
+    """Find the first free position above the replay cursor by listing.
 
-    Raises :class:`WalCorruptError` where an entry is missing below others. What ``manifest``, which
-    was read before, does not cover yet may be flushed and collected meanwhile: that is no hole.
+    Raises :class:`WalCorruptError` if an entry is missing below others. ``manifest`` was read before.
+    Entries that it does not cover may have been flushed and collected since then; these are no holes.
     """
     return _unbroken_end(store, shard_id, manifest, retained_positions(store, shard_id))
 
 
 def find_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
-    """The first free position at or above the replay cursor, unless a hole is taken for it.
+    """Find the first free position above the replay cursor by probing; may return a hole instead.
 
-    For figures, and where nothing but time is lost by a tip that is too low. The manifest's hint
-    is tried first; from there the search gallops and then halves, so a tail of n entries costs
-    about 2·log2(n) HEAD requests however stale the hint is.
+    For statistics, and for callers to which a tip that is too low costs only time. The manifest's hint
+    is tried first. From there the search doubles its steps and then bisects, so a tail of n entries costs
+    about 2·log2(n) HEAD requests, however stale the hint is.
     """
     taken = _taken(store, shard_id)
     low = first_unsettled(manifest)
@@ -131,11 +129,11 @@ def find_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None)
 
 
 class WatchedTip:
-    """The tip for a reader that comes back: one round trip while nothing new is there. Thread-safe.
+    """Finds the tip for a returning reader, in one round trip if nothing is new. Thread-safe.
 
-    The first look lists. Later ones ask for the position where the log ended and for the one behind
-    it, so that a single lost entry is noticed at once, whichever it is. Several that were lost
-    side by side, just where the log ended, are noticed by the next listing, some minutes later.
+    The first call lists. Later calls probe the position where the log ended and the position behind
+    it, so a single lost entry is noticed at once, whichever it is. If several adjacent entries are lost
+    right at the known end, the next listing notices it, some minutes later.
     """
 
     def __init__(self, store: ObjectStore, shard_id: UUID, clock: Clock = boot_time) -> None:
@@ -144,11 +142,11 @@ class WatchedTip:
         self._clock = clock
         self._taken = _taken(store, shard_id)
         self._workers = 1 if store.is_local else 2
-        # Replaced as a whole: the position up to which there is no hole, and when to list again.
+        # The position up to which there is no hole, and when to list again; replaced as a whole.
         self._known: tuple[int, float] | None = None
 
     def find(self, manifest: ShardManifest | None) -> int:
-        """The tip; raises :class:`WalCorruptError` where an entry is missing below others."""
+        """Find the tip; raises :class:`WalCorruptError` if an entry is missing below others."""
         known = self._known
         if known is None or known[0] < first_unsettled(manifest) or self._clock() >= known[1]:
             return self._listed(manifest)
@@ -157,7 +155,7 @@ class WatchedTip:
             here, behind = ordered_map(self._taken, (end, end + 1), self._workers)
             if not here:
                 if behind:
-                    # Both came between the two looks, or the first one was lost.
+                    # Both were written between the two probes, or the first one was lost.
                     return self._listed(manifest)
                 self._known = (end, list_again_at)
                 return end
@@ -173,7 +171,7 @@ class WatchedTip:
 
 
 def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
-    """Every position that has an entry, ascending, by listing."""
+    """List every position that has an entry, in ascending order."""
     names = (info.path.rsplit("/", 1)[-1] for info in store.list(layout.wal_dir(shard_id)))
     found = (layout.parse_wal_name(name) for name in names)
     return sorted(
@@ -182,7 +180,7 @@ def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
 
 
 def missing_positions(positions: Sequence[int], start: int) -> Iterator[range]:
-    """The gaps from ``start`` on between ``positions``, which ascend."""
+    """The gaps between the ascending ``positions``, from ``start`` on."""
     for position in positions:
         if position > start:
             yield range(start, position)
@@ -192,10 +190,10 @@ def missing_positions(positions: Sequence[int], start: int) -> Iterator[range]:
 def first_readable(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
     """The first position from which entries can be read up to the tip without a gap.
 
-    ``manifest`` must have been read before this call: what it covers existed by then, so
-    what the listing lacks of it was collected. A stalled writer may have dropped an entry
-    into a collected slot far below; it belongs to no run that a reader could follow. A gap above
-    what is covered is a loss: :class:`WalCorruptError`.
+    ``manifest`` must have been read before this call. The entries that it covers existed by then, so
+    those that the listing lacks were collected. A stalled writer may have written an entry into a
+    collected slot far below; no reader can follow the log from there. A gap above the covered
+    entries is a loss, and raises :class:`WalCorruptError`.
     """
     unsettled = first_unsettled(manifest)
     positions = retained_positions(store, shard_id)
@@ -204,15 +202,15 @@ def first_readable(store: ObjectStore, shard_id: UUID, manifest: ShardManifest |
     _unbroken_end(store, shard_id, manifest, positions)
     listed, taken = set(positions), _taken(store, shard_id)
     first = positions[-1]
-    # A listing is no snapshot: an entry that came while it ran may be missing although a
-    # later one is there. So a gap counts only once it was looked at.
+    # A listing is not a snapshot: an entry that was written during the listing may be missing although
+    # a later one is there. So each gap is probed before it counts.
     while first > layout.FIRST_WAL_POSITION and (first - 1 in listed or taken(first - 1)):
         first -= 1
     return first
 
 
 def lost_entry(shard_id: UUID, position: int, found: str) -> WalCorruptError:
-    """The error of an entry that was there once; its text says how to go on."""
+    """The error for an entry that existed once; its text says how to continue."""
     return WalCorruptError(
         shard_id,
         position,
@@ -225,13 +223,13 @@ def lost_entry(shard_id: UUID, position: int, found: str) -> WalCorruptError:
 def _unbroken_end(
     store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None, positions: Sequence[int]
 ) -> int:
-    """Behind the last of the listed ``positions``, which must follow each other above the cursor."""
+    """The position after the last of the listed ``positions``; raises if there is a gap above the cursor."""
     taken = _taken(store, shard_id)
     unsettled = first_unsettled(manifest)
     for gap in missing_positions(positions, unsettled):
         for position in gap:
-            # A listing is no snapshot: what came while it ran may be missing in it. And what was
-            # flushed since the manifest was read may be collected.
+            # A listing is not a snapshot: entries that were written during the listing may be missing.
+            # And entries that were flushed since the manifest was read may be collected.
             if position < unsettled or taken(position):
                 continue
             unsettled = first_unsettled(ShardManifestStore(store, shard_id).read_latest())
@@ -245,11 +243,11 @@ def _taken(store: ObjectStore, shard_id: UUID) -> Callable[[int], bool]:
 
 
 def _first_free(taken: Callable[[int], bool], low: int) -> int:
-    """A position from ``low`` on that is free, right behind one that is taken."""
+    """A free position at or above ``low``: either ``low`` itself, or right behind a taken position."""
     step = 1
     while taken(low + step - 1):
         low, step = low + step, step * 2
-    # low is the lowest candidate, low + step - 1 is free: halve what lies between.
+    # low is the lowest candidate and low + step - 1 is free: bisect between them.
     high = low + step - 1
     while low < high:
         middle = (low + high) // 2
@@ -262,7 +260,7 @@ def _first_free(taken: Callable[[int], bool], low: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an entry went and how large it is."""
+    """The position and size of an appended entry."""
 
     shard_id: UUID
     position: int
@@ -292,25 +290,27 @@ class WalAppender:
         *,
         keep_metadata: bool = False,
     ) -> None:
-        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` claims by itself.
+        """Work under an ``epoch`` that was claimed elsewhere; :meth:`open` makes the claim itself.
 
-        ``keep_metadata`` is for batches that come in the table's stored form; see ``entry_schema``.
+        ``keep_metadata`` is for batches in the table's stored form; see ``entry_schema``.
         """
         self.shard_id = manifests.shard_id
         self.epoch = epoch
         self.manifests = manifests
         self._store = store
         self._clock = clock
-        # Held while an entry is being created: positions are handed out in order.
+        # Held while an entry is created, so that positions are assigned in order.
         self._lock = threading.Lock()
         self._next: int | None = None
-        # The entry that is being created; it stays here where nobody knows whether it was.
+        # The entry that is being created. It stays here while its outcome is unknown.
         self._trying: memoryview | None = None
-        # Whether it may be in the log: then no later failure of the same entry says that it is not.
+        # Whether that entry may be in the log. Then a later failure of the same entry does not prove that
+        # it is not in the log.
         self._may_be_there = False
-        # Of entries that were given up without knowing: they may be in the log, and are ours.
+        # Fingerprints of entries that were given up with an unknown outcome. They may be in the log, and
+        # they are ours.
         self._given_up: set[bytes] = set()
-        # Whether all before the hint is known: then what comes after it was written meanwhile.
+        # Whether every entry before the hint is known. Then entries after it were written since.
         self._knows_tail = False
         self._doubled = False
         hint = manifest.wal_entry_position_last_seen + 1 if manifest else 0
@@ -320,9 +320,9 @@ class WalAppender:
         # When the next position was last known to be free under an epoch that was still ours.
         self._confirmed_at = float("-inf")
         self._keep_metadata = keep_metadata
-        #: The manifest of the claim, as replay must read it.
+        #: The manifest of the claim, which replay must use.
         self.claimed = manifest
-        #: Where :meth:`open` put its sentinel; everything below is settled.
+        #: The position of the sentinel that :meth:`open` wrote; everything below it is settled.
         self.sentinel_position: int | None = None
         self._last_schema: tuple[pa.Schema, int | None, pa.Schema] | None = None
 
@@ -340,16 +340,17 @@ class WalAppender:
         claimed: Callable[[int], object] | None = None,
         keep_metadata: bool = False,
     ) -> WalAppender:
-        """Claim the shard and fence whoever held it; ``check`` may refuse the manifest that is there.
+        """Claim the shard and fence its previous writer; ``check`` may refuse the current manifest.
 
-        ``look`` reads that manifest, and may make it; ``claimed`` is told the epoch, beside the sentinel.
-        A log that lost an entry is refused before anything is written: the sentinel would fill the hole.
+        ``look`` reads that manifest, and may create it. ``claimed`` is called with the epoch while the
+        sentinel is written. A log that lost an entry is refused before anything is written, because the
+        sentinel would fill the hole.
         """
         shard = layout.parse_shard_id(shard_id)
         manifests = ShardManifestStore(store, shard, manifest_scan_batch_size, clock)
         at_once = not store.is_local
         started = clock()
-        # The listing may be older than the manifest: what came in between is found by the appends.
+        # The listing may be older than the manifest. Appends find entries that were written in between.
         found, positions = both(
             lambda: look(manifests), lambda: retained_positions(store, shard), at_once=at_once
         )
@@ -360,7 +361,7 @@ class WalAppender:
             looking = in_thread(partial(stored_markers, store), "lancewal-io")
         epoch, manifest = manifests.claim_epoch(spec_id, check=check, write_hint=False)
         appender = cls(store, manifests, epoch, manifest, clock, keep_metadata=keep_metadata)
-        # Found before the claim, so whoever claims after us puts its sentinel there or above.
+        # The tip was found before the claim, so a later claim writes its sentinel there or above.
         appender._next = appender.next_position_hint = max(tip, appender._floor)
         appender._confirmed_at = started
 
@@ -372,14 +373,14 @@ class WalAppender:
 
         appender.sentinel_position, _ = both(appender.fence_predecessor, tell, at_once=at_once)
         if epoch == 1:
-            # Nobody has written to this shard before: it may have been made while the table's write path was
-            # taken away. Whoever does that looks for such shards afterwards, so a look at the base table that
-            # began when the shard was there refuses it, or that one finds it.
+            # The shard is new. It may have been created while another process was removing the table's write
+            # path. That process looks for new shards afterwards, and this read of the base table began after
+            # the shard existed. So either this read refuses the shard, or that process finds it.
             stored_markers(store) if looking is None else looking.result()
         return appender
 
     def fence_predecessor(self) -> int | None:
-        """Put a sentinel after the tail; nothing below it can change any more.
+        """Write a sentinel after the tail; nothing below it can change from then on.
 
         Returns its position, or ``None`` under the first epoch, which has no predecessor.
         Call it before replay, so that replay covers an exact range.
@@ -398,7 +399,7 @@ class WalAppender:
     ) -> AppendResult:
         """Write ``batches`` as one entry and return once it is stored.
 
-        ``base_version`` is the version of the base table whose columns they have, if they have a version's.
+        ``base_version`` is the version of the base table that defines their columns, if there is one.
         """
         check_batches(batches)
         data = self.encode(batches, generation=generation, tags=tags, base_version=base_version)
@@ -418,7 +419,7 @@ class WalAppender:
         tags: Mapping[str, str] | None = None,
         base_version: int | None = None,
     ) -> memoryview:
-        """The entry's bytes; apart from :meth:`append_encoded`, so that it needs no lock."""
+        """Encode an entry; separate from :meth:`append_encoded`, so that it needs no lock."""
         schema, last = batches[0].schema, self._last_schema
         if last is None or last[1] != generation or not schema.equals(last[0], check_metadata=True):
             own = entry_schema(schema, self.epoch, generation, keep_metadata=self._keep_metadata)
@@ -452,7 +453,7 @@ class WalAppender:
                 raise
 
     def _place(self, data: memoryview) -> int:
-        """Requires the lock. The position at which ``data`` was created."""
+        """Create ``data`` at the first free position and return the position. Requires the lock."""
         for conflict in range(1, MAX_CONFLICTS + 1):
             position = self._next if self._next is not None else self._discover()
             self._next = position
@@ -479,11 +480,11 @@ class WalAppender:
         )
 
     def check_fenced(self) -> None:
-        """Raise :class:`FencedError` when another writer claimed the shard."""
+        """Raise :class:`FencedError` if another writer has claimed the shard."""
         self.manifests.check_fenced(self.epoch)
 
     def seed_next_position(self, position: int) -> None:
-        """Tell the tip, as replay found it, so that the first append need not search."""
+        """Set the tip that replay found, so that the first append need not search."""
         check_process()
         with self._lock:
             if self._next is not None and self._next >= position:
@@ -495,26 +496,26 @@ class WalAppender:
             self._confirmed_at = started
 
     def check_alone(self) -> None:
-        """Raise :class:`FencedError` when the next position holds an entry of a copy of this appender.
+        """Raise :class:`FencedError` if the next position has an entry from a copy of this appender.
 
-        Called before a manifest says that rows of this epoch up to here are flushed: those of
-        the copy are not.
+        Called before a manifest says that all rows of this epoch up to here are flushed, because the rows
+        of the copy are not.
         """
         check_process()
         position = self._next
         if position is None or self._store.head(layout.wal_entry(self.shard_id, position)) is None:
             return
         with self._lock:
-            if self._next == position:  # or it is our own, written meanwhile
+            if self._next == position:  # otherwise the entry is our own, written in between
                 self._refuse_double(position)
 
     def _refuse_double(self, position: int) -> None:
-        """Stop for good where ``position`` has an entry of our own epoch that is not ours."""
+        """Stop for good if ``position`` has an entry of our epoch that this appender did not write."""
         try:
             stored = self._store.get(layout.wal_entry(self.shard_id, position))
             epoch = decode_header(stored, self.shard_id, position).writer_epoch
         except (FileNotFoundError, WalCorruptError):
-            return  # collected meanwhile, or damaged, which is for replay to say
+            return  # collected in between, or damaged: replay reports that
         if epoch != self.epoch or _fingerprint(stored) in self._given_up:
             return
         if self._trying is not None and stored == self._trying:
@@ -540,9 +541,9 @@ class WalAppender:
         return outcome is PutOutcome.CREATED
 
     def _counts(self, position: int) -> bool:
-        """Whether an entry that was just created stands above all that is settled.
+        """Whether an entry that was just created is above everything that is settled.
 
-        A slot below the tip may be free again after garbage collection; see ``clock``.
+        Garbage collection may have emptied a slot below the tip; see ``clock``.
         """
         if self._clock() - self._confirmed_at <= RECHECK_AFTER.total_seconds():
             return True
@@ -550,7 +551,7 @@ class WalAppender:
         return position >= first_unsettled(self.manifests.read_latest())
 
     def _discover(self) -> int:
-        """The tip, as it was at a moment when the epoch was still ours."""
+        """Find the tip, and check afterwards that the epoch was still ours."""
         started = self._clock()
         tip = max(established_tip(self._store, self.shard_id, self.manifests.read_latest()), self._floor)
         # After the search, not before: the search may have passed a successor's sentinel.
@@ -566,7 +567,7 @@ def _fingerprint(data: bytes | memoryview) -> bytes:
 
 
 def check_batches(batches: Sequence[pa.RecordBatch]) -> None:
-    """Refuse what must not become an entry: no batches, an empty one, differing schemas."""
+    """Refuse batches that must not become an entry: none at all, an empty batch, different schemas."""
     if isinstance(batches, pa.RecordBatch | pa.Table) or not isinstance(batches, Sequence):
         raise InvalidInputError(
             f"cannot append a {type(batches).__name__} to the WAL; pass a list of record batches"
@@ -590,7 +591,7 @@ def check_batches(batches: Sequence[pa.RecordBatch]) -> None:
 
 
 def _same_fields(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether names, types and field ids agree; the schemas' own metadata is no part of an entry."""
+    """Whether names, types and field ids agree; the metadata of the schema itself does not count."""
     return bool(
         one.equals(other, check_metadata=True)
         or one.remove_metadata().equals(other.remove_metadata(), check_metadata=True)

@@ -1,13 +1,13 @@
-"""ShardManifestStore: the shard's one mutable thing, as a chain of immutable versions.
+"""ShardManifestStore: the shard's only mutable state, as a chain of immutable versions.
 
-A commit creates version N+1 if nobody else has; the loser reads again and retries.
+A commit creates version N+1 with put-if-absent; the loser of a race reads again and retries.
 The chain is also the fence: a claim raises ``writer_epoch``, and every later commit
-of the old holder finds a foreign epoch and fails.
+of the old writer finds a foreign epoch and fails.
 
-Garbage collection may delete versions, never the newest, in ascending order, and none
+Garbage collection may delete versions, in ascending order, never the newest, and none
 before its age (see ``clock``). A stalled committer may then create a version far below
-the newest, in a slot that was emptied. Such a stray never counts: what was read longer
-ago than the recheck time, and a hint whose neighbour is gone, are not built upon; the
+the newest, in a slot that was emptied. Such a stray version never counts. A manifest that was
+read longer ago than the recheck time is not trusted, nor is a hint whose neighbour is gone: a
 listing decides.
 """
 
@@ -48,21 +48,21 @@ from lancewal.storage import (
 logger = logging.getLogger(__name__)
 
 DEFAULT_SCAN_BATCH_SIZE = 2
-#: Commits that may be lost to others in a row before a caller hears of it.
+#: How many races in a row a commit may lose before the caller gets an error.
 MAX_COMMIT_ATTEMPTS = 64
-#: Rounds of probing past the hint before one listing is the cheaper way.
+#: After so many rounds of probing past the hint, one listing is cheaper.
 _MAX_PROBE_ROUNDS = 16
 _READ_ATTEMPTS = 4
 
-#: By store and file: manifests that listings named.
+#: Manifests that were found by listings, by store and file.
 _kept: Shelf[tuple[object, ObjectInfo], ShardManifest] = Shelf()
-#: Memory of an SSTable's entry in a manifest, roughly.
+#: The approximate memory of an SSTable's entry in a manifest.
 _ENTRY_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A manifest and a moment since when it was the newest."""
+    """A manifest, and a time at which it was the newest."""
 
     manifest: ShardManifest
     at: float
@@ -70,7 +70,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A version with its content, and the newest version where that is known too."""
+    """A version with its content, and the newest version if that is known too."""
 
     version: int | None = None
     content: ShardManifest | bytes | None = None
@@ -78,7 +78,7 @@ class _Found:
 
 
 def refuse_other_shard(present: ShardManifest, spec_id: int, values: Mapping[str, bytes]) -> None:
-    """Refuse a shard that was made in another way: for other values, or by another sharding spec."""
+    """Refuse a shard that was created for other values or by another sharding spec."""
     if present.shard_spec_id != spec_id or present.field_values not in ({}, values):
         raise InvalidInputError(
             f"shard {present.shard_id} exists with sharding spec {present.shard_spec_id} and field values "
@@ -102,8 +102,8 @@ class ShardManifestStore:
         self._shard_id = shard_id
         self._scan_batch_size = scan_batch_size
         self._clock = clock
-        # Versions only grow, so probing starts here. Racing updates may set it back a
-        # little, which costs one more probe.
+        # Versions only grow, so probing starts here. Racing updates may set it to a slightly older
+        # version, which costs one more probe.
         self._seen: _Seen | None = None
 
     @property
@@ -115,13 +115,13 @@ class ShardManifestStore:
         return self._read(self._newest)
 
     def read_to_claim(self) -> ShardManifest | None:
-        """As :meth:`read_latest`, in the fewest requests, for whoever lists the shard's log as well."""
+        """Like :meth:`read_latest`, with the fewest requests, for callers that also list the shard's log."""
         return self._read(self._newest if self._store.is_local else self._listed)
 
     def read_listed(self, infos: Iterable[ObjectInfo]) -> ShardManifest | None:
-        """The newest manifest in a listing of the shard's files: as old as the listing.
+        """The newest manifest in a listing of the shard's files; it is only as fresh as the listing.
 
-        A version never changes, so it is kept.
+        A version never changes, so it is cached.
         """
         directory = f"{layout.manifest_dir(self._shard_id)}/"
         versions = {
@@ -140,11 +140,11 @@ class ShardManifestStore:
                 lambda manifest: _ENTRY_BYTES * (1 + len(manifest.sstables)),
             )
         except FileNotFoundError:
-            # Superseded and collected since.
+            # Superseded and collected since the listing.
             return self.read_latest()
 
     def assume(self, manifest: ShardManifest, read_after: float) -> None:
-        """Begin with what another reader found at or after ``read_after``, a reading of :func:`boot_time`."""
+        """Start with a manifest that another reader read at or after ``read_after``, a :func:`boot_time`."""
         self._seen = _Seen(manifest, read_after)
 
     def _read(self, newest: Callable[[float], ShardManifest | None]) -> ShardManifest | None:
@@ -153,7 +153,7 @@ class ShardManifestStore:
             try:
                 manifest = newest(started)
             except FileNotFoundError:
-                # Superseded and collected since it was found: this process stood still.
+                # Superseded and collected since it was found: this process was stalled.
                 self._seen = None
                 continue
             if manifest is not None:
@@ -189,10 +189,11 @@ class ShardManifestStore:
         check: Callable[[], object] | None = None,
         is_new: bool = False,
     ) -> ShardManifest:
-        """Write version 1 with the shard's field values; a shard made the same way is left as it is.
+        """Write version 1 with the shard's field values; an equal shard stays as it is.
 
-        So is one of the spec without any values: Lance says none when it makes a shard. ``check`` may
-        refuse before anything is written. ``is_new``: the table had neither shards nor markers just now.
+        So does a shard of the same spec without any values, because Lance writes no values when it creates a
+        shard. ``check`` may refuse before anything is written. ``is_new`` says that the table had neither
+        shards nor markers just now; then neither is looked for.
         """
         values = {entry.field_id: entry.value for entry in field_entries}
         started = self._clock()
@@ -224,12 +225,12 @@ class ShardManifestStore:
         check: Callable[[ShardManifest], object] | None = None,
         write_hint: bool = True,
     ) -> tuple[int, ShardManifest]:
-        """Take the shard over: from here on no older holder commits a manifest.
+        """Claim the shard: from here on no older writer commits a manifest.
 
-        Its appends end at a sentinel only, see ``WalAppender.fence_predecessor``. Refuses a
-        sealed shard and a foreign sharding spec before anything is written, and what ``check``
-        raises for the manifest that is there. Without a ``spec_id`` it is the manifest's, 0 for a new shard.
-        Whoever passes ``write_hint=False`` calls :meth:`write_hint`.
+        Only a sentinel ends the older writer's appends, see ``WalAppender.fence_predecessor``. Before
+        anything is written, a sealed shard and a foreign sharding spec are refused, and ``check`` may refuse
+        the current manifest. ``spec_id`` defaults to the manifest's, 0 for a new shard.
+        A caller that passes ``write_hint=False`` must call :meth:`write_hint` itself.
         """
 
         def claimed(current: ShardManifest | None) -> ShardManifest:
@@ -256,7 +257,7 @@ class ShardManifestStore:
         return manifest.writer_epoch, manifest
 
     def check_fenced(self, epoch: int) -> None:
-        """Raise :class:`FencedError` when another writer holds the shard."""
+        """Raise :class:`FencedError` if another writer has claimed the shard."""
         current = self.require_latest()
         if current.writer_epoch != epoch:
             raise FencedError(self._shard_id, epoch, current.writer_epoch)
@@ -266,11 +267,11 @@ class ShardManifestStore:
     ) -> ShardManifest:
         """Commit ``change(newest)`` as the next version; retried when another commit came first.
 
-        ``epoch`` is the committer's; ``None`` is for maintenance, which may work beside
-        any holder and keeps the epoch as it is. ``change`` must be a pure function of its
-        argument, since it runs once per attempt; returning the argument commits nothing.
-        It may meet a manifest that holds its own outcome already, when this process stood
-        still for minutes after a commit: it should recognise that and return the argument.
+        ``epoch`` is the committer's; ``None`` is for maintenance, which may work alongside
+        any writer and keeps the epoch as it is. ``change`` must be a pure function of its
+        argument, because it runs once per attempt; returning the argument commits nothing.
+        If this process was stalled for minutes after a commit, ``change`` may get a manifest that
+        already has its own result. It should recognise that and return the argument.
         """
 
         def next_version(current: ShardManifest | None) -> ShardManifest:
@@ -294,12 +295,12 @@ class ShardManifestStore:
     def _commit(
         self, next_version: Callable[[ShardManifest | None], ShardManifest], write_hint: bool = True
     ) -> ShardManifest | None:
-        """Create what ``next_version`` makes of the newest manifest; ``None`` when all races were lost.
+        """Commit the result of ``next_version(newest)``; ``None`` when all races were lost.
 
-        The first try takes the manifest that was seen last for the newest, which saves a round trip. If it is
-        not, its successor's place is taken: the try is lost, and nothing was written. The place cannot have
-        been emptied since, see :meth:`_create`. What such a manifest makes ``next_version`` refuse, or leave
-        as it is, is for the newest one to decide.
+        The first attempt assumes that the manifest that was seen last is still the newest, which saves a
+        round trip. If it is not, its successor's slot is taken: the attempt loses and writes nothing. The
+        slot cannot have been emptied since, see :meth:`_create`. If ``next_version`` refuses such a manifest
+        or leaves it unchanged, that does not count: it is called again with the newest manifest.
         """
         seen = self._seen
         if seen is not None and self._clock() - seen.at <= RECHECK_AFTER.total_seconds():
@@ -317,30 +318,30 @@ class ShardManifestStore:
         return None
 
     def seal(self, epoch: int) -> ShardManifest:
-        """Refuse all later claims. The caller holds ``epoch``, so that no live writer is left."""
+        """Refuse all later claims. The caller has claimed ``epoch``, so no other writer is live."""
         return self.commit_update(
             epoch,
             lambda m: m if m.status is ShardStatus.SEALED else replace(m, status=ShardStatus.SEALED),
         )
 
     def unseal(self) -> ShardManifest:
-        """Allow claims again; a shard that is not sealed is left as it is."""
+        """Allow claims again; a shard that is not sealed stays as it is."""
         return self.commit_update(
             None,
             lambda m: m if m.status is ShardStatus.ACTIVE else replace(m, status=ShardStatus.ACTIVE),
         )
 
     def repair_hint(self) -> None:
-        """Write the version hint anew, whatever it says now."""
+        """Overwrite the version hint with the newest version."""
         self.require_latest()
         self.write_hint()
 
     def write_hint(self) -> None:
-        """Write the number of the manifest that was seen last where others look first."""
+        """Write the version that was seen last to the hint file, where readers look first."""
         seen = self._seen
         if seen is None:
             return
-        # The commit stands whatever becomes of the hint, so its failure is no failure.
+        # The commit is valid without the hint, so a failure here is ignored.
         try:
             path = layout.version_hint(self._shard_id)
             self._store.put(path, b'{"version":%d}' % seen.manifest.version, durable=False)
@@ -348,7 +349,7 @@ class ShardManifestStore:
             logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
 
     def read_hint(self) -> int | None:
-        """What the hint file says; ``None`` when it is missing or unusable."""
+        """The version in the hint file; ``None`` if the file is missing or unusable."""
         try:
             version = json.loads(bytes(self._store.get(layout.version_hint(self._shard_id))))["version"]
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
@@ -357,9 +358,10 @@ class ShardManifestStore:
         return version if usable and 0 < version < 1 << 64 else None
 
     def _first_generation(self) -> int:
-        """Above the base table's marker: a copy of a table has its markers, but none of its shards.
+        """The first generation of a new shard: above the base table's marker for the shard.
 
-        SSTables at or below it would be taken for compacted.
+        A copied table has the original's markers, but none of its shards. SSTables at or below the marker
+        would count as compacted.
         """
         return stored_markers(self._store).get(self._shard_id, 0) + layout.FIRST_GENERATION
 
@@ -376,14 +378,14 @@ class ShardManifestStore:
             )
 
     def _create(self, manifest: ShardManifest, started: float, write_hint: bool = True) -> bool:
-        """Create the version after the one read at ``started``; False when somebody else has."""
+        """Create the version after the one read at ``started``; ``False`` if another commit came first."""
         data = encode_manifest(manifest, secrets.token_bytes(16))
         path = layout.manifest_file(self._shard_id, manifest.version)
         if self._store.put_if_absent(path, data) is PutOutcome.EXISTS:
             return False
         if self._clock() - started > RECHECK_AFTER.total_seconds():
             # The slot may have been emptied by garbage collection while this process
-            # stood still. Whoever has a newer version may or may not have built on ours.
+            # was stalled. A newer version may or may not build on ours.
             try:
                 newest = self._listed_version()
             except StorageError as error:
@@ -400,13 +402,13 @@ class ShardManifestStore:
         return True
 
     def _newest(self, started: float) -> ShardManifest | None:
-        """Found by probing from what was seen last, or from the hint; by listing where that is not sound."""
+        """Find the newest manifest by probing from the last seen version or the hint; lists if unsafe."""
         seen = self._seen
         found = self._from_hint() if seen is None else _Found(seen.manifest.version, seen.manifest)
         newest = found.newest if found.newest is not None else self._probe_upwards(found.version)
         since = started if seen is None else seen.at
-        # Within this time no successor of a version that was the newest can have been
-        # collected, so the first one that is missing never existed.
+        # Within the recheck time no successor of a version that was the newest can have been
+        # collected. So the first missing version never existed.
         if newest is None or self._clock() - since > RECHECK_AFTER.total_seconds():
             newest = self._listed_version()
         if newest is None:
@@ -424,12 +426,12 @@ class ShardManifestStore:
         return None if newest is None else self.read_version(newest)
 
     def _from_hint(self) -> _Found:
-        """The hinted version, read while its neighbours are looked for."""
+        """Read the hinted version, and probe its neighbours at the same time."""
         version = self.read_hint()
         if version is None:
             return _Found()
         if version == layout.FIRST_MANIFEST_VERSION:
-            # Without a neighbour below nothing says whether it is part of the chain.
+            # There is no neighbour below that could prove that it is part of the chain.
             content, newest = both(
                 lambda: self._content(version), self._listed_version, at_once=not self._store.is_local
             )
@@ -440,7 +442,7 @@ class ShardManifestStore:
             at_once=not self._store.is_local,
         )
         if not below:
-            # Perhaps a stray in an emptied slot.
+            # Perhaps a stray version in an emptied slot.
             return _Found()
         return _Found(version, content, self._probe_upwards(version, [content is not None, *above]))
 
@@ -451,9 +453,9 @@ class ShardManifestStore:
             return None
 
     def _probe_upwards(self, version: int | None, found: Sequence[bool] | None = None) -> int | None:
-        """The last version of the chain that ``version`` is in; ``None`` when a listing must tell.
+        """The last version of the chain that contains ``version``; ``None`` if a listing must decide.
 
-        ``found`` is what a first round has seen from ``version`` on.
+        ``found`` is the result of a first round of probing from ``version`` on.
         """
         if version is None:
             return None
@@ -462,7 +464,7 @@ class ShardManifestStore:
                 found = self._probe(range(version, version + 1 + self._scan_batch_size))
             if not all(found):
                 gap = found.index(False)
-                # One behind the gap: it came while we looked, or the chain is broken here.
+                # A version behind the gap was created during the probing, or the chain is broken here.
                 return None if gap == 0 or any(found[gap:]) else version + gap - 1
             version += self._scan_batch_size
             found = None

@@ -1,4 +1,4 @@
-"""Which entries a new writer must load again, and which of them may be split off early."""
+"""Replay: which WAL entries a new writer must load, and after which of them it may flush early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReplayRange:
 
 
 class Replay:
-    """The exact range that a claim has to restore, read in order with read-ahead.
+    """Reads the exact range that a claim has to restore, in order, with read-ahead.
 
     The range is fixed when this object is made: the sentinel (or, under the first
     epoch, the absence of any other writer) keeps it from growing.
@@ -40,11 +40,11 @@ class Replay:
         start = first_unsettled(appender.claimed)
         end = appender.sentinel_position
         if end is None:
-            # Nobody has appended since the appender looked: it has no predecessor.
+            # The first epoch has no predecessor, so the appender's tip is still exact.
             end = appender.next_position_hint
         self.range = ReplayRange(start, max(start, end))
         self._generations: dict[int, int | None] = {}
-        #: The ids of the puts in the entries that were read, as their tags have them.
+        #: The put-id tags of the entries that were read.
         self.put_ids: list[str] = []
 
     @property
@@ -53,7 +53,7 @@ class Replay:
         return self.range.end + (1 if self._appender.sentinel_position is not None else 0)
 
     def entries(self) -> Iterator[WalEntry]:
-        """Entries with rows that no SSTable holds yet.
+        """Yield the entries with rows that no SSTable holds yet.
 
         Raises :class:`FencedError` on an entry of a higher epoch: a successor claimed the
         shard while this writer was opening it.
@@ -73,15 +73,15 @@ class Replay:
                     continue
                 yield entry
         except WalTruncatedError:
-            # Only a successor can have flushed what this claim was to replay.
+            # Only a successor can have flushed entries that this claim has to replay.
             self._appender.check_fenced()
             raise
 
     def may_split_after(self, position: int, generation: int) -> bool:
         """Whether a MemTable of ``generation`` may be flushed with ``position`` as its last entry.
 
-        A flush raises the current generation, and replay skips entries of a lower one. So
-        no entry that comes later may belong to ``generation`` or an older one.
+        A flush raises the current generation, and replay skips entries of lower generations. So
+        no later entry may belong to ``generation`` or an older one.
         """
         return not any(
             later <= generation
@@ -90,7 +90,7 @@ class Replay:
         )
 
     def _generation_at(self, position: int) -> int | None:
-        """The generation of the rows to replay at ``position``; ``None`` for none, or where it is unsaid."""
+        """The generation of the rows to replay at ``position``; ``None`` without such rows or generation."""
         if position not in self._generations:
             some = range(position, min(position + _HEADERS_AT_ONCE, self.range.end))
             for at, header in zip(some, self._tailer.headers(some.start, some.stop), strict=True):

@@ -1,15 +1,15 @@
 """Which shard a row belongs to.
 
 Lance evaluates a sharding spec to a value (a bucket number, or the column's own value)
-and leaves open which shard holds it. A shard's id is computed from the value, exactly as
-LanceDB computes it, so that every process of either sends a row to the same shard without
-asking anyone. The value is also written into the shard's first manifest, where Lance
+and leaves open which shard holds it. lancewal computes the shard's id from the value, exactly as
+LanceDB does. So every process of either library sends a row to the same shard without
+coordination. The value is also written into the shard's first manifest, where Lance
 and our own readers find it when they skip shards.
 
-Shards may exist under other ids: earlier versions of lancewal computed another one, and whoever
-writes with pylance chooses any. Rows of one value must not be spread over two shards, where nothing
-says which version of a key is newer. So a router that writes is made for the shards that are there
-(:meth:`ShardRouter.of_table`): a value goes to the shard that has it, and to none while several do.
+Shards may exist under other ids: earlier versions of lancewal computed another id, and users of
+pylance choose any id. Rows of one value must not be spread over two shards, because then nothing
+says which version of a key is newer. So a router for writing knows the existing shards
+(:meth:`ShardRouter.of_table`). It sends a value to the shard that has it, and refuses if several do.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ UNSHARDED = "unsharded"
 
 MAX_BUCKETS = 1024
 
-#: Part of the format, as is the other one: LanceDB names its shards in it.
+#: The UUID namespace of LanceDB's shard ids. Both namespaces are part of the format.
 _NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
-#: Of the ids that lancewal gave to shards before; still that of nulls, which LanceDB does not route.
+#: The namespace of lancewal's former shard ids. Nulls still use it, because LanceDB does not route them.
 _FORMER_NAMESPACE = UUID("5f0b2a52-3d0c-4f0e-9a53-0d6f3f6a8c1e")
-#: The version of an id that was computed from a name. Ids that somebody chose are random: version 4.
+#: The UUID version of an id that was computed from a name. Ids that users choose are random (version 4).
 _NAMED = 5
 
 _UNSHARDED_VALUE = 0
@@ -79,7 +79,7 @@ def shard_id_of(transform: str, value: bytes) -> UUID:
 
 
 def former_shard_id_of(spec_id: int, field_id: str, value: bytes | None) -> UUID:
-    """The id that lancewal gave to the shard of a stored value before; ``None`` is null.
+    """The id that earlier versions of lancewal gave to the shard of a stored value; ``None`` is null.
 
     >>> former_shard_id_of(1, "bucket", bytes(4))
     UUID('02c4dbd5-02e0-5e2a-b6a4-86ca43ae2e65')
@@ -89,9 +89,9 @@ def former_shard_id_of(spec_id: int, field_id: str, value: bytes | None) -> UUID
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard by its id and what its first manifest says: spec and field values.
+    """A shard's id, and the spec and field values for its first manifest.
 
-    ``rivals`` are other ids under which a shard for the same value might turn up.
+    ``rivals`` are other ids under which a shard for the same value may appear.
     """
 
     shard_id: UUID
@@ -100,10 +100,10 @@ class Shard:
     rivals: tuple[UUID, ...] = field(default=(), compare=False)
 
     def create(self, store: ObjectStore, manifests: ShardManifestStore | None = None) -> ShardManifest:
-        """Write the shard's first manifest unless it is there; an equal one is left as it is.
+        """Write the shard's first manifest unless there is one; an equal shard stays as it is.
 
-        Refuses when a rival is there by now: somebody else made it since the router was made.
-        ``manifests`` are the shard's, for a caller that goes on with what is read here.
+        Refuses if a rival exists: another process created it after the router was made.
+        ``manifests`` is the shard's store, for a caller that continues with what is read here.
         """
         manifests = manifests or ShardManifestStore(store, self.shard_id)
         return manifests.initialize_shard(
@@ -111,7 +111,7 @@ class Shard:
         )
 
     def require(self, present: ShardManifest) -> ShardManifest:
-        """``present``, the manifest of a shard that is there, if it is this shard's."""
+        """Return ``present``, the manifest of an existing shard; refuses one with another spec or values."""
         values = {entry.field_id: entry.value for entry in self.field_entries}
         refuse_other_shard(present, self.spec_id, values)
         return present
@@ -142,14 +142,14 @@ class ShardRouter:
         self._value_type = result_type_to_arrow(field.result_type)
         self._num_buckets = _num_buckets(field) if field.transform == BUCKET else 0
         self._present: PresentShards | None = None
-        #: Shards whose ids are no names, by the stored value that they say they hold.
+        #: Shards whose ids were not computed from a value, by the stored value in their manifests.
         self._strangers: dict[bytes, list[UUID]] = {}
-        # Identity values recur from batch to batch; hashing one costs some microseconds.
+        # Cached, because identity values recur from batch to batch, and hashing one costs some microseconds.
         self._shard = functools.lru_cache(maxsize=1 << 16)(self._compute_shard)
 
     @classmethod
     def for_table(cls, details: MemWalDetails, schema: TableSchema) -> ShardRouter:
-        """The router of the table's newest spec; refuses a table whose shards are chosen by hand."""
+        """The router for the table's newest spec; refuses a table without one, whose users choose shards."""
         if not details.sharding_specs:
             raise InvalidInputError(
                 "this table has no sharding spec, so nothing says which shard a row belongs to; "
@@ -179,11 +179,10 @@ class ShardRouter:
     def of_table(
         cls, base: BaseTable, store: ObjectStore, listed: Sequence[UUID] | None = None
     ) -> ShardRouter:
-        """The router for writing: each value goes to the shard that is there for it, whatever its id.
+        """The router for writing: each value goes to the existing shard for it, whatever its id.
 
-        Which shards there are is known by one listing, unless they were ``listed`` just now. Shards
-        that somebody named by hand are known by the values in their manifests; in an unsharded table
-        every shard is for the one value.
+        The shards come from one listing, unless ``listed`` has them. The values of shards with chosen ids
+        are read from their manifests; in an unsharded table every shard is for the one value.
         """
         router = cls.for_table(base.details, base.schema)
         router._present = present = PresentShards(base, store, listed)
@@ -195,14 +194,17 @@ class ShardRouter:
 
     @classmethod
     def knowing(cls, details: MemWalDetails, schema: TableSchema, shards: Sequence[Shard]) -> ShardRouter:
-        """A copy of a router whose :meth:`known_shards` are ``shards``; it reads nothing."""
+        """Rebuild a router whose :meth:`known_shards` are ``shards``; reads nothing from storage."""
         router = cls.for_table(details, schema)
         router._shard = dict(zip(router._known_values(), shards, strict=True)).__getitem__  # type: ignore[assignment]
         return router
 
     def _unnamed(self, shard_ids: frozenset[UUID]) -> Iterable[UUID]:
-        """Those that are no names of a value. An identity shard tells its value by its manifest
-        only, and there may be very many, so there every computed id counts as a name."""
+        """The ids that were not computed from a value.
+
+        The value of an identity shard is only in its manifest, and there may be very many of them. So for
+        identity every id of a computed version counts as computed.
+        """
         if self.transform == IDENTITY:
             return (shard_id for shard_id in shard_ids if shard_id.version != _NAMED)
         names = {name for value in self._known_values() for name in self._names(self._stored(value))}
@@ -224,24 +226,24 @@ class ShardRouter:
 
     @property
     def column(self) -> str | None:
-        """The column that decides; ``None`` when there is one shard for all rows."""
+        """The sharding column; ``None`` if there is one shard for all rows."""
         return None if self._source is None else str(self._source.name)
 
     def known_shards(self) -> list[Shard]:
-        """The shards that exist whatever the rows are: every bucket, or the one. Identity has none."""
+        """The shards that do not depend on the rows: one per bucket, or the only one; none for identity."""
         return [self._shard(value) for value in self._known_values()]
 
     @property
     def num_buckets(self) -> int:
-        """How many buckets there are; 0 for every other transform."""
+        """The number of buckets; 0 for every other transform."""
         return self._num_buckets
 
     def groups(self, manifests: Iterable[ShardManifest]) -> list[list[ShardManifest]]:
-        """The shards that are for one value, for every value that has several; the one to keep comes first.
+        """For each value with several shards, a list of these shards; the one to keep comes first.
 
-        That is the one with LanceDB's name, which goes on writing there, or else the one that
-        lancewal would choose. Several shards of an unsharded table, none of them of either, are
-        somebody's choice.
+        That is the shard with LanceDB's id, because LanceDB continues to write there; otherwise the one that
+        lancewal would choose. An unsharded table whose shards all have chosen ids is left out: its users
+        divided it on purpose.
         """
         by_value: dict[bytes, list[ShardManifest]] = {}
         silent: list[ShardManifest] = []
@@ -280,12 +282,12 @@ class ShardRouter:
     def shard_of(self, value: Any) -> UUID:
         """The shard of the rows that have ``value`` in the sharding column.
 
-        ``value`` is ignored where all rows have the same shard.
+        ``value`` is ignored if all rows have the same shard.
         """
         return self.shard_for(value).shard_id
 
     def shard_for(self, value: Any) -> Shard:
-        """As :meth:`shard_of`, with what is needed to create the shard."""
+        """Like :meth:`shard_of`, but returns all that is needed to create the shard."""
         if self._source is None:
             return self._shard(_UNSHARDED_VALUE)
         try:
@@ -297,14 +299,14 @@ class ShardRouter:
         return self._shard(self._evaluate(column)[0].as_py())
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[UUID, pa.RecordBatch]]:
-        """The rows by shard, in their order; a batch of one shard comes back as it is.
+        """Split the rows by shard and keep their order; a batch for one shard is returned as it is.
 
-        Every part has buffers of its own, so that no shard keeps another one's rows in memory.
+        Every part has its own buffers, so that no shard keeps another shard's rows in memory.
         """
         return [(shard.shard_id, rows) for shard, rows in self.route(batch)]
 
     def route(self, batch: pa.RecordBatch) -> list[tuple[Shard, pa.RecordBatch]]:
-        """As :meth:`split`, with what is needed to create the shards."""
+        """Like :meth:`split`, but returns all that is needed to create the shards."""
         if batch.num_rows == 0:
             return []
         if self._source is None:
@@ -317,7 +319,7 @@ class ShardRouter:
         return [(shards[code], batch.take(rows)) for code, rows in _rows_by_code(codes, len(shards))]
 
     def _evaluate(self, column: pa.Array) -> pa.Array:
-        # View strings are the one type that Lance routes by and the hash does not take.
+        # View strings are the only type that Lance routes by but the hash does not accept.
         if pa.types.is_string_view(column.type):
             column = column.cast(pa.string())
         if self.transform == BUCKET:
@@ -333,12 +335,12 @@ class ShardRouter:
         return None if value is None else encode_shard_value(value, self._value_type)
 
     def _names(self, stored: bytes | None) -> tuple[UUID, ...]:
-        """The ids that are computed for a value, the one for a new shard first."""
+        """The computed ids of a value; the id for a new shard comes first."""
         former = former_shard_id_of(self.spec_id, self._field.field_id, stored)
         return (former,) if stored is None else (shard_id_of(self.transform, stored), former)
 
     def _are_by_hand(self, manifests: Sequence[ShardManifest]) -> bool:
-        """Whether somebody divided the rows of an unsharded table, past its writers."""
+        """Whether users divided an unsharded table themselves: none of its shards has a computed id."""
         names = self._names(self._stored(_UNSHARDED_VALUE)) if self.transform == UNSHARDED else ()
         return self.transform == UNSHARDED and all(m.shard_id not in names for m in manifests)
 
@@ -373,7 +375,7 @@ class ShardRouter:
 
 
 def check_shard_column(column: pa.Field, transform: str) -> None:
-    """Refuses a column whose type Lance cannot route by with this transform."""
+    """Refuse a column if Lance cannot route by its type with this transform."""
     type_ = pa.string() if pa.types.is_string_view(column.type) else column.type
     if transform == BUCKET:
         try:
@@ -388,7 +390,7 @@ def check_shard_column(column: pa.Field, transform: str) -> None:
 
 
 def identity_result_type(type_: pa.DataType) -> str | None:
-    """What Lance calls the type of an identity column's values; ``None`` when it takes none of that type."""
+    """Lance's name for the type of an identity column; ``None`` if Lance does not support the type."""
     if pa.types.is_boolean(type_):
         return "boolean"
     if pa.types.is_integer(type_):
@@ -399,7 +401,7 @@ def identity_result_type(type_: pa.DataType) -> str | None:
 
 
 def decoded_values(details: MemWalDetails, manifest: ShardManifest) -> dict[str, bool | int | str]:
-    """The shard's sharding values by field id; fields that no spec of the table explains are left out."""
+    """The shard's sharding values by field id; leaves out fields that the shard's spec does not have."""
     for spec in details.sharding_specs:
         if spec.spec_id == manifest.shard_spec_id:
             types = {each.field_id: each.result_type for each in spec.fields}
@@ -421,8 +423,8 @@ def _num_buckets(field: ShardingField) -> int:
 
 
 def _rows_by_code(codes: npt.NDArray[np.int32], count: int) -> list[tuple[int, pa.Array]]:
-    """The row numbers of every code, ascending within each."""
-    # Up to 16 bits numpy sorts by radix, in linear time.
+    """The row numbers of each code, in ascending order."""
+    # Up to 16 bits numpy uses radix sort, which takes linear time.
     keys = codes.astype(np.uint16) if count <= 1 << 16 else codes
     order = np.argsort(keys, kind="stable")
     starts = np.searchsorted(keys[order], np.arange(count + 1))
@@ -430,7 +432,7 @@ def _rows_by_code(codes: npt.NDArray[np.int32], count: int) -> list[tuple[int, p
 
 
 def require_shard(store: ObjectStore, details: MemWalDetails, schema: TableSchema, shard_id: UUID) -> None:
-    """Make the shard if the table's sharding spec has it; refuse one that it has not."""
+    """Create the shard if the table's sharding spec has it; refuse an unknown shard."""
     if ShardManifestStore(store, shard_id).read_latest() is not None:
         return
     for shard in ShardRouter.for_table(details, schema).known_shards():

@@ -29,26 +29,26 @@ from lancewal.storage import (
     ordered_map,
 )
 
-#: Entries that are on their way or wait for the consumer, at most, and before the size of any is known.
+#: The most entries that are read ahead of the consumer, and how many before any entry's size is known.
 DEFAULT_READ_AHEAD = 96
 _FIRST_READ_AHEAD = 8
-#: How many bytes of entries that may be, in all readers of the process together.
+#: The most bytes that all readers of the process together read ahead.
 _BYTES_AHEAD = 64 << 20
 _HEADER_BYTES = 64 * 1024
-#: Headers that are read at a time to find the first rows; mostly one or two sentinels lie before them.
+#: How many headers are read at a time to find the first rows; usually one or two sentinels precede them.
 _HEADERS_AHEAD = 4
 
-#: By store and entry. An entry never changes; with its size and time, because a stalled writer may drop
-#: another one into an emptied slot.
+#: Headers by store and entry. An entry never changes. The key has its size and time, because a stalled
+#: writer may write another entry into an emptied slot.
 _headers: Shelf[tuple[object, ObjectInfo], EntryHeader] = Shelf()
-#: Memory of a header, roughly.
+#: The approximate memory of a header.
 _KEPT_BYTES = 512
 
 
 class _Window:
-    """How many entries may be ahead of the consumer, by the sizes of those that came."""
+    """How many entries may be read ahead of the consumer, based on the sizes of earlier entries."""
 
-    #: Those that are in use. Without a lock, because the garbage collector may end one.
+    #: All windows in use. Changed without a lock, because the garbage collector may end one.
     _all: ClassVar[set[_Window]] = set()
 
     def __init__(self, most: int, first: int) -> None:
@@ -64,7 +64,7 @@ class _Window:
         self._all.discard(self)
 
     def after(self, entry: WalEntry | None) -> int:
-        # A large one makes others likely, for a while.
+        # After a large entry more large ones are likely, so its size fades slowly.
         self._largest = max(0.95 * self._largest, entry.num_bytes if entry is not None else 0, 1)
         readers = max(1, len(self._all))
         fitting = min(self._most // readers, int(_BYTES_AHEAD / readers / self._largest))
@@ -73,7 +73,7 @@ class _Window:
 
 
 class WalTailer:
-    """Reads entries by position, by range, or as they come.
+    """Reads entries by position, by range, or as they appear.
 
     >>> from uuid import uuid4
     >>> import pyarrow as pa
@@ -117,7 +117,7 @@ class WalTailer:
         return decode_entry(data, self._shard_id, position)
 
     def read_header(self, position: int, info: ObjectInfo | None = None) -> EntryHeader | None:
-        """Epoch and generation of an entry without fetching its rows; ``info`` saves one request."""
+        """Read the epoch and generation of an entry without its rows; ``info`` saves one request."""
         path = layout.wal_entry(self._shard_id, position)
         info = info or self._store.head(path)
         if info is None:
@@ -131,7 +131,7 @@ class WalTailer:
         except WalCorruptError:
             if info.size <= _HEADER_BYTES:
                 raise
-            # A schema beyond the first bytes: rare enough to fetch the whole entry for.
+            # The schema does not fit into the first bytes. That is rare, so fetch the whole entry.
             return decode_header(self._store.get(path), self._shard_id, position)
 
     def headers(self, start: int, end: int) -> Iterator[EntryHeader | None]:
@@ -144,26 +144,26 @@ class WalTailer:
         return first_readable(self._store, self._shard_id, manifest)
 
     def next_position(self) -> int:
-        """The tip: the position that the next entry will take. Lists, so that no hole is taken for it."""
+        """The tip: the position of the next entry. Lists, so that a hole is not taken for the tip."""
         return established_tip(self._store, self._shard_id, self._manifests.read_latest())
 
     def __iter__(self) -> Iterator[WalEntry]:
         return self.entries()
 
     def entries(self, start: int | None = None, end: int | None = None) -> Iterator[WalEntry]:
-        """Entries from ``start`` (the first retained) up to ``end`` (exclusive; the tip).
+        """Yield entries from ``start`` up to ``end`` (exclusive).
 
-        Reads ahead. With an ``end`` every position must be there: one that was collected
-        raises :class:`WalTruncatedError`, any other hole :class:`WalCorruptError`.
+        By default from the first readable position up to the tip. Reads ahead. Every position must have an
+        entry: a collected one raises :class:`WalTruncatedError`, any other hole :class:`WalCorruptError`.
         """
         first = self.first_position() if start is None else start
         last = self.next_position() if end is None else end
         yield from self.entries_at(range(first, last))
 
     def entries_at(self, positions: Sequence[int], *, first_ahead: int | None = None) -> Iterator[WalEntry]:
-        """The entries at some positions, ascending, every one of which must be there.
+        """Yield the entries at ascending ``positions``; each of them must exist.
 
-        ``first_ahead`` is how many are read before the first one was looked at.
+        ``first_ahead`` is how many entries are read ahead before the size of any is known.
         """
         first = first_ahead or _FIRST_READ_AHEAD
         with _Window(self._workers, first) as window:
@@ -183,15 +183,15 @@ class WalTailer:
         poll_interval: float = 0.1,
         wait: Callable[[float], object] | None = None,
     ) -> Iterator[WalEntry]:
-        """Entries as they appear, until ``stop()`` is true.
+        """Yield entries as they appear, until ``stop()`` is true.
 
-        ``stop`` is asked before every read and after every wait. ``wait`` replaces the
-        sleep between polls, e.g. with ``threading.Event.wait`` so that a stop is heard at once.
+        ``stop`` is called before every read and after every wait. ``wait`` replaces the
+        sleep between polls, e.g. with ``threading.Event.wait`` so that a stop takes effect at once.
         """
         pause = wait or threading.Event().wait
         position = self.first_position() if start is None else start
         tip = WatchedTip(self._store, self._shard_id, self._clock)
-        # Since when the position is known to be the tip: neither collected nor lost.
+        # Since when the position is known to be the tip, so that its entry is neither collected nor lost.
         at_tip_since = float("-inf")
         while not stop():
             now = self._clock()
@@ -204,10 +204,10 @@ class WalTailer:
                 pause(poll_interval)
             else:
                 manifest = self._manifests.read_latest()
-                # Flushed, so it existed: either it came between the two reads, or it is gone.
+                # A flushed entry existed: either it was written between the two reads, or it is gone.
                 if is_flushed(manifest, position) and self.read_entry(position) is None:
                     raise self._missing(position, None)
-                # What does not come may have been lost, with others behind it.
+                # The next entry may have been lost, with later entries behind it; this raises then.
                 tip.find(manifest)
                 at_tip_since = now
 
@@ -225,7 +225,7 @@ def first_unflushed(
 ) -> int | None:
     """The first position below ``tip`` with rows that no SSTable of the manifest holds, if there is one.
 
-    ``infos`` are entries that were listed: each saves a request, and what was read of it is kept.
+    ``infos`` has entries of a listing: each saves a request, and its header is cached.
     """
     tailer = WalTailer(store, manifest.shard_id)
 
@@ -243,7 +243,7 @@ def first_unflushed(
     for start in range(first_unsettled(manifest), tip, ahead):
         some = range(start, min(start + ahead, tip))
         for position, header in zip(some, list(ordered_map(read, some, ahead)), strict=True):
-            # A missing one was flushed and collected meanwhile.
+            # A missing entry was flushed and collected in between.
             if header is None or header.sentinel or is_flushed(manifest, position, header.generation):
                 continue
             return position

@@ -1,4 +1,4 @@
-"""Object storage, and the names of what lies there: the only door to bytes."""
+"""Object storage and the layout of its paths: the only access to stored bytes."""
 
 from lancewal.storage import layout
 from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo

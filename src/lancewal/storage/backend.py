@@ -1,4 +1,4 @@
-"""The operations that a kind of storage implements, and the retry of those that failed for a moment.
+"""The operations that each kind of storage implements, and the retry of transient failures.
 
 :class:`~lancewal.storage.ObjectStore` does the rest.
 """
@@ -33,26 +33,27 @@ class ObjectInfo:
 
 
 class TransientError(StorageError):
-    """The storage failed in a way that may pass; repeating the call is safe."""
+    """A storage failure that may be transient; repeating the call is safe."""
 
 
-#: What S3 deletes with one request.
+#: How many objects S3 deletes with one request.
 DELETED_AT_ONCE = 1000
 
 
 class Backend(Protocol):
     """Raw operations, without retries. Paths are validated and relative to the table's root.
 
-    Failures are :class:`TransientError` where trying again may help, else ``StorageError``. A write that
-    failed for good, but may have taken effect, is an ``OutcomeUnknownError``.
-    A missing object is ``FileNotFoundError`` on reads, ``None`` on ``head`` and fine on ``delete``.
+    A failure raises :class:`TransientError` if a retry may help, else ``StorageError``. A write that failed
+    for good, but may have taken effect, raises ``OutcomeUnknownError``.
+    If an object is missing, reads raise ``FileNotFoundError``, ``head`` returns ``None``, and ``delete``
+    succeeds.
     """
 
     def create(self, path: str, data: memoryview) -> bool:
-        """Store ``data`` whole or not at all; ``False`` when an object of this name exists."""
+        """Store ``data`` atomically; ``False`` if an object with this name exists."""
 
     def settle(self, path: str) -> None:
-        """Make an object that is already visible as durable as one that ``create`` returned."""
+        """Make a visible object durable, as if ``create`` had returned for it."""
 
     def replace(self, path: str, data: memoryview, *, durable: bool) -> None: ...
 

@@ -1,13 +1,13 @@
-"""The cache of this process: one memory budget for everything that it keeps of its tables.
+"""The cache of this process: one memory budget for everything that it caches of its tables.
 
-Values that could be read or computed again lie on a :class:`Shelf`. All shelves share
-:func:`cache_bytes`; the least recently used value is dropped first, whichever shelf it lies on.
+Values that can be read or computed again are on a :class:`Shelf`. All shelves share one budget, which is part
+of :func:`cache_bytes`. The least recently used value is dropped first, no matter which shelf holds it.
 Memory that cannot be dropped at any moment (the rows of a log's tail during a read) takes a
-:class:`Lease` of the same budget instead: shelves make room for it, and it is refused when
+:class:`Lease` of the same budget instead: shelves make room for it, and it is refused if
 the leases alone would exceed the budget.
 
-Lance has caches of its own for the files of SSTables. They get a fixed part of the budget
-(:func:`lance_cache_bytes`), because Lance does not say how full they are.
+Lance has its own caches for the files of SSTables. They get a fixed part of :func:`cache_bytes`
+(:func:`lance_cache_bytes`), because Lance does not report how full they are.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Lease:
 
     @classmethod
     def joined(cls, leases: Sequence[Lease], num_bytes: int) -> Lease:
-        """One lease in place of several of one cache, of at most as many bytes as they have."""
+        """Join several leases of one cache into one of ``num_bytes``, but at most their total."""
         cache = leases[0]._cache
         with cache._lock:
             had = 0
@@ -136,14 +136,14 @@ class Lease:
 
     @property
     def is_void(self) -> bool:
-        """Whether another lease was made of it."""
+        """Whether this lease was joined into another one."""
         return not self._num_bytes
 
     def __del__(self) -> None:
         self._cache._returned.append(self._num_bytes)
 
 
-#: The process's own.
+#: The cache of this process.
 process_cache = Cache()
 in_forked_child(process_cache.after_fork)
 
@@ -180,8 +180,9 @@ class Shelf(Generic[K, V]):
             self._drop(key)
             if num_bytes + _ENTRY_BYTES > self._cache.max_bytes:
                 return
-            # In this order, and dropped in the other one: an interrupt may leave an entry without its
-            # value, which costs room until it is dropped, but no value without its entry.
+            # First the entry, then the value; ``_drop`` removes them in reverse order. An interrupt may leave
+            # an entry without its value, which only costs room until it is dropped. It must not leave a
+            # value without its entry.
             self._cache._entries[self, key] = num_bytes + _ENTRY_BYTES
             self._cache._kept_bytes += num_bytes + _ENTRY_BYTES
             self._values[key] = value

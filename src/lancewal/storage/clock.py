@@ -1,12 +1,12 @@
 """Elapsed time, for processes that may have been suspended in between.
 
-Garbage collection empties slots (WAL positions, manifest versions) whose numbers a
-stalled writer may still believe to be free. No slot is emptied before its content is
-``MIN_DELETION_AGE`` old. So a writer that confirmed its claim less than that ago cannot
-have met an emptied slot, and one that waited longer than half of it must look again.
+Garbage collection empties slots (WAL positions, manifest versions) that a stalled writer may
+still take for free. No slot is emptied before its content is ``MIN_DELETION_AGE`` old. So a
+writer that confirmed its claim less than that ago cannot have met an emptied slot. A writer
+that waited longer than half of it must check its claim again.
 
-Both sides measure with clocks that nobody sets: the writer with its machine's own, the
-collector by the records of earlier collections (``lancewal.maintenance.needs``).
+Neither side relies on a clock that can be set. The writer uses the boot clock of its machine, and the
+collector uses the records of earlier collections (``lancewal.maintenance.needs``).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RECHECK_AFTER = MIN_DELETION_AGE / 2
 # macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC counts the time asleep as well.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: Seconds on a clock that only grows; tests pass their own.
+#: Returns seconds on a clock that only moves forward; tests pass their own.
 Clock = Callable[[], float]
 
 
 def boot_time() -> float:
     """Seconds since boot, including time in suspend (when ``time.monotonic`` stands still).
 
-    A virtual machine cannot tell that it was paused from outside: do not resume one after hours.
+    A virtual machine does not notice that it was paused from outside. Do not resume one after hours.
     """
     return time.clock_gettime(_CLOCK)
 

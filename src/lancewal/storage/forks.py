@@ -1,9 +1,9 @@
 """Forked children: they may not use lancewal once their parent has used it.
 
-Lance and the object stores run threads of their own, which a child does not inherit. Calls to Lance
-in such a child were tried: some work, some crash, some never return. And a writer that the
-child inherits is the parent's: both would write under one epoch, and rows that were acknowledged
-to the child would be lost. So everything is refused there.
+Lance and the object stores run their own threads, which a child does not inherit. In experiments some
+calls to Lance in such a child worked, some crashed, and some never returned. And a writer that the
+child inherits belongs to the parent: both would write under one epoch, and rows that were acknowledged
+to the child would be lost. So all calls are refused in the child.
 
 A child that was forked before its parent used lancewal is like any other process.
 """
@@ -35,13 +35,13 @@ def is_forked() -> bool:
 
 
 def note_use() -> None:
-    """Remember that lancewal was used: children forked from now on cannot use it."""
+    """Record that lancewal was used: children forked from now on cannot use it."""
     global _used
     _used = True
 
 
 def in_forked_child(reset: Callable[[], None]) -> None:
-    """Call ``reset`` in every forked child, for state that it must not inherit."""
+    """Call ``reset`` in every forked child, to clear state that the child must not inherit."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 

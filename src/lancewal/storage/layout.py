@@ -21,21 +21,21 @@ OWN_DIR = f"{MEM_WAL_DIR}/_lancewal"
 #: one table at one place, so backups leave it out.
 CLOCK_DIR = f"{OWN_DIR}/clock"
 LOOKS_DIR = f"{OWN_DIR}/looks"
-#: Who writes, a directory for each process (``lancewal.service``). With the clock's readings, because the
-#: ages of these records count by them: one listing shows both.
+#: The records of the processes that write, one directory each (``lancewal.service``). They are beside the
+#: clock readings, which give the ages of these records, so that one listing shows both.
 OWNERS_DIR = f"{CLOCK_DIR}/owners"
-#: Whoever has to know the storage's time writes this and looks at its time stamp.
+#: A process that needs the storage's time writes this object and reads its time stamp.
 CLOCK_NOW = f"{CLOCK_DIR}/now"
-#: Who does, or last did, which part of a table's upkeep (``lancewal.service``); beside the clock for the
-#: same reason.
+#: Which process does, or last did, each part of a table's upkeep (``lancewal.service``). It is beside the
+#: clock readings for the same reason.
 UPKEEP_DIR = f"{CLOCK_DIR}/upkeep"
-#: How a table wants to be kept in shape.
+#: The table's upkeep settings.
 UPKEEP_SETTINGS = f"{OWN_DIR}/upkeep.json"
-#: In which version each column was added; a process that knows more overwrites it.
+#: The table version that added each column; a process that knows more overwrites it.
 COLUMN_HISTORY = f"{OWN_DIR}/columns.json"
 
-#: Named states of the table (``lancewal.maintenance.checkpoints``). They are about files that lie here, so
-#: backups leave them out.
+#: Named snapshots of the table (``lancewal.maintenance.checkpoints``). They refer to files of this copy of
+#: the table, so backups leave them out.
 CHECKPOINTS_DIR = f"{OWN_DIR}/checkpoints"
 
 FIRST_WAL_POSITION = 1
@@ -64,7 +64,7 @@ _MAX_NUMBER = (1 << 64) - 1
 def reversed_bits(number: int) -> str:
     """The 64-bit binary text of ``number``, least significant bit first.
 
-    Neighbouring numbers differ in their first characters, which spreads them over
+    Consecutive numbers differ in their first characters, which spreads them over
     an object store's key partitions.
 
     >>> reversed_bits(5)[:6]
@@ -138,7 +138,7 @@ def version_hint(shard_id: UUID) -> str:
 
 
 def fresh_sstable_name(generation: int) -> str:
-    """A new directory name for one flush attempt; a retry never reuses one."""
+    """A new directory name for one flush attempt; a retry gets another name."""
     return f"{secrets.token_hex(4)}_gen_{generation}"
 
 
@@ -149,7 +149,7 @@ def parse_sstable_name(name: str) -> int | None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether ``name`` names an entry of a directory and cannot lead out of it.
+    """Whether ``name`` is the name of a directory entry and cannot lead out of the directory.
 
     >>> is_plain_name("0a1b2c3d_gen_1"), is_plain_name("../0a1b2c3d_gen_1"), is_plain_name("")
     (True, False, False)
@@ -158,7 +158,10 @@ def is_plain_name(name: str) -> bool:
 
 
 def sstable_dir(shard_id: UUID, name: str) -> str:
-    """The directory of an SSTable; refuses a name that leads out of the shard, whoever wrote the manifest."""
+    """The directory of an SSTable; refuses a name that leads out of the shard.
+
+    The name comes from a manifest, which another program may have written.
+    """
     if not is_plain_name(name):
         raise InvalidInputError(
             f"{name!r} cannot be an SSTable of shard {shard_id}: it must be the name of a directory in it"
@@ -167,7 +170,7 @@ def sstable_dir(shard_id: UUID, name: str) -> str:
 
 
 def owner_dir(owner_id: str) -> str:
-    """What one process says of itself, and what others ask of it; refuses what is no owner's id."""
+    """The directory with a process's own record and the requests of others; refuses an invalid owner id."""
     if not _OWNER.fullmatch(owner_id):
         raise InvalidInputError(f"{owner_id!r} is no id of an owner")
     return f"{OWNERS_DIR}/{owner_id}"

@@ -1,13 +1,13 @@
 """A directory on a local disk as an object store: atomic creates, and fsync where it counts.
 
-An object is written to a file without a name, synced, and then linked to its name: the link
-either succeeds or finds the name taken, so a race has exactly one winner, readers see whole
-objects only, and a killed writer leaves nothing behind. Where the file system has no nameless
-files, a hidden staging file is used instead; a killed writer may leave it, unlisted, for
-garbage collection.
+An object is written to a file without a name, synced, and then linked to its name. The link
+either succeeds or finds the name taken, so a race has exactly one winner, readers see only whole
+objects, and a killed writer leaves nothing behind. If the file system has no nameless files, a
+hidden staging file is used instead. A killed writer may leave it behind; listings leave it out,
+and garbage collection removes it.
 
-Symbolic links below the root are never followed: they may lead out of the table. Reading or writing
-through one is refused; listing and deleting treat the link itself. The root may be a link.
+Symbolic links below the root are never followed, because they may lead out of the table. Reading or
+writing through a link is refused; listing and deleting apply to the link itself. The root may be a link.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class LocalBackend:
         self._root = root
         self.fsync = fsync
         self._nameless_files = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
-        # Directories whose names, up to the root, are synced; with their inode, because a directory
-        # that was deleted and made again is a new one. Racing threads at worst sync twice.
+        # Directories whose names are synced up to the root. With their inodes, because a directory
+        # that was deleted and made again has to be synced again. Racing threads at worst sync twice.
         self._anchored: dict[str, int] = {}
-        # Directories whose path has no link. Checked once: there are too many reads and writes.
+        # Directories without a link in their path. Each is checked only once, for speed.
         self._link_free: set[str] = set()
         self._root_inode: int | None = None
 
@@ -148,7 +148,7 @@ class LocalBackend:
                 return [
                     entry.name
                     for entry in _entries(directory)
-                    # Links too, so that nobody takes their targets for missing.
+                    # Links too, so that their targets do not appear to be missing.
                     if entry.is_dir(follow_symlinks=False) or entry.is_symlink()
                 ]
         except _NOT_THERE:
@@ -203,12 +203,12 @@ class LocalBackend:
             raise _failure("open", self.full_path(path), error) from error
 
     def check_root(self) -> None:
-        """Raise if the root is not the directory that was there before.
+        """Raise if the root is no longer the same directory as before.
 
-        Its disk may have been unmounted. What is written to the place where it was mounted is out of sight
-        when the disk is back.
+        Its disk may have been unmounted. Files written to the empty mount point would be hidden when the disk
+        is mounted again.
         """
-        known = self._root_inode  # first: another thread may make the root meanwhile
+        known = self._root_inode  # read first: another thread may create the root in between
         try:
             inode = os.stat(self._root).st_ino
         except _NOT_THERE:
@@ -266,7 +266,7 @@ class LocalBackend:
                 return None
             raise
         finally:
-            # It is linked by now, and synced where it must be: a late error denies neither.
+            # The file is already linked, and synced if required, so an error here does not matter.
             with suppress(OSError):
                 os.close(file)
         return True
@@ -289,7 +289,7 @@ class LocalBackend:
         if self._anchored.get(directory) == inode:
             return
         # The creator of this directory (another thread or process, or Lance, which never syncs) may not
-        # have synced its name yet, so the first writer here does it for every level.
+        # have synced its name yet. So the first writer here syncs every level up to the root.
         parent = directory
         while len(parent) > len(self._root):
             parent = os.path.dirname(parent)
@@ -354,8 +354,8 @@ class LocalBackend:
         try:
             for name in path.split("/") if path else ():
                 above, current = current, _open_directory(name, current)
-                # After it is forgotten: were Ctrl-C to come in between, it would be closed twice, the second
-                # time perhaps as another thread's file.
+                # Closed only after ``current`` has changed. Otherwise Ctrl-C in between would close the
+                # descriptor twice, and the second close might hit another thread's file.
                 os.close(above)
             yield current
         finally:
@@ -409,7 +409,7 @@ def _list_below(directory: int, path: str, staging: bool, found: list[ObjectInfo
 
 
 def _delete_tree(parent: int, name: str) -> int:
-    """Delete a directory tree; returns how many objects it held. Of a link only the link is deleted."""
+    """Delete a directory tree; returns how many objects it held. A link is deleted, but not its target."""
     deleted = 0
     try:
         with _opened(name, parent) as directory:
@@ -427,7 +427,7 @@ def _delete_tree(parent: int, name: str) -> int:
         if error.errno == errno.ELOOP:
             os.unlink(name, dir_fd=parent)
             return deleted + 1
-        # Somebody wrote into it in the meantime: the new file stays.
+        # Another thread or process has written into it: the new file stays.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     return deleted
@@ -490,7 +490,7 @@ def _sync(path: str, flags: int) -> int:
 
 
 def _discard(staging: str) -> None:
-    # If it stays, garbage collection finds it; the caller's own outcome matters more.
+    # Errors are ignored, because the caller's own outcome matters more. Garbage collection removes the file.
     with suppress(OSError):
         os.unlink(staging)
 

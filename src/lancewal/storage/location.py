@@ -1,4 +1,4 @@
-"""Where a table lies: URIs, spelled as pylance spells them, and paths below a table."""
+"""Table locations: URIs in pylance's spelling, and paths below a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """``container`` is a bucket, an Azure container or a memory store's name, empty for local.
+    """A parsed table URI. ``container`` is a bucket, an Azure container or a memory store, empty for local.
 
     ``prefix`` is the key prefix without slashes at its ends, or the absolute local directory.
     """
@@ -39,7 +39,7 @@ class Location:
 
 
 def parse_location(uri: str | os.PathLike[str]) -> Location:
-    """Take a table's URI apart.
+    """Parse a table's URI.
 
     >>> parse_location("s3://bucket/some/table/").prefix
     'some/table'
@@ -103,10 +103,10 @@ def _authority(scheme: str, authority: str) -> tuple[str, str | None]:
 
 
 def check_path(path: str, what: str = "path") -> None:
-    """Refuse what is not a plain relative path: a wrong one must never leave the table's directory."""
+    """Refuse a path that is not plain and relative, because it could lead out of the table's directory."""
     if not isinstance(path, str) or not path:
         raise InvalidInputError(f"{what} {path!r} must be text and not empty")
-    # The common case in one pass; only suspicious paths are checked by segment.
+    # A fast test for the common case; only suspicious paths are checked by segment.
     if path[0] == "." or "//" in path or "/." in path or path[0] == "/" or path[-1] == "/":
         for segment in path.split("/"):
             if segment in ("", ".", ".."):
@@ -127,7 +127,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def is_staging_name(name: str) -> bool:
-    """Whether a file name is the temporary one of a write that is not finished.
+    """Whether a file name is the temporary name of an unfinished write.
 
     >>> is_staging_name(".entry.arrow.1f2e.tmp"), is_staging_name("entry.arrow")
     (True, False)

@@ -1,8 +1,8 @@
-"""The memory of this process: one number, and the part of it that rows take that are not flushed yet.
+"""The memory budget of this process, and the share of it for rows that are not flushed yet.
 
-Each writer has a limit of its own. Many of them in one process may reach theirs together, so their MemTables
-share a part of the process's budget as well: when it is nearly full the largest of them is flushed first, and
-when it is full puts wait.
+Each writer has its own limit. Many writers in one process may all reach their limits at the same time, so
+their MemTables also share a part of the process's budget. When that part is nearly full, the largest MemTable
+is flushed. When it is full, puts wait.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lancewal.errors import InvalidInputError
 from lancewal.storage.forks import in_forked_child
 
 MEMORY_VARIABLE = "LANCEWAL_MEMORY_BYTES"
-#: Of the machine's memory, unless the environment says how much.
+#: The share of the machine's memory that the process gets, unless the environment sets the bytes.
 _OF_THE_MACHINE = 0.5
-#: For rows that are not flushed yet. The rest is for caches, compaction, and what puts have in hand.
+#: The share for rows that are not flushed yet. The rest is for caches, compaction, and puts in progress.
 _ROWS_SHARE = 0.5
-#: From here on the largest MemTable is flushed.
+#: The share of the limit from which on the largest MemTable is flushed.
 _NEARLY_FULL = 0.75
-#: Seconds for which a flush is waited for. One whose storage does not answer may take for ever, and others
-#: are flushed beside it then.
+#: For so many seconds a running flush counts as room to come. If its storage does not answer, it may take for
+#: ever, so other MemTables are flushed after that time.
 PATIENCE = 10.0
 
 
 def memory_bytes() -> int:
-    """What this process may take: ``LANCEWAL_MEMORY_BYTES``, by default half of the machine's memory."""
+    """How much memory this process may use: ``LANCEWAL_MEMORY_BYTES``, by default half of the machine's."""
     text = os.environ.get(MEMORY_VARIABLE)
     if text is None:
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _OF_THE_MACHINE)
@@ -40,22 +40,22 @@ def memory_bytes() -> int:
 
 
 class Holder(Protocol):
-    """Something that holds rows that are not flushed yet."""
+    """A holder of rows that are not flushed yet."""
 
     @property
     def active_bytes(self) -> int:
-        """What a flush that is not under way yet would free."""
+        """The bytes that a new flush would free."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it will never flush anything any more."""
+        """Whether it will never flush again."""
 
     def flush_soon(self) -> None:
-        """Begin that flush, in another thread; takes no lock that is held while rows are inserted."""
+        """Start that flush in another thread; takes no lock that is held while rows are inserted."""
 
 
 class RowMemory:
-    """Rows that are not flushed yet, of all writers of a process. The process has one; tests make others."""
+    """The unflushed rows of all writers of a process. The process has one; tests make others."""
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -67,7 +67,7 @@ class RowMemory:
         self._lock = threading.Lock()
         self._held: dict[Holder, int] = {}
         self._total = 0
-        #: Whose flush is under way, and since when.
+        #: The holders whose flush is running, and since when.
         self._chosen: dict[Holder, float] = {}
         # The garbage collector may end a holder at any time, also while this thread holds the lock.
         self._released: deque[Holder] = deque()
@@ -80,7 +80,7 @@ class RowMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of rows and their indexes, as of the last change of each holder."""
+        """Bytes of rows and their indexes, as each holder last reported them."""
         with self._lock:
             self._settle()
             return self._total
@@ -90,7 +90,7 @@ class RowMemory:
         return self._total >= self.limit and self.total >= self.limit
 
     def hold(self, holder: Holder, num_bytes: int) -> None:
-        """``holder`` has so many bytes now. Above three quarters of the limit the largest is flushed."""
+        """Record that ``holder`` has ``num_bytes`` now; flushes the largest from 3/4 of the limit on."""
         with self._lock:
             self._total += num_bytes - self._held.get(holder, 0)
             self._held[holder] = num_bytes
@@ -99,13 +99,13 @@ class RowMemory:
             self.relieve()
 
     def flushed(self, holder: Holder, num_bytes: int) -> None:
-        """``holder`` has flushed something, and so many bytes are left. The next one comes if it must."""
+        """Record that ``holder`` has flushed and has ``num_bytes`` left; starts another flush if needed."""
         with self._lock:
             self._chosen.pop(holder, None)
         self.hold(holder, num_bytes)
 
     def relieve(self) -> None:
-        """See that enough is being flushed, the largest first."""
+        """Make sure that enough is being flushed, the largest holder first."""
         with self._lock:
             self._released.extend([each for each in self._held if each.is_over])
             self._settle()
@@ -114,7 +114,7 @@ class RowMemory:
             largest.flush_soon()
 
     def release(self, holder: Holder) -> None:
-        """``holder`` is closed. Takes no lock."""
+        """Record that ``holder`` is closed. Takes no lock, because the garbage collector may call it."""
         self._released.append(holder)
 
     def _settle(self) -> None:
@@ -124,7 +124,7 @@ class RowMemory:
             self._chosen.pop(holder, None)
 
     def _largest(self) -> Holder | None:
-        """The next to be flushed, unless what is chosen already makes enough room. Requires the lock."""
+        """The next holder to flush, or ``None`` if running flushes make enough room. Requires the lock."""
         now = self._clock()
         coming = sum(
             self._held.get(each, 0) for each, since in self._chosen.items() if now - since < PATIENCE
@@ -139,5 +139,5 @@ class RowMemory:
         return largest
 
 
-#: The process's own.
+#: The row memory of this process.
 row_memory = RowMemory()

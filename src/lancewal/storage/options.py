@@ -1,9 +1,9 @@
-"""Storage options in pylance's spelling, turned into what obstore's constructors take.
+"""Converts storage options in pylance's spelling to the arguments of obstore's constructors.
 
-One dictionary serves both libraries. As in pylance, keys are case-insensitive, have several
-spellings (``aws_region``, ``region``), unknown ones are ignored (pylance has more settings),
-and missing ones come from the environment: ``AWS_…``, ``AZURE_…``, ``GOOGLE_…``, and HTTP
-settings such as ``TIMEOUT`` and ``ALLOW_HTTP`` without a prefix.
+One dictionary serves both libraries. As in pylance, keys are case-insensitive and have several
+spellings (``aws_region``, ``region``). Unknown keys are ignored, because pylance has more settings.
+Missing keys come from the environment: ``AWS_…``, ``AZURE_…``, ``GOOGLE_…``, and HTTP settings such as
+``TIMEOUT`` and ``ALLOW_HTTP`` without a prefix.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ _SPELLINGS: dict[Kind, _Spelling] = {
         {"service_account_path": "service_account", "storage_token": "bearer_token"},
     ),
 }
-# obstore takes this one with its prefix only.
+# obstore accepts this key only with its prefix.
 _RENAMED_FOR_OBSTORE = {"endpoint_url_s3": "aws_endpoint_url_s3"}
 _SECRETS = _names(
     "access_key_id secret_access_key session_token sse_customer_key_base64 account_key client_secret sas_key "
     "token encryption_key fabric_session_token service_account_key bearer_token"
 )
-#: Followed by the header's name.
+#: The prefix of options that set HTTP headers; the header's name follows.
 _HEADERS = "headers."
 _DEFAULT_RETRIES = 3
 _DEFAULT_RETRY_SECONDS = 180
@@ -117,7 +117,7 @@ class ClientSettings:
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of the caller's options; refuses those that pylance would not take either."""
+    """A copy of the caller's options; refuses options that pylance would not accept either."""
     checked = dict(options or {})
     for key, value in checked.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -149,7 +149,7 @@ def client_settings(
         merged["account_name"] = location.account
     if location.kind == "s3":
         _complete_s3(location.container, merged, env)
-    # An empty value only masks the environment's.
+    # An empty option only hides a value of the environment.
     merged = {key: value for key, value in merged.items() if value}
     _remember(merged)
     headers = {
@@ -203,7 +203,7 @@ def _retry_config(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _complete_s3(bucket: str, merged: dict[str, str], env: Mapping[str, str]) -> None:
-    """Fill in what pylance finds out by itself: profile, region, S3 Express."""
+    """Fill in the settings that pylance detects by itself: profile, region, S3 Express."""
     if bucket.endswith("--x-s3"):
         merged.setdefault("s3_express", "true")
     profile = _aws_profile(env)

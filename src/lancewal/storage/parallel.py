@@ -64,8 +64,8 @@ else:
 def start_thread(thread: threading.Thread) -> None:
     """Start ``thread``; raises ``RuntimeError`` when the system has no more threads.
 
-    The main thread lets another thread start it, which no interrupt reaches. So it may not run
-    yet when this returns.
+    The main thread lets another thread start it, because interrupts reach only the main thread. So
+    the thread may not run yet when this returns.
     """
     if threading.current_thread() is threading.main_thread():
         _thread.start_new_thread(_start, (thread,))
@@ -83,7 +83,7 @@ def _start(thread: threading.Thread) -> None:
 class Bell:
     """Wakes all waiting threads, as a Condition does; they check their condition again.
 
-    It guards nothing, and may be rung from anywhere, also by the garbage collector.
+    It is not a lock, and it may be rung from anywhere, even by the garbage collector.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Bell:
             gate.acquire()
             self._waiting[gate] = None
             try:
-                # A change from before the gate was there did not open it.
+                # Check again: a change before the gate was registered did not open it.
                 if condition():
                     return True
                 left = LOOK_AGAIN_SECONDS if deadline is None else deadline - time.monotonic()
@@ -119,9 +119,9 @@ class Bell:
 
 
 class Room:
-    """Bounds what concurrent calls hold together to ``size``.
+    """Bounds to ``size`` what concurrent calls hold together.
 
-    Each call holds a lock of its own while it runs, by ``with``, which no interrupt can skip: so a
+    Each call holds its own lock, by ``with``, while it runs. No interrupt can skip its release, so a
     call that has ended never takes up room.
 
     >>> room, call = Room(100), threading.Lock()
@@ -150,7 +150,7 @@ class Room:
             self._left.wait_for(lambda: self._fits(call, needed))
 
     def leave(self, call: threading.Lock) -> None:
-        """The call is over, or holds nothing any more."""
+        """Release the room of a call that is over or holds nothing more."""
         self._calls.pop(call, None)
         self._left.ring()
 
@@ -168,12 +168,12 @@ class Room:
             return True
 
 
-# Calls of daemon threads that are under way in this process, each with a lock that it holds.
+# Running calls of this process's daemon threads, each represented by a lock that it holds.
 _under_way: dict[_thread.LockType, None] = {}
 
 
 def run_in_background(call: Callable[[], R]) -> R:
-    """Make a call of a daemon thread; the process does not exit within it (:data:`EXIT_SECONDS`)."""
+    """Run a daemon thread's ``call``; an exiting process waits for it up to :data:`EXIT_SECONDS`."""
     held = _thread.allocate_lock()
     with held:
         _under_way[held] = None
@@ -187,12 +187,12 @@ def run_in_background(call: Callable[[], R]) -> R:
 def _let_calls_end() -> None:
     """Keep the interpreter from shutting down while a daemon thread is in native code.
 
-    Up to Python 3.13 such a thread, when it comes back, is ended by unwinding its stack. Rust and C++ do not
-    allow that: the process aborts and its parent sees SIGABRT. Registered with the import of this module, so
-    it runs after the finalizers of writers.
+    Up to Python 3.13 the interpreter ends such a thread by unwinding its stack when it returns from native
+    code. Rust and C++ do not allow that: the process aborts, and its parent sees SIGABRT. This function is
+    registered when this module is imported, so it runs after the finalizers of writers.
     """
     if is_forked():
-        return  # a child has the list of its parent's calls, not the threads
+        return  # a child inherits the list of its parent's calls, but not the threads
     deadline = time.monotonic() + EXIT_SECONDS
     for held in list(_under_way):
         held.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -237,7 +237,7 @@ class Task(Generic[R]):
                 raise self._error
             return self._value
         finally:
-            del self  # else this frame and the error would keep each other alive
+            del self  # otherwise this frame and the error would keep each other alive
 
 
 def in_thread(call: Callable[[], R], name: str) -> Task[R]:
@@ -251,14 +251,14 @@ def in_thread(call: Callable[[], R], name: str) -> Task[R]:
 
 
 def both(first: Callable[[], R], second: Callable[[], T], *, at_once: bool) -> tuple[R, T]:
-    """The results of two calls; ``at_once`` makes the second in another thread meanwhile."""
+    """Return the results of two calls; with ``at_once`` the second runs in another thread."""
     if not at_once:
         return first(), second()
     other = in_thread(second, "lancewal-io")
     try:
         mine = first()
     finally:
-        # Nothing goes on behind the caller's back, also when the first call fails.
+        # Even if the first call fails, nothing may still be running when the caller continues.
         other.wait()
     return mine, other.result()
 
@@ -323,11 +323,11 @@ def ordered_map(
 ) -> Iterator[R]:
     """Yield ``call(item)`` in order, with up to ``workers`` calls ahead of the consumer.
 
-    At most ``workers`` results wait for the consumer; an error is raised at its item's turn. Where
-    results differ in size, ``ahead_after`` says with each of them how many calls may be ahead from then on
-    (up to ``workers``), and ``first`` how many before.
+    At most ``workers`` results wait for the consumer; an error is raised at its item's turn. For results
+    of different sizes, ``first`` is how many calls may be ahead at the beginning. After each result,
+    ``ahead_after`` returns how many may be ahead from then on (up to ``workers``).
     When the iterator is exhausted or closed, calls that have not begun are dropped, and the
-    threads end with their current calls.
+    threads end after their current calls.
     """
     if workers <= 1:
         yield from map(call, items)
@@ -355,7 +355,7 @@ def ordered_map(
         # All calls have returned: the threads are idle and end at once.
         crew.dismiss(wait=True)
     finally:
-        # Without waiting: the garbage collector may close an abandoned iterator, in any thread and
+        # Do not wait here: the garbage collector may close an abandoned iterator, in any thread and
         # while any lock is held.
         for task in ahead:
             task.drop()

@@ -1,4 +1,4 @@
-"""How long reads of this process took, as histograms for metrics, each with a span for tracing."""
+"""Measures the reads of this process: latency histograms for metrics, and a span per read for tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lancewal.storage.tracing import NoSpan, Span, span, trace_runner
 
 T = TypeVar("T")
 
-#: Bounds of the histograms of puts and reads, in seconds: from memory alone to a far store.
+#: Bounds of the histograms of puts and reads, in seconds: from reads of memory to distant stores.
 LATENCY_BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -22,7 +22,7 @@ LATENCY_BOUNDS = (
 
 
 class Latencies(NamedTuple):
-    """How many calls took up to each of :data:`LATENCY_BOUNDS`, or longer, and how long all of them took."""
+    """A histogram with :data:`LATENCY_BOUNDS` and a last count for longer calls; the sum of ``seconds``."""
 
     counts: tuple[int, ...]
     seconds: float
@@ -36,8 +36,8 @@ class ReadTimes:
         in_forked_child(self._start_empty)
 
     def _start_empty(self) -> None:
-        """Also called in a forked child: it has read nothing, and another thread may have held the lock."""
-        # One that its holder may take again: the garbage collector may end an abandoned scan at any point.
+        """Reset. Also called in a forked child: another thread may have held the lock at the fork."""
+        # Reentrant: the garbage collector may end an abandoned scan while this thread holds the lock.
         self._lock = threading.RLock()
         self._counts: dict[tuple[str, str], list[int]] = {}
         self._seconds: dict[tuple[str, str], float] = {}
@@ -53,7 +53,7 @@ class ReadTimes:
             self._seconds[key] += seconds
 
     def taken(self) -> dict[tuple[str, str], Latencies]:
-        """By table and operation.
+        """The latencies so far, by table and operation.
 
         >>> times = ReadTimes()
         >>> times.add("memory://table", "lookup", 0.0003)
@@ -65,16 +65,16 @@ class ReadTimes:
 
     @contextmanager
     def timed(self, table: str, operation: str, before: float = 0.0) -> Iterator[Span | NoSpan]:
-        """One read that is answered at once; ``before`` is what it took so far. Failed ones don't count."""
+        """Measure a read that returns one result; ``before`` is time already spent. Failures don't count."""
         began = time.perf_counter()
         with span(f"lancewal.{operation}", table=table) as current:
             yield current
         self.add(table, operation, before + time.perf_counter() - began)
 
     def streamed(self, table: str, operation: str, items: Iterator[T], before: float = 0.0) -> Iterator[T]:
-        """The items of a read that is answered bit by bit; the time of whoever takes them does not count.
+        """Measure a read that yields its items one by one; the consumer's own time does not count.
 
-        The read belongs to the trace in which this is called, whoever takes the items.
+        The read belongs to the trace in which this is called, even if another thread consumes the items.
         """
         current, run = span(f"lancewal.{operation}", table=table), trace_runner()
 
@@ -92,7 +92,7 @@ class ReadTimes:
             except BaseException as error:
                 run(current.__exit__, type(error), error, None)
                 if isinstance(error, GeneratorExit):
-                    self.add(table, operation, seconds)  # whoever took the items had enough of them
+                    self.add(table, operation, seconds)  # the consumer stopped early, which is no failure
                 raise
             run(current.__exit__, None, None, None)
             self.add(table, operation, seconds)
@@ -100,5 +100,5 @@ class ReadTimes:
         return steps()
 
 
-#: Those of all tables.
+#: The read times of this process, for all tables.
 read_times = ReadTimes()

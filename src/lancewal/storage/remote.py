@@ -110,7 +110,7 @@ class RemoteBackend:
             try:
                 return bytes(obstore.get_range(self._store, self._key(path), start=start, length=length))
             except GenericError:
-                # A range behind the end is an error, but not one with a class of its own.
+                # A range behind the end is an error, but obstore has no class for it.
                 if obstore.head(self._store, self._key(path))["size"] <= start:
                     return b""
                 raise
@@ -147,7 +147,7 @@ class RemoteBackend:
         try:
             self._call("delete", paths[0], lambda: obstore.delete(self._store, keys))
         except FileNotFoundError:
-            # This store minds that some are missing, and has left others that are not.
+            # This store fails if some objects are missing, and may have kept objects that exist.
             for path in paths:
                 self.delete(path)
 
@@ -157,7 +157,8 @@ class RemoteBackend:
             try:
                 self._call("delete", prefix, lambda: obstore.delete(self._store, keys))
             except FileNotFoundError as error:
-                # Somebody else deletes here too, and this store reports it; the rest is still to be deleted.
+                # Another process deletes here too, and this store reports that as an error. The other
+                # objects still have to be deleted.
                 raise TransientError(f"objects below {prefix!r} vanished while being deleted") from error
         return len(keys)
 
@@ -173,7 +174,7 @@ class RemoteBackend:
         def attempt() -> Iterable[ObjectMeta]:
             return obstore.list(self._store, key or None, chunk_size=_LIST_CHUNK).collect()
 
-        # Some stores take a prefix for a directory, others for any name that starts with it.
+        # Some stores treat a prefix as a directory; others match every name that starts with it.
         return [item for item in self._call("list", prefix, attempt) if item["path"].startswith(below)]
 
     def _info(self, item: ObjectMeta) -> ObjectInfo:

@@ -1,6 +1,7 @@
-"""Directories for files that are made on this machine first; those of killed processes are removed.
+"""Temporary directories for files that are made on this machine first; those of killed processes are removed.
 
-Each is locked as long as its process lives: the system unlocks it when the process dies, however it dies.
+Each directory is locked while its block runs. The system releases the lock when the process dies, however it
+dies.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _PREFIX = "lancewal-scratch-"
-# Between its creation and its lock a directory looks as if nobody owned it.
+# A young directory may not be locked yet, and would look abandoned.
 _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
 def scratch_directory() -> Iterator[str]:
-    """A directory for temporary files, which is gone after the block."""
+    """A directory for temporary files, which is removed after the block."""
     _sweep(tempfile.gettempdir())
     place = tempfile.mkdtemp(prefix=_PREFIX)
     lock = None
     try:
-        with suppress(OSError):  # without it, others may remove the directory, which who uploads it notices
+        # Without a lock another process may remove the directory. The upload then fails visibly.
+        with suppress(OSError):
             lock = _lock(place)
         yield place
     finally:
@@ -35,7 +37,7 @@ def scratch_directory() -> Iterator[str]:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what processes left that were killed. A failure is no concern of who needs a directory now."""
+    """Remove the directories of killed processes. Failures are ignored: the caller needs only a new one."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False):
@@ -54,7 +56,7 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
 
 
 def _lock(place: str) -> int:
-    """Lock a directory until the descriptor is closed; ``OSError`` where another process has it."""
+    """Lock a directory until the descriptor is closed; ``OSError`` if another process holds the lock."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

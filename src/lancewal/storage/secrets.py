@@ -1,8 +1,8 @@
-"""Credentials kept out of error texts, logs and reprs.
+"""Keeps credentials out of error texts, logs and reprs.
 
-Other libraries quote what they were given: a URL with its password, a signed query, a header.
-The secrets of storage options are remembered here, and removed from every text of those
-libraries that we show.
+Other libraries quote their input: a URL with its password, a signed query, a header. This module
+remembers the secrets of storage options, and removes them from every text of those libraries that
+we show.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from urllib.parse import quote, unquote, urlsplit
 E = TypeVar("E", bound=BaseException)
 
 _HIDDEN = "***"
-# A shorter secret would be found in ordinary words.
+# A shorter secret would also match ordinary words.
 _SHORTEST = 4
-#: Bounds what a process remembers whose credentials are renewed every hour.
+#: Bounds the memory of a process whose credentials are renewed every hour.
 _MOST = 4_096
 
 # An error may quote a signed URL.
 _SIGNED = re.compile(r"(?i)\b(sig|[a-z_-]*(?:signature|credential|token|password|secret))=[^&\s\"'<>)]+")
-# An Azure container stands where others have a user: abfss://container@account.
+# In Azure's URLs the container is in the place of a user: abfss://container@account.
 _URL_USER = re.compile(r"(?i)(?<!abfss)(://)[^/\s?#\"'<>]*@")
 
 #: Not a cache: a forgotten secret would be shown. The newest is last.
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def remember_secrets(values: Iterable[str]) -> None:
-    """Have every later :func:`scrubbed` remove ``values``, also in the form they have in a URL."""
+    """Make every later :func:`scrubbed` remove ``values``, also in their URL-encoded forms."""
     spelled = {each for value in values for each in (value, quote(value), quote(value, ""), unquote(value))}
     with _lock:
         for secret in spelled:

@@ -1,4 +1,4 @@
-"""The storage of one table, whatever kind it is."""
+"""The storage of one table, with one interface for all kinds of storage."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PutOutcome(enum.Enum):
 
 
 def observe_all(observer: Observer | None) -> None:
-    """Have ``observer`` see the calls of all stores of this process, those that exist already too."""
+    """Let ``observer`` see the calls of all stores of this process, including stores that already exist."""
     global _shared_observer
     _shared_observer = observer
 
@@ -80,11 +80,11 @@ def _observed(
 class ObjectStore:
     """Objects below one table's root; every method may be called from any thread.
 
-    Paths are relative to the root and use ``/``. Failures that may pass are tried again a few
-    times. Then a read is a :class:`~lancewal.errors.StorageError`. So is a write that did not happen;
-    one that may have happened is an :class:`~lancewal.errors.OutcomeUnknownError`. Neither text ever
-    holds credentials.
-    ``uri`` and ``storage_options`` are what pylance takes for the same table.
+    Paths are relative to the root and use ``/``. Transient failures are retried a few times. After
+    that a read raises :class:`~lancewal.errors.StorageError`, and so does a write that did not happen.
+    A write that may have happened raises :class:`~lancewal.errors.OutcomeUnknownError`. Error texts never
+    contain credentials.
+    ``uri`` and ``storage_options`` are the arguments of pylance for the same table.
 
     Tests may subclass this class or pass a backend of their own to inject faults.
 
@@ -110,7 +110,7 @@ class ObjectStore:
         self.uri = uri
         self.storage_options: Mapping[str, str] = MappingProxyType(dict(storage_options or {}))
         self.observer = observer
-        #: Stands for the store in keys of the process's cache, which must not keep the store alive.
+        #: Represents the store in keys of the process's cache, which must not keep the store alive.
         self.identity = object()
         self._backend = backend
         self._attempts = attempts
@@ -125,11 +125,11 @@ class ObjectStore:
         fsync: bool = True,
         observer: Observer | None = None,
     ) -> ObjectStore:
-        """The store of the table at ``uri``: a path, ``file://``, ``memory://name``, ``s3://``,
+        """Open the store of the table at ``uri``: a path, ``file://``, ``memory://name``, ``s3://``,
         ``az://``, ``abfss://`` or ``gs://``.
 
-        ``fsync`` matters on local disks only: without it a write survives a crash of the process,
-        with it also a power cut. Memory stores of one name are shared within the process.
+        ``fsync`` matters only on local disks: without it a write survives a crash of the process,
+        with it also a power cut. Memory stores with the same name are shared within the process.
         """
         options = check_options(storage_options)
         location = parse_location(uri)
@@ -150,7 +150,7 @@ class ObjectStore:
 
     @property
     def fsync(self) -> bool:
-        """Whether a write is synced to disk before it returns; only local stores need to."""
+        """Whether a write is synced to disk before it returns; always false for remote stores."""
         return isinstance(self._backend, LocalBackend) and self._backend.fsync
 
     def local_path(self, path: str) -> str | None:
@@ -159,37 +159,37 @@ class ObjectStore:
         return self._backend.full_path(path) if isinstance(self._backend, LocalBackend) else None
 
     def link(self, path: str) -> ObjectInfo | None:
-        """The symbolic link that stands at ``path``; ``None`` where none does, and on remote stores.
+        """The symbolic link at ``path``; ``None`` if there is none, and on remote stores.
 
-        Links are listed and deleted as what they are, and everything else that would go
-        through one is a ``StorageError``: what they lead to is not the table's.
+        Links themselves are listed and deleted. Every other access through a link raises a
+        ``StorageError``, because its target does not belong to the table.
         """
         check_path(path)
         return self._backend.link(path) if isinstance(self._backend, LocalBackend) else None
 
     def refuse_links(self, directory: str) -> None:
-        """Raise a ``StorageError`` if a symbolic link is on the way to ``directory``, or below it.
+        """Raise a ``StorageError`` if a symbolic link is in the path of ``directory``, or below it.
 
-        For whoever passes the directory to a library that follows links.
+        Call it before passing the directory to a library that follows links.
         """
         if isinstance(self._backend, LocalBackend):
             self._backend.refuse_links(check_prefix(directory))
 
     def check_place(self) -> None:
-        """Raise a ``StorageError`` if the local directory of the table is no longer the one that it was.
+        """Raise a ``StorageError`` if the table's local directory is no longer the same directory.
 
-        For whoever has had another library write there, which makes a directory that is gone anew.
+        Call it after another library wrote there: such a library creates a missing directory again.
         """
         if isinstance(self._backend, LocalBackend):
             self._backend.check_root()
 
     @_observed
     def put_if_absent(self, path: str, data: Data) -> PutOutcome:
-        """Store ``data`` at ``path`` unless an object is there; of all racers one gets CREATED.
+        """Store ``data`` at ``path`` unless an object is there; in a race exactly one caller gets CREATED.
 
-        ``data`` must hold something that only this call writes, such as a random write id: when
-        the store says that an object exists, but its bytes are ours, then an earlier attempt did
-        succeed and its reply was lost, which counts as CREATED. So the same call may be
+        ``data`` must contain something that only this call writes, such as a random write id. If
+        the store says that an object exists, but its bytes are ours, then an earlier attempt
+        succeeded and its reply was lost. That counts as CREATED. So the same call may be
         repeated after an ``OutcomeUnknownError``.
         """
         _check_writable(path)
@@ -198,9 +198,9 @@ class ObjectStore:
 
     @_observed
     def put(self, path: str, data: Data, *, durable: bool = True) -> None:
-        """Store ``data`` at ``path``, replacing what is there at once and whole.
+        """Store ``data`` at ``path``; replaces an existing object atomically.
 
-        ``durable=False`` saves the syncs of a local disk, for what may be lost in a power cut.
+        ``durable=False`` saves the syncs of a local disk, for data that a power cut may destroy.
         """
         _check_writable(path)
         view = _byte_view(data)
@@ -208,7 +208,7 @@ class ObjectStore:
 
     @_observed
     def put_from(self, path: str, chunks: Callable[[], Iterator[bytes]]) -> None:
-        """As :meth:`put`, for data that is too large to be held at once; ``chunks`` starts it anew."""
+        """Like :meth:`put`, for data too large for memory; each attempt calls ``chunks`` again."""
         _check_writable(path)
         self._persist(lambda: self._backend.replace_from(path, chunks()), writes=True)
 
@@ -220,7 +220,7 @@ class ObjectStore:
 
     @_observed
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``, fewer where the object ends before that."""
+        """``length`` bytes from ``start``; fewer if the object ends before that."""
         check_path(path)
         if start < 0 or length < 0:
             raise InvalidInputError(f"a range needs start and length of 0 or more, not {start}, {length}")
@@ -230,7 +230,7 @@ class ObjectStore:
 
     @_observed
     def head(self, path: str) -> ObjectInfo | None:
-        """Size and time of an object, or ``None`` when there is none."""
+        """The size and modification time of an object, or ``None`` if there is none."""
         check_path(path)
         return self._persist(lambda: self._backend.head(path))
 
@@ -248,16 +248,16 @@ class ObjectStore:
     def list_directories(self, prefix: str = "") -> builtins.list[str]:
         """Names of the directories directly below ``prefix``, sorted.
 
-        On local disks empty ones too, and symbolic links, which may stand for directories.
+        On local disks this includes empty directories, and symbolic links, which may lead to directories.
         """
         directory = check_prefix(prefix)
         return sorted(self._persist(lambda: self._backend.list_directories(directory)))
 
     @_observed
     def list_staging(self, prefix: str = "") -> builtins.list[ObjectInfo]:
-        """Files that a write in progress, or one that was killed, has left below ``prefix``.
+        """Staging files below ``prefix``, of writes that are in progress or were killed.
 
-        Only local disks have any. Their age tells the dead from the living.
+        Only local disks have any. Their age distinguishes the two.
         """
         directory = check_prefix(prefix)
         return sorted(self._persist(lambda: self._backend.list_staging(directory)), key=_by_path)
@@ -273,11 +273,11 @@ class ObjectStore:
 
     @_observed
     def delete_many(self, paths: Sequence[str]) -> None:
-        """Delete objects, a thousand with one request where the store can; missing ones are fine.
+        """Delete objects, up to a thousand per request if the store can; missing ones are fine.
 
-        The thousands follow each other in the order given. Within one there is no order: a remote
-        store may carry a request out partly, so after a failure, or when this process is killed, any
-        of its objects may be gone.
+        The groups of a thousand are deleted in the given order. Within a group there is no order: a
+        remote store may execute a request partly, so after a failure, or if this process is killed, any
+        objects of the group may be gone.
         """
         for path in paths:
             check_path(path)
@@ -287,7 +287,7 @@ class ObjectStore:
 
     @_observed
     def delete_prefix(self, prefix: str) -> int:
-        """Delete the directory ``prefix`` with all below it, staging files too; how many objects."""
+        """Delete the directory ``prefix`` with all objects and staging files in it; returns how many."""
         directory = check_prefix(prefix)
         if not directory:
             raise InvalidInputError("deleting everything below the table's root is refused; name a directory")
@@ -312,14 +312,14 @@ class ObjectStore:
         except TransientError:
             raise
         except StorageError as error:
-            # The backend's own retries may have created it, and it cannot be told apart any more.
+            # The backend's own retries may have created the object, and the comparison failed.
             raise OutcomeUnknownError(f"{path!r} exists, perhaps by this very write: {error}") from error
 
     def _compare(self, path: str, data: memoryview) -> PutOutcome:
-        """Whether the object that exists is the one that we were to create."""
+        """Compare the existing object with ``data``: CREATED if it is ours, EXISTS if not."""
         stored = self._backend.head(path)
         if stored is None:
-            # S3 also answers this while a rival's write is under way, which may yet fail.
+            # S3 also says this while another writer's request is running, and that request may still fail.
             raise TransientError(f"{path!r} in {self.uri} was said to exist, and is not there")
         if stored.size != data.nbytes:
             return PutOutcome.EXISTS
@@ -336,7 +336,7 @@ class ObjectStore:
     def _persist(self, call: Callable[[], T], *, writes: bool = False) -> T:
         """Call until it succeeds, fails for good, or the attempts are used up.
 
-        A call that ``writes`` may have taken effect in every attempt but one that failed for good.
+        If the call ``writes``, every attempt may have taken effect, except one that failed for good.
         """
         attempts = 0
 
@@ -384,9 +384,9 @@ def _byte_view(data: Data) -> memoryview:
 
 
 def sync_file_system(store: ObjectStore) -> None:
-    """Write all that the table's file system holds in memory to disk.
+    """Sync the whole file system of the table to disk.
 
-    Lance never syncs. Before anything is deleted that the base table holds by now, the base
+    Lance never syncs. Before rows are deleted elsewhere because the base table has them, the base
     table's own files must survive a power cut. Does nothing on object storage, nor on a
     store that was opened without fsync.
     """
@@ -396,7 +396,7 @@ def sync_file_system(store: ObjectStore) -> None:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # os.sync tells of no failure, so it must not stand in for a sync that has failed.
+            # os.sync reports no failure, so it must not replace a failed syncfs.
             if sys.platform != "linux":
                 os.sync()
             elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:

@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry, where the process has set a tracer up; ``docs/tracing.md`` lists them.
+"""OpenTelemetry spans, if the process has set up a tracer; ``docs/tracing.md`` lists them.
 
-lancewal imports nothing of OpenTelemetry. A process that traces has imported its API itself: where no such
-module is loaded, or no provider was set, a span is one constant that does nothing.
+lancewal does not load OpenTelemetry by itself. A process that traces has already imported its API. If that
+module is not loaded, or no provider was set, a span is one constant that does nothing.
 
 >>> with span("lancewal.put", rows=3) as current:
 ...     current is NO_SPAN
@@ -22,12 +22,12 @@ from lancewal.errors import LanceWalError
 R = TypeVar("R")
 
 _API = "opentelemetry.trace"
-#: The library that the spans are of, as tracers are asked for.
+#: The name of the instrumented library, with which a tracer is requested.
 _SCOPE = "lancewal"
 
 
 class NoSpan:
-    """A span where nobody traces."""
+    """The span of a process that does not trace: it does nothing."""
 
     __slots__ = ()
 
@@ -38,14 +38,14 @@ class NoSpan:
         return None
 
     def note(self, **attributes: Any) -> None:
-        """Nothing listens."""
+        """Do nothing."""
 
 
 NO_SPAN = NoSpan()
 
 
 class Span:
-    """A span that is begun and ended with a ``with`` block, and is the current one in it."""
+    """A span that begins and ends with a ``with`` block, and is the current span in it."""
 
     __slots__ = ("_arguments", "_current", "_entered", "_tracer")
 
@@ -54,8 +54,8 @@ class Span:
         self._arguments = arguments
 
     def __enter__(self) -> Span:
-        # Its own record of an exception has the texts of all causes, and those of other libraries may show
-        # credentials: what is recorded is said below.
+        # OpenTelemetry would record the texts of all causes, and the texts of other libraries may contain
+        # credentials. So ``_record`` decides what is recorded.
         self._entered = self._tracer.start_as_current_span(
             **self._arguments, record_exception=False, set_status_on_exception=False
         )
@@ -70,7 +70,7 @@ class Span:
         self._entered.__exit__(None, None, None)
 
     def note(self, **attributes: Any) -> None:
-        """Add attributes that are known only now."""
+        """Add attributes that were not known at the start."""
         self._current.set_attributes(_named(attributes))
 
 
@@ -82,10 +82,11 @@ def span(
     parent: Mapping[str, str] | None = None,
     **attributes: Any,
 ) -> Span | NoSpan:
-    """A span for a ``with`` block.
+    """Make a span for a ``with`` block.
 
-    ``about`` has attributes by their whole names; others get ``lancewal.`` before theirs. ``parent`` is what
-    :func:`trace_headers` gave in another process. ``kind`` is one of OpenTelemetry's.
+    ``about`` has attributes with full names; the names of ``attributes`` get the prefix ``lancewal.``.
+    ``parent`` is the result of :func:`trace_headers` in another process. ``kind`` is the name of an
+    OpenTelemetry ``SpanKind``.
     """
     if _API not in sys.modules:
         return NO_SPAN
@@ -102,7 +103,7 @@ def span(
 
 
 def trace_headers() -> dict[str, str]:
-    """What tells another process of the current span; empty where nobody traces."""
+    """Headers that pass the current span to another process; empty if this process does not trace."""
     if _API not in sys.modules or _tracer()[1] is None:
         return {}
     from opentelemetry.propagate import inject
@@ -113,14 +114,14 @@ def trace_headers() -> dict[str, str]:
 
 
 def in_this_trace(call: Callable[[], R]) -> Callable[[], R]:
-    """A call for another thread, whose spans belong to the current one of this thread."""
+    """Wrap a call for another thread, so that its spans are children of this thread's current span."""
     if _API not in sys.modules or _tracer()[1] is None:
         return call
     return partial(contextvars.copy_context().run, call)
 
 
 def trace_runner() -> Callable[..., Any]:
-    """What makes calls, one after the other and from any thread, as part of the trace of this moment."""
+    """A function that runs calls in the current trace, from any thread, one at a time."""
     if _API not in sys.modules or _tracer()[1] is None:
         return _plainly
     return contextvars.copy_context().run
@@ -131,10 +132,11 @@ def _plainly(call: Callable[..., R], *args: Any) -> R:
 
 
 def _tracer() -> tuple[Any, Any]:
-    """The loaded API, and the tracer of the provider that was set; ``None`` where none was."""
+    """The loaded API, and the tracer of the provider that was set; ``None`` if no provider was set."""
     api: Any = sys.modules[_API]
     provider = api.get_tracer_provider()
-    # The stand-in until one is set. Not asked for by ``isinstance`` of something imported here: see above.
+    # ProxyTracerProvider is the placeholder until a provider is set. The class comes from the loaded module,
+    # because this file does not import OpenTelemetry.
     return api, None if type(provider) is api.ProxyTracerProvider else provider.get_tracer(_SCOPE)
 
 
@@ -149,7 +151,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record(current: Any, error: BaseException) -> None:
-    """The error's class, and what it says where that is ours: our texts show no credentials."""
+    """Record the error's class, and its text only if it is our own: our texts contain no credentials."""
     from opentelemetry.trace import Status, StatusCode
 
     name = type(error).__name__

@@ -1,15 +1,17 @@
-"""Backlog: how far compaction is behind a shard's writer, and what that does to its puts.
+"""Backlog: how far compaction is behind a shard's writer, and how that slows puts down.
 
 A writer learns with every flush which SSTables its shard has. Above ``slowdown_sstables`` each put is delayed
-a little, twice as long for every SSTable more, so that reads do not grow without limit and puts meet no wall.
+a little, and the delay doubles with every further SSTable. So reads do not slow down without limit, and puts
+are not stopped suddenly.
 
-Only where somebody compacts: slowing down helps nobody else. That is known from the lists themselves: their
-oldest generation has moved within the last minutes. So a table that nobody compacts is written at full speed,
-and one whose compactor died is again after some minutes. A delay is never longer than :data:`LONGEST_DELAY`.
+Puts are delayed only while compaction is running, because otherwise a delay would not help. The writer infers
+this from the SSTable lists: the oldest generation moved within the last :data:`COMPACTED_LATELY` seconds. A
+table without a compactor is written at full speed, and so is a table whose compactor died that long ago.
+A delay is never longer than :data:`LONGEST_DELAY`.
 
-``stop_sstables`` is the wall, for those who want one: from so many SSTables on puts wait until there are
-fewer, whether somebody compacts or not. Nobody waits for good: after ``stop_timeout`` a put is refused, to be
-sent again. Whoever waits looks at the manifest itself, so that no wait depends on another thread.
+``stop_sstables`` is an optional hard limit. From that number of SSTables on, puts wait until there are fewer,
+whether compaction is running or not. After ``stop_timeout`` a waiting put is refused, and the caller can send
+it again. A waiting put reads the manifest itself, so its wait does not depend on another thread.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ from lancewal.writer.state import WriterState, WriteStats
 
 logger = logging.getLogger(__name__)
 
-#: Of a small put, with the first SSTable that is too many.
+#: The delay of a small put when there is one SSTable too many, in seconds.
 FIRST_DELAY = 0.002
 LONGEST_DELAY = 5.0
-#: Bytes that are delayed as a small put is.
+#: A put of up to this many bytes is small; the delay of a larger one grows in proportion to its size.
 _SMALL_BYTES = 64 << 10
-#: For how long a compaction that was seen counts as somebody who compacts.
+#: For how many seconds after a compaction was seen the table counts as one that is compacted.
 COMPACTED_LATELY = 600.0
-#: How often puts that are stopped look whether compaction has caught up; all of them together.
+#: How often stopped puts, all of them together, check whether compaction has caught up.
 _LOOK_SECONDS = 0.5
 
 
 class Backlog:
-    """What one writer knows of its shard's SSTables."""
+    """What one writer knows about its shard's SSTables."""
 
     def __init__(
         self, most: int, stop_at: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -50,15 +52,15 @@ class Backlog:
         self._oldest: int | None = None
         self._moved = float("-inf")
         self.listed = 0
-        #: SSTables above the setting, as of the last look.
+        #: SSTables above ``slowdown_sstables`` in the last manifest that was read.
         self.excess = 0
-        #: Whether puts have to wait until there are fewer.
+        #: Whether puts have to wait until there are fewer SSTables.
         self.stops = False
-        #: One of both; puts look at it first.
+        #: Whether puts are slowed down or stopped; puts check this first.
         self.behind = False
 
     def note(self, manifest: ShardManifest) -> None:
-        """Take over what the newest manifest lists."""
+        """Update from the SSTables that the newest manifest lists."""
         listed = [entry.generation for entry in manifest.sstables]
         oldest = min(listed, default=manifest.current_generation)
         if self._oldest is not None and oldest > self._oldest:
@@ -70,7 +72,7 @@ class Backlog:
         self.behind = self.excess > 0 or self.stops
 
     def delay(self, num_bytes: int) -> float:
-        """Seconds that a put of so many bytes waits.
+        """Return the seconds that a put of ``num_bytes`` waits.
 
         >>> backlog = Backlog(most=4)
         >>> backlog.excess = 3
@@ -85,8 +87,10 @@ class Backlog:
 
 @dataclass(eq=False)
 class Brake:
-    """Holds the puts of one writer back while compaction is behind. No lock is held in any wait, and a writer
-    that ends, or fails, ends them all."""
+    """Holds back the puts of one writer while compaction is behind.
+
+    No lock is held during a wait. When the writer is closed or fails, all waits end.
+    """
 
     _backlog: Backlog
     _read_newest: Callable[[], ShardManifest | None]
@@ -96,7 +100,7 @@ class Brake:
     _next_look: float = field(init=False, default=0.0)
 
     def look(self) -> bool:
-        """Read the newest manifest; whether the shard is still this writer's."""
+        """Read the newest manifest; return whether this writer still owns the shard."""
         newest = self._read_newest()
         if newest is None or newest.writer_epoch > self._state.epoch:
             return False
@@ -104,10 +108,10 @@ class Brake:
         return True
 
     def hold(self, put: Put, patience: float | None) -> float | None:
-        """Wait as long as compaction demands; what is left of ``patience``.
+        """Wait as long as the backlog requires; return what is left of ``patience``.
 
-        Raises :class:`BusyError` where that, or ``stop_timeout``, was not enough, and what the writer raises
-        that has ended.
+        Raises :class:`BusyError` if a stopped put waited for all of ``patience`` or ``stop_timeout``. Raises
+        the writer's own error if the writer has ended.
         """
         began = time.monotonic()
         if self._backlog.stops:
@@ -139,7 +143,7 @@ class Brake:
                 seen = self._state.changes
                 self._state.check_usable()
                 if not self._has_looked():
-                    return  # the log will say who has the shard now
+                    return  # the shard is lost: the write to the log raises the right error
                 left = began + timeout - time.monotonic()
                 if self._backlog.stops and left <= 0.0:
                     self._refuse(put, time.monotonic() - began)
@@ -149,9 +153,10 @@ class Brake:
             self._stats.add(stop_wait=time.monotonic() - began)
 
     def _has_looked(self) -> bool:
-        """Look if it is time, and wake the others; whether the shard is still this writer's.
+        """Read the manifest if it is time, and wake the other puts; whether this writer still owns the shard.
 
-        Two may look at the same time, which does no harm. A look that failed is repeated.
+        Two threads may read it at the same time, which does no harm. After a storage error the next turn
+        reads it again.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -164,7 +169,7 @@ class Brake:
         return is_ours
 
     def _refuse(self, put: Put, waited: float) -> None:
-        put.state = PutState.REFUSED  # no leader knows of it: its id need not keep its rows
+        put.state = PutState.REFUSED  # no leader has seen this put, so its id need not keep its rows
         self._stats.add(stop_refusals=1)
         raise BusyError(
             f"shard {self._state.shard_id} has {self._backlog.listed} SSTables: stop_sstables lets no put "

@@ -1,7 +1,7 @@
-"""Drain: bring the rows of a shard's log into SSTables, whoever put them there.
+"""Drain: move the rows of a shard's log into SSTables, no matter which writer put them there.
 
-``Table.flush``, Spark's flush, publish and repair all come here. To drain is to open a writer, which
-replays the log, and to close it, which flushes: so it needs the shard, and takes it from its writer.
+``Table.flush``, Spark's flush, publish and repair all use this module. A drain opens a writer, which replays
+the log, and closes it, which flushes. So it has to claim the shard, and this fences the current writer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from lancewal.sstable import copied_marker
 from lancewal.storage import ObjectStore, Room, both, layout, ordered_map
 from lancewal.writer.open import live_writer, open_shard_writer
 
-#: What a drain holds of a log at a time unless it is told otherwise, or one entry.
+#: How much of a log a drain holds in memory by default; a single entry may be larger.
 _DRAIN_BYTES = 64 * MB
-#: Shards that are flushed at a time: on a local disk, and where each waits for the network.
+#: How many shards are flushed at a time, on a local disk and over the network.
 _LOCAL_FLUSHES = 4
 _REMOTE_FLUSHES = 64
-#: What several drains may hold together, but for a single log that is larger.
+#: How much several drains may hold together; a single log may be larger.
 _BUDGET_BYTES = 16 * MB
 
 
 @dataclass(frozen=True)
 class Drained:
-    """The ``epoch`` that the shard was claimed under, and how many ``rows`` its log had."""
+    """The ``epoch`` under which the shard was claimed, and how many ``rows`` its log had."""
 
     epoch: int
     rows: int
@@ -52,12 +52,12 @@ def flush_shard(
     config: ShardWriterConfig | None = None,
     budget: DrainBudget | None = None,
 ) -> int:
-    """Move the shard's rows from MemTables and WAL to SSTables; how many. ``manifest`` is its newest.
+    """Move the shard's rows from MemTables and WAL to SSTables; return how many rows.
 
-    Goes through the shard's writer in this process where there is one that still holds the
-    shard. Otherwise the shard is drained where its WAL has rows, or where a copied table's markers are
-    in the way of its generations; any other is left alone, so that no writer is fenced for nothing.
-    With a ``budget`` the shard waits for its turn, and its manifest is read again.
+    ``manifest`` is the shard's newest. If this process has a writer that still owns the shard, that writer
+    flushes. Otherwise the shard is drained if its WAL has rows, or if markers of a copied table conflict with
+    its generations. Any other shard is left alone, so that no writer is fenced without need.
+    With a ``budget`` the drain waits for its turn, and then reads the manifest again.
     """
     shard_id = manifest.shard_id
     writer = live_writer(base.uri, shard_id)
@@ -68,7 +68,7 @@ def flush_shard(
         return writer.stats().memtable_flush_rows - before
     if budget is not None:
         with budget.for_log_of(shard_id):
-            # Its writer may have flushed by itself meanwhile.
+            # The shard's writer may have flushed during the wait.
             newest = ShardManifestStore(store, shard_id).require_latest()
             return flush_shard(base, newest, store, config)
     if has_unflushed_rows(manifest, store) or copied_marker(base, store, manifest):
@@ -79,9 +79,9 @@ def flush_shard(
 def flush_shards(
     base: BaseTable, manifests: Sequence[ShardManifest], store: ObjectStore, config: ShardWriterConfig
 ) -> None:
-    """Flush many shards, as :func:`flush_shard` does one; what fails for one does not stop the others.
+    """Flush many shards with :func:`flush_shard`; a failure in one shard does not stop the others.
 
-    Together they hold no more of logs than one MemTable may.
+    Together the drains hold no more bytes of logs than one MemTable may hold, unless one log is larger.
     """
     budget = DrainBudget(store, config.max_memtable_size)
     failed: dict[UUID, Exception] = {}
@@ -102,8 +102,8 @@ def drain_shard(
 ) -> Drained:
     """Claim a shard and move the rows of its WAL to SSTables: **its writer is fenced**.
 
-    ``config`` is for the MemTables in between; it is used with MemTables even if the table's own
-    writers have none. By default they are small, for whoever drains many shards.
+    ``config`` sets the size of the MemTables that the rows pass through. MemTables are used even if
+    ``config`` turns them off. By default they are small, so that one process can drain many shards.
     """
     if config is None:
         config = ShardWriterConfig.from_defaults(
@@ -122,18 +122,18 @@ def drain_shard(
 
 
 def seal_shard(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
-    """Flush a shard and let it take no more writers; one that is sealed already is left as it is."""
+    """Flush a shard and seal it, so that it takes no more writers; a sealed shard stays as it is."""
     manifests = ShardManifestStore(store, shard_id)
     manifest = manifests.require_latest()
     if manifest.status is ShardStatus.SEALED:
         return
-    # A writer of this process may have rows in memory that the log lacks; it flushes them itself.
+    # A writer of this process may hold rows that are not in the log yet; it has to flush them itself.
     flush_shard(base, manifest, store)
     manifests.seal(drain_shard(base, store, shard_id).epoch)
 
 
 def unseal_shard(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
-    """Let a sealed shard take writers again, unless another one takes the rows of its sharding value."""
+    """Let a sealed shard take writers again; refused if another active shard has the same sharding value."""
     manifests = ShardManifestStore(store, shard_id)
     sealed = manifests.require_latest()
     if sealed.status is ShardStatus.SEALED and base.details.sharding_specs:
@@ -149,10 +149,10 @@ def unseal_shard(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
 
 
 class DrainBudget:
-    """Lets threads drain together as long as their logs fit into ``max_bytes``, else one by one.
+    """Bounds the log bytes that concurrent drains hold to ``max_bytes``; a larger log is drained alone.
 
-    For a process that drains the shards of others, such as the driver of a cluster: its memory must not
-    depend on what the cluster writes.
+    For a process that drains shards which other processes write, such as the driver of a cluster: its memory
+    must not depend on how much the cluster writes.
     """
 
     def __init__(self, store: ObjectStore, max_bytes: int = _BUDGET_BYTES) -> None:
@@ -171,7 +171,7 @@ class DrainBudget:
 
 
 def unflushed_bytes(store: ObjectStore, shard_id: UUID) -> int:
-    """The size of the entries that no SSTable covers."""
+    """The total size of the WAL entries that no SSTable covers."""
     manifest, entries = both(
         ShardManifestStore(store, shard_id).read_latest,
         lambda: store.list(layout.wal_dir(shard_id)),

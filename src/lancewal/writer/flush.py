@@ -1,4 +1,4 @@
-"""What a writer does in the background: frozen MemTables become SSTables, queued rows reach the WAL."""
+"""A writer's background work: flush frozen MemTables to SSTables, and write queued rows to the WAL."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 30.0
-#: Tries that ``close`` gives the last flushes; after that the rows stay in the WAL.
+#: How often ``close`` tries the last flushes; after that the rows stay in the WAL.
 CLOSE_ATTEMPTS = 3
 
 
 class Worker:
     """A background thread that runs ``step`` whenever it is kicked, and can always be stopped.
 
-    ``step`` returns how long to sleep at most (``None``: until the next kick). An error
-    in it is logged and the worker goes on: one failing job must not strand the others.
-    The thread starts with the first kick, so a writer that needs no worker has none.
+    ``step`` returns how long to sleep at most (``None``: until the next kick). The worker logs an error
+    in ``step`` and goes on: one failing job must not strand the others.
+    The thread starts with the first kick, so a writer that needs no worker has no thread.
     """
 
     def __init__(self, name: str, step: Callable[[], float | None], retry_seconds: float = 1.0) -> None:
         self._name = name
         self._step = step
         self._retry_seconds = retry_seconds
-        # Locked while nobody has kicked. A bare lock: an interrupt in the middle of Event.set
+        # Locked until the next kick. A bare lock, because an interrupt in the middle of Event.set
         # would leave the worker asleep for good.
         self._asleep = threading.Lock()
         self._asleep.acquire()
@@ -59,15 +59,15 @@ class Worker:
         return self._stopping
 
     def kick(self) -> None:
-        """Make the worker look at its work now."""
+        """Wake the worker now, and start its thread if none is running."""
         self._wake()
         if self._thread is None or self._over:
             self._start()
 
     def kick_for_later(self) -> bool:
-        """Kick for rows that are in already: that there is no thread to be had is no failure of theirs.
+        """Kick for rows that are already accepted; ``False`` if no thread can be started.
 
-        ``False`` says so; the next rows try again.
+        A missing thread must not fail the put of these rows. The next put tries again.
         """
         try:
             self.kick()
@@ -77,7 +77,7 @@ class Worker:
         return True
 
     def stop(self, timeout: float | None = None) -> None:
-        """Let the running step finish, then end. Safe to call twice and from the worker itself."""
+        """Let the running step finish, then end the thread. Safe to call twice and from the worker itself."""
         with self._lock:
             self._stopping = True
             thread = self._thread
@@ -85,26 +85,26 @@ class Worker:
         if thread is None or thread is threading.current_thread():
             return
         if self._ended.wait_for(lambda: self._over, timeout):
-            with suppress(RuntimeError):  # another ran in its place
+            with suppress(RuntimeError):  # the work ran in another thread: this one never started
                 thread.join(timeout)
 
     def _wake(self) -> None:
         if self._asleep.locked():
-            with suppress(RuntimeError):  # another has woken it meanwhile
+            with suppress(RuntimeError):  # another thread woke it first
                 self._asleep.release()
 
     def _start(self) -> None:
         with self._lock:
             if self._over and not self._stopping:
-                # An interrupt ended the thread, where no step catches it.
+                # An interrupt ended the thread outside of a step, where nothing catches it.
                 self._thread, self._over = None, False
             if self._thread is not None or self._stopping:
                 return
-            # A daemon: a process that exits without close() must not hang here, and
-            # loses nothing by it, since whatever was acknowledged is in the WAL.
+            # A daemon thread: a process that exits without close() must not hang here. It loses
+            # nothing, because all acknowledged rows are in the WAL.
             thread = threading.Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
             start_thread(thread)
-            # Not before: without a thread to be had, or after an interrupt, the next kick tries again.
+            # Set only now: if the start failed or was interrupted, the next kick tries again.
             self._thread = thread
 
     def _run(self, thread: threading.Thread) -> None:
@@ -123,8 +123,8 @@ class Worker:
             try:
                 sleep = run_in_background(self._step)
             except BaseException:
-                # A panic in native code is no Exception; whoever waits for this thread
-                # would wait for ever if it ended.
+                # BaseException, because a panic in native code is not an Exception. If the thread ended,
+                # threads that wait for its work would wait for ever.
                 logger.exception("%s: a step failed; going on", self._name)
                 sleep = self._retry_seconds
             if not self._stopping:
@@ -134,8 +134,10 @@ class Worker:
 
 
 class WalFlushWorker:
-    """Writes rows that nobody waits for: once ``max_wal_buffer_size`` bytes of them are queued, or the
-    oldest is ``max_wal_flush_interval`` old."""
+    """Writes queued rows to the WAL when no caller waits for them.
+
+    Writes once ``max_wal_buffer_size`` bytes are queued, or the oldest row is ``max_wal_flush_interval`` old.
+    """
 
     def __init__(self, config: ShardWriterConfig, log: CommitLog, state: WriterState) -> None:
         self._log = log
@@ -157,7 +159,7 @@ class WalFlushWorker:
                 kicked = self._worker.kick_for_later()
             finally:
                 if not kicked:
-                    self._waiting_since = None  # or later rows would take this one's kick for granted
+                    self._waiting_since = None  # otherwise later rows would assume that the worker was kicked
 
     def stop(self, timeout: float | None = None) -> None:
         self._worker.stop(timeout)
@@ -175,20 +177,20 @@ class WalFlushWorker:
         try:
             self._log.commit_all()
         except LanceWalError:
-            # Latched in the log: the next put, wait or close raises it.
+            # The log has latched the error: the next put, wait or close raises it.
             logger.debug("timed WAL flush failed", exc_info=True)
         return None
 
 
 def _nothing() -> None:
-    """Nobody asks for more."""
+    """The default callback: do nothing."""
 
 
 class FlushQueue:
     """Flushes frozen MemTables in the background; they stay readable until published.
 
     Oldest first and never out of order: the manifest's replay cursor covers every WAL entry up to
-    the generation that is published, so passing one that failed would lose its rows. A failed flush
+    the published generation, so skipping a failed generation would lose its rows. A failed flush
     is retried with growing pauses for as long as the writer lives; a fence is final.
     """
 
@@ -206,9 +208,10 @@ class FlushQueue:
         backlog: Backlog,
     ) -> None:
         self._row_sums = row_sums
-        #: Learns of the shard's SSTables with every flush.
+        #: Gets the shard's new manifest after every flush.
         self.backlog = backlog
-        #: Freezes what was asked for, and told when something was flushed; set by the mode.
+        #: The mode sets both: the first freezes the active MemTable after ``ask``, the second runs after
+        #: every flush.
         self.before_flush: Callable[[], object] = _nothing
         self.after_flush: Callable[[], object] = _nothing
         self._asked = False
@@ -219,46 +222,46 @@ class FlushQueue:
         self._log = log
         self._state = state
         self._stats = stats
-        # Guards what follows, and is never held across a wait.
+        # Guards the fields below; never held across a wait.
         self._lock = threading.Lock()
         self._changed = Bell()
-        #: What is frozen and not yet published, oldest first; others may copy it.
+        #: MemTables that are frozen and not yet published, oldest first; other threads may copy the deque.
         self.frozen: deque[MemTable] = deque()
         self._failures = 0
         self._failures_in_a_row = 0
         self._last_error: LanceWalError | None = None
-        # An SSTable that is complete, but not published yet: while the manifest cannot be
-        # written, every retry would leave another copy behind. Garbage collection keeps
-        # directories of a generation that is still to come.
+        # An SSTable that is complete, but not published yet. Retries reuse it: while the manifest
+        # cannot be written, each retry would otherwise leave another copy behind. Garbage collection
+        # keeps directories of generations that are not published yet.
         self._written: SsTableEntry | None = None
         self._worker = Worker(f"lancewal-flush-{state.shard_id}", self._step)
 
     @property
     def last_error(self) -> LanceWalError | None:
-        """Why the oldest frozen MemTable is not flushed yet; ``None`` while all goes well."""
+        """The error that keeps the oldest frozen MemTable from being flushed; ``None`` if there is none."""
         return self._last_error
 
     def add(self, memtable: MemTable, *, start: bool = True) -> None:
-        """Take a MemTable that gets no more rows; without ``start`` it waits for :meth:`start`."""
+        """Queue a frozen MemTable; with ``start=False`` it waits for :meth:`start`."""
         with self._lock:
             self.frozen.append(memtable)
         if start:
             self._worker.kick()
 
     def ask(self) -> None:
-        """Have the active MemTable frozen and flushed by the thread that flushes."""
+        """Have the flush thread freeze and flush the active MemTable."""
         self._asked = True
         self._worker.kick_for_later()
 
     def start(self) -> None:
-        """Flush what waits; ends the pause after a failure."""
+        """Flush what is queued now; ends the pause after a failure."""
         if self.frozen:
             self._worker.kick()
 
     def drain(self, attempts: int = 1) -> None:
-        """Wait until what is frozen now is published.
+        """Wait until every MemTable that is frozen now is published.
 
-        Raises the error of a flush that failed ``attempts`` times meanwhile; the rows
+        Raises the last error if flushes fail ``attempts`` times during the wait. The rows then
         stay frozen and readable, and the flush is retried in the background.
         """
         with self._lock:
@@ -266,7 +269,7 @@ class FlushQueue:
                 return
             last = self.frozen[-1].generation
             failures = self._failures
-            # Somebody waits: no long pauses, however long the trouble has lasted.
+            # A caller waits now, so the retry pauses start short again.
             self._failures_in_a_row = 0
 
         def drained() -> bool:
@@ -285,7 +288,7 @@ class FlushQueue:
         self._changed.wait_for(drained)
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the background thread after the flush that is under way; wait for it up to ``timeout``."""
+        """End the background thread after the current flush; wait for it up to ``timeout``."""
         self._worker.stop(timeout)
         self._changed.ring()
 
@@ -334,7 +337,7 @@ class FlushQueue:
         self._state.note_change()
 
     def _write_beside_log(self, memtable: MemTable) -> SsTableEntry:
-        """Write the SSTable while the last rows go to the WAL; publishing needs both."""
+        """Write the SSTable while another thread writes the last rows to the WAL; publishing needs both."""
         if self._state.ended.log_failure is not None or self._log.durable_position >= memtable.end_position:
             self._log.commit(memtable.end_position)
             return self._write_sstable(memtable)
@@ -364,10 +367,10 @@ class FlushQueue:
                     each.generation == entry.generation and each.path != entry.path
                     for each in manifest.sstables
                 ):
-                    # A copy of this writer, which holds the same epoch, has flushed its own rows.
+                    # A copy of this writer, with the same epoch, has flushed its own rows.
                     epoch = self._state.epoch
                     raise FencedError(self._state.shard_id, epoch, epoch, "at a flush")
-                # An earlier try got through, and its reply was lost.
+                # An earlier attempt succeeded, and its reply was lost.
                 return manifest
             if manifest.current_generation != memtable.generation:
                 raise StorageError(

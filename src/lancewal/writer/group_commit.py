@@ -1,28 +1,27 @@
 """Group commit: threads that wait for durability share one WAL entry.
 
-The first thread that waits becomes the leader; those that come later are followers and stand in
-line. The leader inserts the rows of all waiting puts into the MemTable, writes everything that is
-queued as one entry, and then passes the lead to the first thread in line. A thread that gets the
-lead when its own rows are durable already passes it on at once and returns; otherwise it leads. No
-background thread stands between a put and the store, so a lone writer pays one round trip and
-nothing else.
+The first thread that waits becomes the leader; later threads are followers and wait in line. The
+leader inserts the rows of all waiting puts into the MemTable, writes everything that is queued as
+one entry, and then passes the lead to the first thread in line. If the rows of that thread are
+already durable, it passes the lead on at once and returns; otherwise it leads. No background
+thread stands between a put and the store, so a lone writer pays one round trip and nothing else.
 
-Two things are for speed with many threads, of which the GIL lets one run at a time. The leader
-inserts the rows of its followers: a dozen inserts in a row take a fraction of the time that they
-take when the GIL changes hands between them. And followers whose rows are durable are woken one
-after the other: if all woke at once, they would queue up for the GIL.
+Two choices make this fast with many threads, because the GIL lets only one of them run at a time.
+The leader inserts the rows of its followers: a dozen inserts in a row take a fraction of the time
+that they take when the GIL changes hands between them. And followers whose rows are durable are
+woken one after the other: if all woke at once, they would queue up for the GIL.
 
 Guarantees:
 
 1. Entries are written in queue order and never overlap.
 2. A put is one element of the queue and never split. An entry holds rows of one generation.
 3. A put that is refused fails alone.
-4. After a write that failed for good nothing is written any more, and every waiter, now and later,
-   gets the error.
+4. After a write fails for good, nothing more is written, and every waiter, now and later, gets the
+   error.
 
-A leader is a caller's thread, so an interrupt (Ctrl-C) may end it between any two steps. Each step
-is therefore one that the next leader can repeat without harm, and each fact (a put is queued, an
-entry is stored, a thread leads) is decided by one assignment.
+A leader is a caller's thread, so an interrupt (Ctrl-C) may end it between any two steps. So the
+next leader can safely repeat each step, and one assignment decides each fact (a put is queued, an
+entry is stored, a thread leads).
 """
 
 from __future__ import annotations
@@ -48,21 +47,21 @@ from lancewal.writer.state import WriterState, WriteStats, for_others, fresh_cop
 
 logger = logging.getLogger(__name__)
 
-#: Tries to write one entry before the writer gives up for good. The store itself
-#: retries passing faults; these cover a longer outage.
+#: How often one entry is tried before the writer gives up for good. The store itself
+#: retries transient faults; these attempts cover a longer outage.
 WRITE_ATTEMPTS = 3
 RETRY_PAUSE_SECONDS = 0.2
-#: A leader waits for company no longer than this share of what the last write took.
+#: A leader waits for more puts no longer than this share of the last write's duration.
 GATHER_SHARE = 0.5
-#: And no longer than this: a write that an outage or a suspended machine held up says nothing of the next.
+#: The upper bound of that wait: an outage or a suspended machine makes one write slow, but not the next.
 MOST_GATHER_SECONDS = 0.1
 
 
 class PutState(Enum):
     """Where the rows of a put are.
 
-    Durable is not among them: a put that is queued is durable once the log's durable position
-    has reached its end, which one assignment decides for a whole group.
+    There is no state for durable rows: a queued put is durable once the log's durable position
+    has reached its end. One assignment decides that for a whole group.
     """
 
     #: With the caller, until a leader inserts them.
@@ -81,15 +80,16 @@ class Waiter:
 
     end_position: int
     state: PutState = field(init=False, default=PutState.QUEUED)
-    #: Held by ``with`` for as long as the thread is there: an interrupt may keep it from saying that it goes.
+    #: The thread holds this lock, by ``with``, for as long as it waits. An interrupt may keep the thread
+    #: from doing anything else to show that it is gone.
     present: threading.Lock = field(init=False, default_factory=threading.Lock)
     in_line: bool = field(init=False, default=False)
-    #: Locked by the waiter and released by whoever wakes it. A bare lock is several times
-    #: cheaper than a Condition, which matters with many threads per entry.
+    #: The waiter locks it, and the thread that wakes the waiter releases it. A bare lock is several
+    #: times cheaper than a Condition, which matters with many threads per entry.
     gate: threading.Lock | None = field(init=False, default=None)
 
     def wake(self) -> None:
-        """May be called twice: nobody waits a second time."""
+        """Open the gate. May be called twice, because a waiter never waits a second time."""
         if self.gate is not None and self.gate.locked():
             self.gate.release()
 
@@ -99,7 +99,7 @@ class Put(Waiter):
     """The rows of one put on their way to the WAL, and the thread that waits for them."""
 
     rows: Rows
-    #: Whose ``insert`` the leader calls with this put.
+    #: The leader calls its ``insert`` with this put.
     into: Destination
     put_id: PutId | None = None
     end_position: int = field(init=False, default=0)
@@ -107,9 +107,10 @@ class Put(Waiter):
     refusal: Exception | None = field(init=False, default=None)
     #: Where the rows are in memory; ``None`` in WAL-only mode.
     memtable: MemTable | None = field(init=False, default=None)
-    #: One with the same id whose thread was interrupted. If a leader took it in nevertheless, this is it.
+    #: A put with the same id whose thread was interrupted. If a leader inserted it all the same, this put
+    #: takes its place.
     earlier: Put | None = field(init=False, default=None)
-    #: Bytes of all puts up to this one since the log began: differences tell what is queued.
+    #: Bytes of all puts up to this one since the log began; differences give the queued bytes.
     end_bytes: int = field(init=False, default=0)
 
     @property
@@ -118,7 +119,10 @@ class Put(Waiter):
         return range(self.end_position - len(self.rows.batches), self.end_position)
 
     def stand_for_earlier(self) -> None:
-        """Take the place of an earlier one that is queued; requires that no leader takes that in any more."""
+        """Take the place of an earlier put that was queued.
+
+        Requires that no leader can still insert the earlier put.
+        """
         earlier = self.earlier
         while earlier is not None and self.state is PutState.WAITING:
             if earlier.state is PutState.QUEUED:
@@ -128,10 +132,10 @@ class Put(Waiter):
 
 
 class Destination(Protocol):
-    """Where rows go on their way to the log: a mode of the writer."""
+    """What rows pass through on their way to the log: a mode of the writer."""
 
     def insert(self, put: Put) -> None:
-        """Take the rows and :meth:`CommitLog.enqueue` the put, or raise. Must not wait for anything."""
+        """Insert the rows and :meth:`CommitLog.enqueue` the put, or raise. Must not wait for anything."""
 
 
 @dataclass(slots=True)
@@ -140,7 +144,7 @@ class Group:
 
     puts: list[Put]
     data: memoryview | None = None
-    # The appender's next position before the first try: once that has moved, the entry is stored.
+    # The appender's next position before the first attempt. Once the position has moved, the entry is stored.
     tried_from: int | None = None
     io_seconds: float = 0.0
 
@@ -158,7 +162,7 @@ class CommitLog:
         base_version: int | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``base_version`` is the version of the base table whose columns the rows have."""
+        """``base_version`` is the version of the base table that defines the columns of the rows."""
         self._appender = appender
         self._state = state
         self._stats = stats
@@ -173,8 +177,8 @@ class CommitLog:
         # Followers, in the order in which they get the lead.
         self._line: deque[Waiter] = deque()
         self._leader: Waiter | None = None
-        # Encoded and perhaps stored already: the next leader writes these very bytes
-        # again, so that the store can recognise them as its own.
+        # A group that is encoded and perhaps stored. After an interrupt the next leader writes the same
+        # bytes again, so that the store can tell that an existing object is ours.
         self._in_flight: Group | None = None
         self._expected_puts = 0
         self._gather_seconds = 0.0
@@ -206,20 +210,20 @@ class CommitLog:
     def commit_put(self, put: Put) -> None:
         """Have the rows inserted and return once they are durable; the caller holds ``put.present``.
 
-        The leader, which is this thread or another, calls ``put.into.insert`` until it has queued
-        the put or raised. What it raises is raised here.
+        The leader, which is this thread or another, calls ``put.into.insert``. If that raises an error,
+        this method raises it here, in the put's own thread.
         """
         self._settle(put, None)
         if put.refusal is not None:
             try:
                 raise put.refusal
             finally:
-                put.refusal = None  # or this frame and the error would keep each other alive
+                put.refusal = None  # otherwise this frame and the error would keep each other alive
 
     def commit(self, end_position: int, timeout: float | None = None) -> bool:
-        """Return once batches below ``end_position`` are durable; ``False`` when time ran out.
+        """Return once batches below ``end_position`` are durable; ``False`` after ``timeout`` seconds.
 
-        Raises the latched error when they never will be.
+        Raises the latched error if they can no longer become durable.
         """
         if self.durable_position >= end_position:
             return True
@@ -228,21 +232,21 @@ class CommitLog:
             return self._settle(waiter, timeout)
 
     def commit_all(self) -> None:
-        """Everything that is queued now becomes durable."""
+        """Make everything that is queued now durable."""
         self.commit(self.queued_position)
 
     def fail(self, error: LanceWalError, *, memory_ahead_of_log: bool) -> None:
-        """Stop for good: nothing is written any more, everybody who waits gets ``error``."""
+        """Stop for good: nothing more is written, and every waiter gets ``error``."""
         self._state.fail(error, memory_ahead_of_log=memory_ahead_of_log, ends_log=True)
         self._dissolve_line()
 
     def close(self) -> None:
-        """Stop for good; rows that are not durable by now never will be."""
+        """Stop for good; rows that are not durable by now never become durable."""
         self._state.end_log()
         self._dissolve_line()
 
     def _settle(self, waiter: Waiter, timeout: float | None) -> bool:
-        """Lead or wait until the waiter may go on; ``False`` when time ran out."""
+        """Lead or wait until the waiter has its outcome; ``False`` when time ran out."""
         check_process()
         left = False
         try:
@@ -257,7 +261,7 @@ class CommitLog:
                 left = True
         finally:
             if not left:
-                self._leave(waiter)  # an interrupt cut the first one short
+                self._leave(waiter)  # an interrupt cut the first call short
         if self._may_go(waiter):
             return True
         raise self._error(waiter)
@@ -282,15 +286,15 @@ class CommitLog:
             if gate.acquire(timeout=min(left, LOOK_AGAIN_SECONDS)):
                 return True
             with self._lock:
-                # A waiter that was woken at the last moment has its outcome, or the lead. And the
-                # thread that was to wake it may have been interrupted.
+                # The waiter may have been woken at the last moment: then it has its outcome or the lead.
+                # Or an interrupt removed the thread that should have woken it.
                 if not waiter.in_line or self._state.ended.log_failure is not None or self._take_lead(waiter):
                     return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
     def _may_go(self, waiter: Waiter) -> bool:
-        """Whether the waiter's rows are durable, or were refused."""
+        """Whether the waiter's rows are durable or were refused."""
         if waiter.state is PutState.QUEUED:
             return waiter.end_position <= self.durable_position
         return waiter.state is PutState.REFUSED
@@ -305,9 +309,9 @@ class CommitLog:
         return fresh_copy(failure)
 
     def _take_lead(self, waiter: Waiter) -> bool:
-        """Requires the lock. ``False`` while another leads."""
-        # A waiter that was given the lead may have to find it by itself: an interrupt may keep
-        # its predecessor from waking it.
+        """Make the waiter the leader; ``False`` while another thread leads. Requires the lock."""
+        # The waiter itself may already be the leader without knowing it: an interrupt may have kept its
+        # predecessor from waking it.
         if self._leader not in (None, waiter) and self._leader.present.locked():
             return False
         self._leader = waiter
@@ -335,10 +339,10 @@ class CommitLog:
             logger.error("the WAL cannot be written any more: %s", error, extra=self._state.context)
 
     def _gather(self) -> None:
-        """Wait a moment for the puts that came with the last group to come again.
+        """Wait a moment for as many puts as the last group had, because their callers usually put again.
 
-        Without it two halves of the callers take turns with half-empty entries: one half
-        is queued while the other has just been woken. A lone caller never waits.
+        Otherwise two halves of the callers would take turns with half-empty entries: one half
+        is queued while the other half has just been woken. A lone caller never waits.
         """
         with self._lock:
             if len(self._queue) + len(self._arrived) >= self._expected_puts:
@@ -350,7 +354,7 @@ class CommitLog:
         self._gathering = None
 
     def _end_gathering(self) -> None:
-        """Requires the lock. Another put has come: with the last one that was expected the wait ends."""
+        """End the leader's wait if all expected puts have arrived. Requires the lock."""
         gathering = self._gathering
         if gathering is not None and len(self._queue) + len(self._arrived) >= self._expected_puts:
             self._gathering = None
@@ -361,9 +365,9 @@ class CommitLog:
         while self._arrived:
             put = self._arrived[0]
             if put.earlier is not None:
-                # It arrived before, so what was to become of it has.
+                # The earlier put arrived before this one, so its state is final by now.
                 put.stand_for_earlier()
-            # A leader that was interrupted may have queued the rows without saying so.
+            # An interrupted leader may have queued the rows without setting the state.
             undecided = put.state is PutState.WAITING and put.refusal is None and not self._is_last(put)
             if undecided and put.present.locked():
                 try:
@@ -388,8 +392,8 @@ class CommitLog:
     def enqueue(self, put: Put, memtable: MemTable | None = None) -> None:
         """Queue a put behind all others, which gives its rows their positions.
 
-        Callers serialise: positions are given in call order. A log whose puts come through
-        :meth:`commit_put` must not be given others beside them.
+        Callers must serialise their calls: positions follow call order. While puts come through
+        :meth:`commit_put`, only the leader may call this.
         """
         with self._lock:
             start, num_bytes = self._queue_end()
@@ -401,14 +405,14 @@ class CommitLog:
             self._end_gathering()
 
     def _queue_end(self) -> tuple[int, int]:
-        """Requires the lock. Position and bytes after the last queued row."""
+        """The position and the bytes after the last queued row. Requires the lock."""
         if self._queue:
             last = self._queue[-1]
             return last.end_position, last.end_bytes
         return self.durable_position, self._durable_bytes
 
     def _write_group(self) -> None:
-        """Write what is in flight or next in the queue, of which there must be something."""
+        """Write the group in flight, or else the next one in the queue. One of them must exist."""
         started = time.perf_counter()
         group = self._in_flight
         if group is None:
@@ -418,7 +422,8 @@ class CommitLog:
         seconds = time.perf_counter() - started
         last = group.puts[-1]
         if last.memtable is not None:
-            last.memtable.covered_wal_position = wal_position  # first: who finds the rows durable reads it
+            # Set before durable_position: a thread that finds the rows durable reads this position.
+            last.memtable.covered_wal_position = wal_position
         with self._lock:
             self.durable_position = last.end_position
             self._durable_bytes = last.end_bytes
@@ -451,14 +456,14 @@ class CommitLog:
         return Group(puts)
 
     def _store(self, group: Group) -> int:
-        """The position of the group's entry, which is written now unless it was before."""
+        """Write the group's entry unless it is already written; return its position."""
         appender = self._appender
         if group.data is None:
             group.data = self._encoded(group)
         if group.tried_from is None:
             group.tried_from = appender.next_position_hint
         elif appender.next_position_hint > group.tried_from:
-            # The leader that wrote it was interrupted before it could say so.
+            # The leader that wrote the entry was interrupted before it could record that.
             return appender.next_position_hint - 1
         started = time.perf_counter()
         for attempt in range(1, WRITE_ATTEMPTS + 1):
@@ -497,11 +502,12 @@ class CommitLog:
             ) from error
 
     def _leave(self, waiter: Waiter) -> None:
-        """The waiter goes, however its wait ended: if it leads, the lead goes to the next in line."""
+        """Remove the waiter, however its wait ended. If it leads, pass the lead to the next in line."""
         with self._lock:
             if waiter.state is PutState.WAITING:
                 waiter.state = PutState.WITHDRAWN
-            # First: an interrupt may have left the leader in line, and it would succeed itself.
+            # Before the lead is passed on: an interrupt may have left the leader in line, and it would
+            # then become its own successor.
             if waiter.in_line and waiter in self._line:
                 self._line.remove(waiter)
             if self._leader is waiter:
@@ -520,13 +526,13 @@ class CommitLog:
         first.in_line = False
 
     def _wake_served(self) -> None:
-        """Wake the followers that the last entry has served. For a leader that goes on leading."""
+        """Wake the followers whose rows the last entry made durable. For a leader that goes on leading."""
         with self._lock:
             while self._line and self._may_go(self._line[0]):
                 self._wake_first()
 
     def _dissolve_line(self) -> None:
-        """After a failure. A leader that is at work does it itself when it leaves."""
+        """Wake all waiters after a failure. If a leader is at work, it does that itself when it leaves."""
         with self._lock:
             if self._leader is None:
                 self._wake_all()

@@ -1,7 +1,7 @@
-"""What a caller passed, as batches in the table's stored form, or a refusal.
+"""Checks a caller's data and converts it to batches in the table's stored form, or refuses it.
 
-Everything is checked here, before anything is written: a batch that is refused has no
-effect anywhere, and one that passed cannot fail later at flush.
+Everything is checked here, before anything is written: a refused batch has no effect anywhere,
+and an accepted batch cannot fail later at flush.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ from lancewal.sstable import check_storable, needs_present_structs, present_valu
 from lancewal.writer.kinds import is_text, same_kind, same_values
 from lancewal.writer.rows import as_batches, is_key_sequence, is_row, is_tabular, key_sequence
 
-#: A slice holds on to its whole parent; above this much waste it is copied instead.
+#: A slice keeps its whole parent in memory; if that wastes more than this, the slice is copied.
 _SLICE_WASTE_BYTES = 64 * 1024
 
-#: What a condition has and few keys do.
+#: Text that conditions contain and keys rarely do.
 _COMPARES = re.compile(r"[=<>]|\b(is|in|like|ilike|between)\b", re.IGNORECASE)
 
 _Convert = Callable[[pa.Array], pa.Array]
 
-#: How types that are not the table's are taken: numbers and times where no value changes; not at all; also
-#: text that says a number (``True`` is the same as ``"exact"``); or with floats rounded to the table's
-#: precision.
+#: How values of other types than the table's are converted. ``"numbers"``: numbers and times, if no value
+#: changes. ``False``: not at all. ``"exact"`` or ``True``: also text that spells a number. ``"round"``: like
+#: ``"exact"``, and floats are rounded to the table's precision.
 Cast = bool | Literal["numbers", "exact", "round"]
 _CASTS = (False, True, "numbers", "exact", "round")
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the columns of one input schema become the table's; made once per schema."""
+    """How to convert the columns of one input schema to the table's columns; made once per schema."""
 
     schema: pa.Schema
     columns: list[tuple[int | None, _Convert | None, pa.Field]]
 
     @cached_property
     def as_given(self) -> bool:
-        """Whether the columns come in the table's form and order already."""
+        """Whether the columns already have the table's form and order."""
         return all(
             source == place and convert is None for place, (source, convert, _) in enumerate(self.columns)
         )
 
     def shaped(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The table's columns from those of ``batch``."""
+        """The columns of ``batch``, converted to the table's columns."""
         given = batch.columns
         if self.as_given:
             return given  # type: ignore[no-any-return]
@@ -86,13 +86,13 @@ class _Plan:
 
 
 class Rows(NamedTuple):
-    """The accepted rows of one put: they stay together from here to the WAL."""
+    """The accepted rows of one put; they stay together from here to the WAL."""
 
     batches: list[pa.RecordBatch]
     num_rows: int
     num_bytes: int
-    #: Who has yet to shape them. Arrow lets go of the GIL while it does that, so with many threads it is
-    #: quicker for the leader of a group commit to shape the rows of all of them in one go.
+    #: The intake that still has to shape the rows, if any. Arrow releases the GIL while it shapes rows. So
+    #: with many threads it is faster if the leader of a group commit shapes the rows of all puts in one go.
     unshaped: Intake | None = None
 
     @classmethod
@@ -105,11 +105,11 @@ class Rows(NamedTuple):
 
 
 class Intake:
-    """Checks rows against one table and shapes them as its MemTables hold them.
+    """Checks rows against one table and converts them to the form that its MemTables hold.
 
     Columns are matched by name; a nullable column that is missing is filled with nulls. Another physical form
     of the same values (large or view strings, large lists, dictionaries) is accepted, and so are numbers and
-    times of another type where no value changes. ``cast`` takes more, or less.
+    times of another type if no value changes. ``cast`` can allow more or less than that.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Intake:
         storage_version: str | None = None,
         newest: Callable[[], TableSchema] | None = None,
     ) -> None:
-        """``storage_version`` is the table's, for refusing what its files cannot hold.
+        """``storage_version`` is the table's: the intake refuses values that its files cannot hold.
 
-        ``newest`` reads the columns that the table has by now, for telling a column that came
-        later from one that is not there.
+        ``newest`` reads the table's current columns. It distinguishes a column that was added later
+        from one that does not exist.
         """
         if cast not in _CASTS:
             raise InvalidInputError(f'cast is {cast!r}; pass "numbers", False, True ("exact") or "round"')
@@ -135,8 +135,8 @@ class Intake:
         self._version_without_null_structs = storage_version if present else None
         self._cast = cast
         self._newest = newest
-        # Callers send the same schema over and over; pyarrow makes a new object for every
-        # look at it, so the last one is compared by value.
+        # Callers send the same schema over and over, but pyarrow makes a new object for every access.
+        # So the last schema is compared by value.
         self._last_plan: _Plan | None = None
         self.plain = schema.plain
         self._stored = schema.stored
@@ -153,19 +153,19 @@ class Intake:
 
     @property
     def casts(self) -> bool:
-        """Whether values of other kinds are converted, such as numbers from text."""
+        """Whether values of other kinds are converted, such as text to numbers."""
         return self._cast in (True, "exact", "round")
 
     def casting(self, cast: Cast) -> Intake:
-        """The same, with another ``cast``."""
+        """A copy of this intake with another ``cast``."""
         return Intake(self.schema, cast=cast, storage_version=self._storage_version, newest=self._newest)
 
     def upserts(self, data: Any) -> Rows:
-        """Rows to write, in ``schema.stored``."""
+        """``data`` as rows to write, with the columns of ``schema.stored``."""
         return self.shaped(self.batches(data))
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """``data`` as Arrow has it, in whatever form it comes; nothing is checked that Arrow says itself."""
+        """``data`` of any supported form as Arrow batches. Arrow data is not checked here."""
         if isinstance(data, pa.RecordBatch):
             return [data]
         if isinstance(data, pa.Table):
@@ -173,15 +173,15 @@ class Intake:
         return as_batches(data, self.plain, casts=self.casts)
 
     def shaped(self, batches: Sequence[pa.RecordBatch]) -> Rows:
-        """``batches`` as rows to write, in ``schema.stored``."""
+        """``batches`` as rows to write, with the columns of ``schema.stored``."""
         if not batches:
             raise InvalidInputError("cannot write an empty batch list; pass at least one batch")
         return Rows.of([self._upsert(batch, index) for index, batch in enumerate(batches)])
 
     def fit_as_given(self, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Whether :meth:`shaped` will take these quickly and for certain: nothing to convert or refuse.
+        """Whether :meth:`shaped` accepts these batches without conversion, so it is fast and cannot refuse.
 
-        Answers ``False`` for the first rows of a schema, which it does not know yet.
+        Returns ``False`` for the first rows of a schema, because there is no plan for it yet.
         """
         plan = self._last_plan
         if plan is None or not plan.as_given or self._looks_deep:
@@ -195,8 +195,11 @@ class Intake:
         return bool(batches)
 
     def refuse_newer_columns(self) -> None:
-        """Refuse to write rows that were read, where the table has got other columns since: whole rows of
-        this writer would leave them empty."""
+        """Raise if the table's columns have changed since this writer was opened.
+
+        An update reads rows and writes them back whole, so it would empty columns that this writer
+        does not know.
+        """
         newest = None if self._newest is None else self._newest().columns
         if newest is not None and not newest.equals(self.schema.columns, check_metadata=True):
             raise InvalidInputError(
@@ -302,14 +305,14 @@ class Intake:
         return self._compact(pa.RecordBatch.from_arrays(columns, schema=self._stored))
 
     def _nothing(self, field: pa.Field, rows: int) -> pa.Array:
-        """What a tombstone has in a column that is not of its key."""
+        """The values of a tombstone in a column that is not part of the key."""
         version = self._version_without_null_structs
         return pa.nulls(rows, field.type) if version is None else present_values(field, version, rows)
 
     def _compact(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Copy a narrow slice, so that it does not keep its parent in memory."""
         held = batch.get_total_buffer_size()
-        # What a slice really needs takes long to find out, so the least that it can need comes first.
+        # nbytes is slow to compute, so a lower bound of the size is tried first.
         if held <= 2 * self._least_row_bytes * batch.num_rows + _SLICE_WASTE_BYTES:
             return batch
         if held <= 2 * batch.nbytes + _SLICE_WASTE_BYTES:
@@ -368,7 +371,7 @@ class Intake:
         )
 
     def _json_conversion(self, given: pa.Field, wanted: pa.Field) -> _Convert:
-        """Text, or Arrow's JSON, into the form in which the table's MemTables hold it."""
+        """The conversion of text or Arrow's JSON to the form that the table's MemTables hold."""
         if is_json(wanted.type) and (is_text(given.type) or is_json(given.type)):
             return encode_new_json
         if not same_values(without_field_ids(given).type, wanted.type):
@@ -412,14 +415,14 @@ def _false(rows: int) -> pa.Array:
 
 
 def _least_bytes(type_: pa.DataType) -> int:
-    """Bytes that a value of a type takes at least; 0 where that depends on the value."""
+    """The least bytes that a value of a type takes; 0 if that depends on the value."""
     if pa.types.is_fixed_size_list(type_):
         return int(type_.list_size * _least_bytes(type_.value_type))
     return int(type_.bit_width // 8) if pa.types.is_primitive(type_) else 0
 
 
 def _reformer(target: pa.DataType, name: str) -> _Convert:
-    """To another physical form of the same values."""
+    """A conversion to another physical form of the same values."""
 
     def convert(column: pa.Array) -> pa.Array:
         try:
@@ -448,10 +451,10 @@ def _has_strict_child(type_: pa.DataType) -> bool:
 
 
 def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int, path: str = "") -> None:
-    """Nulls below a column where the table allows none; those under a null parent do not count."""
+    """Refuse nulls in nested fields that cannot be null; nulls under a null parent do not count."""
     path = f"{path}.{field.name}" if path else field.name
     if pa.types.is_map(field.type):
-        # Arrow takes a map apart only as the list of pairs that it is.
+        # Arrow can take a map apart only as a list of pairs.
         field = field.with_type(pa.list_(field.type.field(0)))
         column = column.cast(field.type)
     for position in range(field.type.num_fields):
@@ -466,11 +469,11 @@ def _refuse_nested_nulls(column: pa.Array, field: pa.Field, index: int, path: st
 
 @dataclass(frozen=True)
 class Adapter:
-    """Turns rows with the columns of an older table ``version`` into rows of ``schema``.
+    """Converts rows with the columns of an older table ``version`` to rows of ``schema``.
 
-    A writer that was opened before the table's columns changed may come to a shard in whose log
-    another one has put rows with columns that it does not know. Were they loaded as its own columns,
-    their values would be gone. So it keeps all rows with the newest columns, also those that it takes.
+    A writer that was opened before the table's columns changed may claim a shard whose log has rows
+    with columns that this writer does not know. If it loaded them with its own columns, the values of
+    the new columns would be lost. So it keeps all rows with the newest columns, including its own puts.
     """
 
     schema: TableSchema
@@ -480,7 +483,7 @@ class Adapter:
         return Rows.of([align(batch, self.schema, self.version) for batch in rows.batches])
 
     def indexes(self, specs: Sequence[IndexSpec]) -> list[IndexSpec]:
-        """Those of ``specs`` whose columns are still there, under their present names."""
+        """The ``specs`` whose columns still exist, with the current column names."""
         gone = self.schema.replaced_since(self.version)
         names = {number: name for name, number in self.schema.field_ids.items() if number not in gone}
         return [replace(spec, column=names[spec.field_id]) for spec in specs if spec.field_id in names]

@@ -1,4 +1,4 @@
-"""Which types a column of the table takes: the same values in another form, or the same kind of value."""
+"""Which Arrow types a column accepts: the same values in another form, or values of the same kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 _types = pa.types
 
-#: A moment in UTC has the same digits without a time zone.
+#: A timestamp in one of these zones has the same digits as one without a time zone.
 UTC_NAMES = frozenset({"UTC", "utc", "Etc/UTC", "GMT", "Z", "+00:00", "-00:00"})
 
 
@@ -34,9 +34,9 @@ def same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type may equal values of the other: numbers, times, words, and lists of them.
+    """Whether values of one type may equal values of the other: numbers, times, text, and lists of them.
 
-    Truth values are no numbers, and text is none, whatever it says.
+    Booleans are not numbers, and text is not a number even if it spells one.
 
     >>> same_kind(pa.int64(), pa.float32()), same_kind(pa.string(), pa.int64())
     (True, False)
@@ -58,7 +58,7 @@ def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def changes_clock(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether moments show other digits afterwards, because only one of the types has a time zone.
+    """Whether a conversion changes the digits of timestamps, because only one of the types has a time zone.
 
     >>> changes_clock(pa.timestamp("us", "Asia/Tokyo"), pa.timestamp("us"))
     True
@@ -77,7 +77,7 @@ def changes_clock(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def is_float_list(type_: pa.DataType) -> bool:
-    """Whether a type is a vector, or any other list of floats."""
+    """Whether a type is a vector or another list of floats."""
     return is_list(type_) and bool(_types.is_floating(type_.value_type))
 
 

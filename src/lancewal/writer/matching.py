@@ -1,6 +1,6 @@
-"""Rows that match a condition, as what is written to change them: their keys, or rows with new values.
+"""Finds the rows that match a condition and prepares what changes them: their keys, or rows with new values.
 
-They are read at one state of the table. For writers of this process and for clients of a gateway alike.
+All rows are read from one snapshot of the table. Writers of this process and gateway clients use this module.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from lancewal.errors import InvalidInputError
 from lancewal.predicate import Expression
 from lancewal.writer.intake import Intake
 
-#: Reads the rows of the newest state that match a condition: these columns of them.
+#: Reads the given columns of all rows that match a condition, from the newest snapshot.
 Find = Callable[[str, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 class Matching:
-    """Finds rows of one table, whose columns ``intake`` knows."""
+    """Finds rows of one table; ``intake`` knows its columns."""
 
     def __init__(self, intake: Intake, find: Find | None) -> None:
         self._intake = intake
         self._find = find
 
     def keys_to_delete(self, keys: Any, where: str | None) -> Any:
-        """The keys that were given, or those of the rows that match; ``None`` if none does."""
+        """The given keys, or the keys of the rows that match ``where``; ``None`` if no row matches."""
         if (keys is None) == (where is None):
             raise InvalidInputError("delete takes keys, or where with a condition")
         if where is None:
@@ -41,7 +41,7 @@ class Matching:
     def updated(
         self, where: str, set: Mapping[str, Any] | None, set_sql: Mapping[str, str] | None
     ) -> Iterator[pa.Table]:
-        """The rows that match with new values, batch by batch; refuses at once what cannot be set."""
+        """The matching rows with new values, batch by batch; refuses at once what cannot be set."""
         set, set_sql = set or {}, set_sql or {}
         columns = self._intake.plain
         for name in (*set, *set_sql):
@@ -68,7 +68,7 @@ class Matching:
     ) -> Iterator[pa.Table]:
         for number, batch in enumerate(found):
             if number == 0:
-                # Now that the state is fixed which all batches are read from.
+                # Only now: the first batch fixes the snapshot from which all batches are read.
                 self._intake.refuse_newer_columns()
             rows = pa.Table.from_batches([batch])
             new = {name: each.evaluate(rows) for name, each in expressions.items()}
@@ -87,6 +87,6 @@ class Matching:
         if self._find is None:
             raise InvalidInputError("this writer cannot read; open one with Table.writer")
         if not isinstance(where, str):
-            # None is no condition for a scan: all rows would be changed.
+            # A scan reads None as no condition, so all rows would be changed.
             raise InvalidInputError(f'where is {where!r}; pass an SQL condition, "true" for all rows')
         return self._find(where, columns)

@@ -1,4 +1,4 @@
-"""The two modes of a writer: MemTables that are flushed to SSTables, or the log and nothing else."""
+"""The two modes of a writer: MemTables that are flushed to SSTables, or WAL only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InMemoryMemTables:
-    """All rows of a shard that are in memory, newest generation last."""
+    """All rows of a shard that are in memory; ``frozen`` has the newest generation last."""
 
     active: MemTableView
     frozen: list[MemTableView]
@@ -37,7 +37,7 @@ class InMemoryMemTables:
 
 @dataclass(frozen=True)
 class MemTableStats:
-    """The active MemTable, and how much waits frozen behind it."""
+    """The size of the active MemTable, and of the frozen ones that wait for their flush."""
 
     row_count: int
     batch_count: int
@@ -56,7 +56,7 @@ class MemTableStats:
 
 
 class MemTableMode:
-    """One active MemTable, and the frozen ones behind it that wait for their flush."""
+    """One active MemTable, and the frozen ones that wait for their flush."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class MemTableMode:
         self._flushes.before_flush = self.seal_active
         self._flushes.after_flush = self._note_flushed
         self._memory = row_memory
-        # When the first rows of the active MemTable came.
+        # When the active MemTable got its first rows.
         self._active_since = 0.0
         self._indexer = Worker(f"lancewal-index-{state.shard_id}", self._index_step)
         self._unindexed_since: float | None = None
-        #: What ``unflushed_bytes`` became when rows were last inserted: flushes have lowered it since.
+        #: The value of ``unflushed_bytes`` after the last insert. Flushes may have lowered it since then.
         self.bytes_at_last_put = 0
         generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
         self._active = self._new_memtable(generation, 0)
@@ -124,20 +124,20 @@ class MemTableMode:
 
     @property
     def active_bytes(self) -> int:
-        """Bytes that are not on their way to an SSTable yet."""
+        """Bytes of the active MemTable, whose flush has not begun."""
         return self._active.estimated_size if self._active.batch_count else 0
 
     @property
     def is_over(self) -> bool:
-        """Whether its rows are never flushed: it has failed, and the log has them."""
+        """Whether the writer has failed: its rows are never flushed, and the log has them."""
         return self._state.ended.failure is not None
 
     def flush_soon(self) -> None:
-        """Freeze the active MemTable and flush it, in the thread that flushes."""
+        """Have the flush thread freeze and flush the active MemTable."""
         self._flushes.ask()
 
     def seal_if_old(self) -> None:
-        """Freeze the active MemTable if its rows have been there for as long as they may."""
+        """Freeze the active MemTable if its first rows are older than ``max_memtable_age``."""
         age = self._config.max_memtable_age
         with self.lock:
             waited = time.monotonic() - self._active_since if self._active.batch_count else 0.0
@@ -148,13 +148,13 @@ class MemTableMode:
         self._memory.flushed(self, self.unflushed_bytes)
 
     def make_room(self) -> None:
-        """See that a flush is under way: without one, ``unflushed_bytes`` would never fall."""
+        """Make sure that a flush is running: without one, ``unflushed_bytes`` would never fall."""
         with self.lock:
             if not self._flushes.frozen:
                 self._seal()
 
     def insert(self, put: Put) -> None:
-        """Take the rows of one put, and queue it for the log."""
+        """Insert the rows of one put, and queue the put for the log."""
         with self.lock:
             self._state.check_usable()
             rows = put.rows
@@ -170,7 +170,7 @@ class MemTableMode:
                 self._active_since = time.monotonic()
             try:
                 active.insert(rows.batches, rows.num_bytes)
-                # Before the put is queued: from then on it does not count as let in any more.
+                # Set before the put is queued: backpressure counts the put as admitted only until then.
                 self.bytes_at_last_put = others + active.estimated_size
                 self._log.enqueue(put, active)
             except BaseException as error:
@@ -185,13 +185,13 @@ class MemTableMode:
                 self._seal()
 
     def seal_active(self) -> None:
-        """Freeze the active MemTable and queue it for flush; nothing happens when it is empty."""
+        """Freeze the active MemTable and queue it for flush; does nothing when it is empty."""
         with self.lock:
             self._seal()
 
     def _seal(self) -> None:
-        """Requires the lock."""
-        # After a failure the active MemTable may hold a part of a put: it is never flushed.
+        """Freeze the active MemTable unless the writer has failed. Requires the lock."""
+        # After a failure the active MemTable may hold only a part of a put, so it is never flushed.
         if self._state.ended.failure is None:
             self._freeze()
 
@@ -208,16 +208,16 @@ class MemTableMode:
         logger.debug("froze generation %d", frozen.generation, extra=self._state.context)
 
     def _end_between(self, what: str, error: BaseException) -> None:
-        """Memory and log may differ by now: what is in the log is replayed by the next writer."""
+        """Fail the writer after ``error``: memory and log may differ. The next writer replays the log."""
         cause = StorageError(f"{what} was cut short by {error!r}; open a new writer")
         self._state.fail(cause, memory_ahead_of_log=True, ends_log=False)
 
     def replay(self, entry: WalEntry, batches: Sequence[pa.RecordBatch]) -> None:
-        """Take the rows of a WAL entry; called before the writer is open to anybody.
+        """Insert the rows of a WAL entry; called before the writer takes puts.
 
-        MemTables that are complete wait for :meth:`finish_replay`: were one published before
-        a later entry turned out to be unreadable or of an older generation, the next replay
-        would pass over that entry.
+        This starts no flush: complete MemTables wait for :meth:`finish_replay` or :meth:`flush_replayed`. A
+        later entry may turn out to be unreadable or of an older generation. If a MemTable were published
+        before that, the next replay would skip that entry.
         """
         generation = entry.generation
         if generation is not None and generation < self._active.generation:
@@ -238,19 +238,19 @@ class MemTableMode:
         return self._active.generation
 
     def replay_needs_room(self) -> bool:
-        """Whether replayed rows have reached a limit and should be flushed where that is sound."""
+        """Whether replayed rows have reached a limit and should be flushed as soon as that is safe."""
         return (
             not self._active.takes(1, 1, self._config)
             or self.unflushed_bytes >= self._config.max_unflushed_memtable_bytes
         )
 
     def flush_replayed(self) -> None:
-        """Publish what was replayed so far, so that replay stays within its memory."""
+        """Publish what was replayed so far, so that replay stays within its memory limit."""
         self._seal()
         self._flushes.drain(CLOSE_ATTEMPTS)
 
     def finish_replay(self) -> None:
-        """All entries were read: what is full or belongs to an older generation may be flushed."""
+        """End the replay: all entries are read, so full and older MemTables may be flushed."""
         self.bytes_at_last_put = self.unflushed_bytes
         self._active_since = time.monotonic()
         self._memory.hold(self, self.bytes_at_last_put)
@@ -261,7 +261,7 @@ class MemTableMode:
             self._index_later(self._active)
 
     def continue_at(self, generation: int) -> None:
-        """Go on with a higher ``generation``: while nobody puts rows, and all are flushed."""
+        """Continue with a higher ``generation``. Requires that all rows are flushed and no put is running."""
         with self.lock:
             if self._active.batch_count:
                 raise StorageError(f"generation {self._active.generation} has rows and cannot be passed over")
@@ -272,11 +272,11 @@ class MemTableMode:
         return [*tables.frozen, tables.active]
 
     def memtables(self) -> InMemoryMemTables:
-        # Frozen before active would miss a table that is frozen in between, so both are
-        # taken under the lock that freezing requires.
+        # Both are read under the lock that freezing requires: otherwise a MemTable that is frozen in
+        # between could be missed.
         with self.lock:
             active, frozen = self._active, list(self._flushes.frozen)
-            # With durable_write a reader never sees a row that a crash could take back.
+            # With durable_write a reader must not see a row that a crash could undo.
             end = self._log.durable_position if self._config.durable_write else active.end_position
         return InMemoryMemTables(active.view(end), [memtable.view(end) for memtable in frozen])
 
@@ -310,7 +310,7 @@ class MemTableMode:
         self._flushes.drain()
 
     def finish(self) -> None:
-        """Flush everything; raises when something could not be."""
+        """Flush everything; raises if something could not be flushed."""
         self.seal_active()
         self._flushes.drain(CLOSE_ATTEMPTS)
         if self._active.batch_count:
@@ -324,7 +324,7 @@ class MemTableMode:
         self._flushes.stop(patience)
 
     def _index_later(self, active: MemTable) -> None:
-        """See that rows whose indexing was deferred are indexed, by number or by time."""
+        """Have deferred rows indexed: once there are enough of them, or after an interval."""
         unindexed = active.unindexed_rows
         if unindexed >= self._config.async_index_buffer_rows:
             self._indexer.kick_for_later()
@@ -335,10 +335,10 @@ class MemTableMode:
                 kicked = self._indexer.kick_for_later()
             finally:
                 if not kicked:
-                    self._unindexed_since = None  # or later rows would take this one's kick for granted
+                    self._unindexed_since = None  # otherwise later rows would assume that it was kicked
 
     def _index_step(self) -> float | None:
-        """Index what has gathered, oldest MemTable first; frozen ones too while they are readable."""
+        """Index the deferred rows, oldest MemTable first; frozen MemTables too, because they are readable."""
         with self.lock:
             tables = [*self._flushes.frozen, self._active]
         since = self._unindexed_since
@@ -346,7 +346,7 @@ class MemTableMode:
             left = since + self._config.async_index_interval.total_seconds() - time.monotonic()
             if left > 0:
                 return left
-        # Cleared first: rows that come from here on start the next interval.
+        # Cleared first: rows that arrive from here on start the next interval.
         self._unindexed_since = None
         for memtable in tables:
             while memtable.unindexed_rows and not self._indexer.stopping:
@@ -360,9 +360,9 @@ class MemTableMode:
 
 
 class WalOnlyMode:
-    """The commit log's queue is all there is; its budget is ``max_unflushed_memtable_bytes``.
+    """No MemTables: rows are only in the commit log's queue, bounded by ``max_unflushed_memtable_bytes``.
 
-    A put that meets a full queue writes the queue itself, so nobody has to be waited for.
+    A put that finds the queue full writes the queue itself, so it does not wait for another thread.
     """
 
     def __init__(self, log: CommitLog, state: WriterState) -> None:
@@ -378,13 +378,14 @@ class WalOnlyMode:
     backlog = Backlog(most=1)
 
     def seal_if_old(self) -> None:
-        """There is no MemTable."""
+        """Do nothing: there is no MemTable."""
 
     def make_room(self) -> None:
         try:
             self._log.commit_all()
         except LanceWalError:
-            self._state.check_usable()  # that is for the rows that are queued, not for who waits for room
+            # The caught error is about the queued rows. The put that waits for room gets its own error.
+            self._state.check_usable()
             raise
 
     def insert(self, put: Put) -> None:
@@ -398,10 +399,10 @@ class WalOnlyMode:
         return False
 
     def finish(self) -> None:
-        """Nothing beyond the log, which the writer commits itself."""
+        """Do nothing: the writer itself commits the log."""
 
     def stop(self) -> None:
-        """There are no threads."""
+        """Do nothing: there are no background threads."""
 
     def views(self) -> list[MemTableView]:
         self._refuse("scan")

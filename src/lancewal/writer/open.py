@@ -38,30 +38,35 @@ logger = logging.getLogger(__name__)
 
 #: Entries fetched ahead of the one being replayed, on a remote store.
 REPLAY_READ_AHEAD = 96
-#: Flushed entries whose put ids are read first, before it is known how far back they have to be.
+#: How many flushed entries the first step of the search for earlier put ids reads.
 _LOOK_BACK_AT_FIRST = 8
-#: Writers that are gone keep their statistics until so many of them are added up.
+#: Above this many records, the statistics of writers that are gone are added up.
 _FOLD_AFTER = 64
 
 _Key = tuple[str, UUID]
 
 
 class WriterRegistry:
-    """The shard writers of this process, by table and shard: readers here see live rows, and metrics
-    what was written. It keeps no writer alive."""
+    """The shard writers of this process, by table and shard. It keeps no writer alive.
+
+    Readers of this process get live rows from it, and metrics get write statistics.
+    """
 
     def __init__(self) -> None:
         self.start_empty()
 
     def start_empty(self) -> None:
-        """Also in a forked child, which has no writers; a thread of its parent may have held the lock."""
+        """Reset the registry. Also called in a forked child, which has no writers.
+
+        The child needs a new lock, because a thread of the parent may have held the old one.
+        """
         self._lock = threading.Lock()
         self._live: weakref.WeakValueDictionary[_Key, ShardWriter] = weakref.WeakValueDictionary()
         self._opened: list[tuple[_Key, weakref.ref[ShardWriter], WriteStats]] = []
         self._stats_of_gone: dict[_Key, WriteStatsSnapshot] = {}
 
     def add(self, table_uri: str, writer: ShardWriter) -> None:
-        """Count ``writer``, and make it the live one of its shard unless a newer claim is there."""
+        """Register ``writer``, and make it the live writer of its shard unless another has a newer epoch."""
         key = (table_uri.rstrip("/"), writer.shard_id)
         with self._lock:
             present = self._live.get(key)
@@ -72,19 +77,19 @@ class WriterRegistry:
                 self._fold()
 
     def live_writer(self, table_uri: str, shard_id: UUID) -> ShardWriter | None:
-        """The open MemTable-mode writer of a shard in this process, if there is one that can be read."""
+        """The open MemTable-mode writer of a shard in this process, if there is a readable one."""
         with self._lock:
             writer = self._live.get((table_uri.rstrip("/"), shard_id))
         return writer if writer is not None and writer.readable else None
 
     def open_writers(self) -> dict[tuple[str, UUID], ShardWriter]:
-        """By table and shard the writers that are open here, the newest of each shard."""
+        """The open writers of this process by table and shard, the newest of each shard."""
         with self._lock:
             found = [(key, writer()) for key, writer, _ in self._opened]
         return {key: writer for key, writer in found if writer is not None and not writer.closed}
 
     def written(self) -> dict[tuple[str, UUID], WriteStatsSnapshot]:
-        """By table and shard what all writers of this process did since it began; it only grows."""
+        """The statistics of all writers since this process began, by table and shard; they only grow."""
         with self._lock:
             self._fold()
             total = dict(self._stats_of_gone)
@@ -124,11 +129,11 @@ def open_shard_writer(
     cast: Cast = "numbers",
     clock: Clock = boot_time,
 ) -> ShardWriter:
-    """Claim the shard, fence whoever held it, and load what is in the WAL but in no SSTable.
+    """Claim the shard, fence its previous writer, and load the rows that are in the WAL but in no SSTable.
 
-    ``config`` defaults to the table's stored writer defaults. ``spec_id`` defaults to what
-    the shard's manifest says (0 for a new shard). ``look`` reads that manifest, and may make it.
-    ``indexes`` defaults to the table's maintained indexes; WAL-only mode has none and refuses any
+    ``config`` defaults to the table's stored writer defaults. ``spec_id`` defaults to the value in
+    the shard's manifest (0 for a new shard). ``look`` reads that manifest, and may create it.
+    ``indexes`` defaults to the table's maintained indexes. WAL-only mode has no indexes and refuses any
     that are named.
     Everything that can be refused is refused before the claim.
     """
@@ -136,7 +141,8 @@ def open_shard_writer(
     config = config or ShardWriterConfig.from_defaults(base.details.writer_config_defaults)
     check_key_types(base.schema)
     if base.schema.blob_columns:
-        # Their writers refuse rows, so this one only moves what is in the log, which has none of them.
+        # Writers of tables with blob columns refuse rows. So this one only moves rows of the log, which
+        # have no blob values.
         base = replace(base, schema=base.schema.without_blobs)
     intake = Intake(
         base.schema,
@@ -212,7 +218,7 @@ def open_shard_writer(
 def _specs(
     base: BaseTable, config: ShardWriterConfig, given: Sequence[IndexSpec] | None
 ) -> Sequence[IndexSpec]:
-    """The indexes that MemTables get; refuses what cannot be maintained."""
+    """The indexes of the MemTables; refuses indexes that cannot be maintained."""
     if given is None and config.enable_memtable:
         given = maintained_specs(
             base.dataset,
@@ -226,9 +232,9 @@ def _specs(
 
 
 def _columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
-    """``base`` or, where the table has got other columns since, its newest version.
+    """``base``, or the newest version of the table if its columns have changed since ``base``.
 
-    Call it once the shard is claimed: whoever wrote to it before then knew no newer columns.
+    Call it after the claim: an earlier writer of the shard cannot know newer columns than these.
     """
     if base.dataset.latest_version == base.version:
         return base
@@ -253,13 +259,13 @@ def _earlier_put_ids(
 ) -> Iterator[str]:
     """The tags of earlier writers' entries that were not replayed, newest first, back to the retry window.
 
-    ``read`` tells whether the replay's own range was. Below the first entry that is missing, or that cannot
-    stand where it does, there may be others: what writers that stood still dropped into slots which garbage
-    collection had emptied. These never counted, and prove nothing.
+    ``read`` says whether the replay's own range was read. The search stops at the first entry that is missing
+    or cannot belong at its position. Entries below it may come from stalled writers, which wrote into slots
+    that garbage collection had emptied. Such entries never counted, so their ids prove nothing.
     """
     claim = appender.sentinel_position
     if claim is None:
-        return  # nobody wrote before
+        return  # no writer came before this one
     tailer = WalTailer(store, appender.shard_id)
     now = store.head(layout.wal_entry(appender.shard_id, claim))
     end, count = replay.range.start if read else claim, _LOOK_BACK_AT_FIRST
@@ -287,7 +293,7 @@ def _run_replay(
     mode: MemTableMode,
     stats: WriteStats,
 ) -> None:
-    """Load the settled range of the WAL; memory stays within the backpressure limit."""
+    """Load the settled range of the WAL; flushes early, where that is safe, to stay within memory limits."""
     started = time.perf_counter()
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
@@ -314,7 +320,7 @@ def _run_replay(
 
 
 def _lift_generations(base: BaseTable, store: ObjectStore, appender: WalAppender, mode: MemTableMode) -> None:
-    """In a copied table, go on above the generations that the markers of the original cover."""
+    """In a copied table, continue above the generations that the original table's markers cover."""
     claimed = appender.claimed
     marker = 0 if claimed is None else copied_marker(base, store, claimed)
     if marker:

@@ -1,13 +1,13 @@
-"""Put ids: a put that is sent again, after a lost reply or to another writer, lands once.
+"""Put ids make puts idempotent: a put that is sent again, perhaps to another writer, is written once.
 
-A client names its puts: a session, which it draws at random, and a number that counts up. With each put it
-also says which numbers are settled, those that it will never send again. A writer keeps the numbers
-that landed and are not settled, so what it keeps is as large as what clients have under way.
+A client gives each put an id: a random session name and a number that counts up. With each put it also says
+which numbers are settled: it will never send them again. A writer keeps the numbers that were written and are
+not settled. So its memory is bounded by what clients have in progress.
 
 The ids of an entry's puts are stored in the entry itself, so they are durable exactly when the rows are.
-A writer that takes the shard over reads them with the entries that it replays, and those of entries that
-were flushed before, back to :data:`RETRY_WINDOW`, when the first put with an id comes. Garbage collection
-keeps entries for at least that long.
+A writer that takes the shard over reads the ids of the entries that it replays. When the first put with an id
+comes, it also reads the ids of older, flushed entries, back to :data:`RETRY_WINDOW`. Garbage collection keeps
+entries for at least that long.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RETRY_WINDOW = 600.0
 @dataclass(slots=True)
 class _Session:
     settled: int = 0
-    #: For each number that landed the end of its rows' batch positions; 0 for puts of an earlier writer.
+    #: The numbers that were written, with the end of their batch positions; 0 for puts of an earlier writer.
     landed: dict[int, int] = field(default_factory=dict)
-    #: The puts that were begun and not ended. An interrupt may leave one here for good: its state says
-    #: what became of it once its thread is gone.
+    #: Puts that began and have not ended. An interrupt may leave a put here for good. Once its thread is
+    #: gone, its state says what became of it.
     under_way: dict[int, Put] = field(default_factory=dict)
-    #: Puts whose threads were interrupted while they waited. A leader may have been about to take one in:
-    #: whoever sends it again has it beside him, and stands for it if so.
+    #: Puts whose threads were interrupted while they waited. A leader may have been about to insert such a
+    #: put. The retry of the put refers to it (``Put.earlier``), and takes its place if it was inserted.
     interrupted: dict[int, Put] = field(default_factory=dict)
     used_at: float = 0.0
 
@@ -47,12 +47,12 @@ class _Session:
 
 
 class PutIds:
-    """The ids that one shard's writer knows."""
+    """The put ids that one shard's writer knows."""
 
     def __init__(
         self, earlier: Callable[[], Iterable[str]] = tuple, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``earlier`` gives the tags of entries that were not replayed; it is called once, if at all."""
+        """``earlier`` returns the tags of entries that were not replayed; it is called at most once."""
         self._earlier = earlier
         self._clock = clock
         self._loading = threading.Lock()
@@ -62,7 +62,7 @@ class PutIds:
         self._swept_at = clock()
 
     def note(self, tag: str) -> None:
-        """The puts of an earlier writer's entry landed."""
+        """Record the put ids in the tag of an earlier writer's entry as written."""
         with self._lock:
             for put_id in put_ids_of(tag):
                 session = self._session(put_id)
@@ -70,10 +70,10 @@ class PutIds:
                     session.landed.setdefault(put_id.number, 0)
 
     def begin(self, put: Put) -> int | None:
-        """Where the rows end if the same put has landed; ``None`` if ``put`` is the one to write.
+        """Return where the rows end if the same put was already written; ``None`` if ``put`` must be written.
 
-        The caller holds ``put.present`` and calls :meth:`end` before it lets go. Whoever begins the same
-        put meanwhile waits for that.
+        The caller holds ``put.present``, and calls :meth:`end` when it is done with the put. A thread that
+        begins the same put in between waits until the first one is done.
         """
         put_id = put.put_id
         assert put_id is not None
@@ -98,7 +98,7 @@ class PutIds:
                 self.end(first)
 
     def end(self, put: Put) -> None:
-        """Keep whether the rows of a put were taken in; harmless when it is repeated."""
+        """Record whether the rows of a put were queued; idempotent."""
         put_id = put.put_id
         assert put_id is not None
         with self._lock:
@@ -111,12 +111,12 @@ class PutIds:
                 elif put.state is not PutState.REFUSED:
                     session.interrupted[put_id.number] = put
                 elif put.earlier is not None and put.refusal is None:
-                    # Refused before a leader saw it: what became of the earlier one is still to be found out.
+                    # Refused before a leader saw it, so the outcome of the earlier put is still unknown.
                     session.interrupted[put_id.number] = put.earlier
             del session.under_way[put_id.number]
 
     def _session(self, put_id: PutId) -> _Session:
-        """Requires the lock."""
+        """The session of a put id, made if there is none; also drops unused sessions. Requires the lock."""
         now = self._clock()
         if now - self._swept_at > RETRY_WINDOW:
             self._swept_at = now

@@ -1,8 +1,8 @@
-"""Rows as callers have them, as record batches: Arrow, frames, dicts, dataclasses, numpy.
+"""Converts callers' rows to record batches: Arrow, pandas and polars frames, dicts, dataclasses, numpy.
 
-Arrow data says its types, and they are left as they are. Python, pandas, polars and numpy have fewer of them:
-a vector is a list of doubles there. So the table's columns decide what such rows become, and a value that a
-column cannot hold is refused with its row.
+Arrow data has types, and they stay as they are. Python, pandas, polars and numpy have fewer types: a vector
+is a list of doubles there. So the table's columns decide the types of these rows. If a column cannot hold a
+value, the value is refused, and the error names its row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lancewal.errors import InvalidInputError
 from lancewal.format import CastRefusedError, are_whole, exactly, is_json
 from lancewal.writer.kinds import UTC_NAMES, changes_clock, is_bytes, is_float_list, is_text, same_kind
 
-#: What several keys come in, beside columns of pandas and polars.
+#: Types that hold several keys, besides columns of pandas and polars.
 _SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
-#: What building an array from Python values raises.
+#: The errors that building an array from Python values may raise.
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
-#: Rows that come one by one are put so many at a time.
+#: How many rows of a stream of single rows go into one batch.
 _ROWS_AT_A_TIME = 1024
 _BYTES = (bytes, bytearray, memoryview)
 _NUMPY_DAY = np.dtype("M8[D]")
@@ -38,10 +38,10 @@ _SHOWN_VALUE = 60
 
 
 def as_batches(data: Any, table: pa.Schema | None = None, *, casts: bool = False) -> list[pa.RecordBatch]:
-    """Record batches from whatever holds rows.
+    """Convert ``data`` of any supported form to record batches.
 
-    ``table`` are the columns that they are for, if that is known. With ``casts`` the writer converts values
-    of other kinds, such as numbers from text: they are left as they are.
+    ``table`` has the target columns, if they are known. With ``casts`` values of other kinds, such as text
+    for a number, stay as they are, because the writer converts them later.
     """
     if isinstance(data, pa.RecordBatch):
         return [data]
@@ -57,7 +57,7 @@ def as_batches(data: Any, table: pa.Schema | None = None, *, casts: bool = False
     try:
         if _is_polars(data):
             _refuse_objects(data)
-            # Not its stream: Arrow cannot decode the categories that are in it.
+            # Not through its Arrow stream: Arrow cannot decode the categories in it.
             return [_from_frame(b, table, casts) for b in data.to_arrow().to_batches() if b.num_rows]
         if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
             return [b for b in pa.RecordBatchReader.from_stream(data) if b.num_rows]
@@ -74,12 +74,12 @@ def as_batches(data: Any, table: pa.Schema | None = None, *, casts: bool = False
 def _has_parts(data: Any) -> bool:
     """Whether ``data`` may be a collection of rows, frames or batches."""
     if isinstance(data, np.ndarray) or _is_series(data):
-        return any(map(is_row, data[:1]))  # most hold bare values
+        return any(map(is_row, data[:1]))  # most arrays and series hold bare values
     return isinstance(data, Iterable) and not isinstance(data, str | bytes)
 
 
 def _unreadable(data: Any) -> InvalidInputError:
-    """Says what to do with something that holds no rows, or does not name their columns."""
+    """The error for data without rows or column names; its text says what to pass instead."""
     kind = type(data)
     if isinstance(data, type):
         return InvalidInputError(f"cannot read rows from the class {data.__name__}; pass objects of it")
@@ -102,9 +102,9 @@ def _unreadable(data: Any) -> InvalidInputError:
 
 
 def new_table_of(data: Any) -> pa.Table:
-    """Rows for a table that is yet to be made.
+    """Convert ``data`` to rows for a table that does not exist yet.
 
-    Lists of floats that have one length become vectors of float32.
+    Unless ``data`` is Arrow, lists of floats that all have the same length become vectors of float32.
     """
     batches = as_batches(data)
     if not batches:
@@ -129,7 +129,7 @@ def new_table_of(data: Any) -> pa.Table:
 
 
 def _unknown_part(field: pa.Field) -> str | None:
-    """The column, or the part of it, that has no type."""
+    """The name of the column, or of the nested field in it, that has no type."""
     if pa.types.is_null(field.type):
         return str(field.name)
     parts = (_unknown_part(field.type.field(place)) for place in range(field.type.num_fields))
@@ -138,7 +138,7 @@ def _unknown_part(field: pa.Field) -> str | None:
 
 
 def is_row(data: Any) -> bool:
-    """Whether ``data`` is one row: a dict, a dataclass, a named tuple, a record of numpy or a model."""
+    """Whether ``data`` is one row: a dict, a dataclass, a named tuple, a numpy record or a pydantic model."""
     if isinstance(data, Mapping):
         return True
     if isinstance(data, type):
@@ -149,7 +149,7 @@ def is_row(data: Any) -> bool:
 
 
 def is_tabular(data: Any) -> bool:
-    """Whether ``data`` is rows with columns, as opposed to key values, or to one row."""
+    """Whether ``data`` is a set of rows with columns, not a set of key values or a single row."""
     if isinstance(data, list | tuple) and not hasattr(data, "_asdict"):
         return bool(data) and all(isinstance(item, pa.RecordBatch) or is_row(item) for item in data)
     if isinstance(data, np.ndarray):
@@ -160,22 +160,22 @@ def is_tabular(data: Any) -> bool:
 
 
 def is_key_sequence(keys: Any) -> bool:
-    """Whether ``keys`` is several key values: a list, set or range, an array, a Series or an Index."""
+    """Whether ``keys`` holds several key values: a list, set or range, an array, a Series or an Index."""
     return isinstance(keys, _SEQUENCES) or _is_series(keys)
 
 
 def key_sequence(keys: Any) -> Any:
-    """Several key values as Arrow takes them."""
+    """Key values in a form that Arrow can read."""
     if _is_series(keys):
         return keys.to_arrow() if hasattr(keys, "to_arrow") else keys
     return list(keys) if isinstance(keys, Set) else keys
 
 
 def is_stream(data: Any) -> bool:
-    """Whether ``data`` can only be gone through once, or may be larger than memory."""
+    """Whether ``data`` can be read only once, or may be larger than memory."""
     if isinstance(data, pa.Table | pa.RecordBatch | pa.ChunkedArray | list | tuple):
         return False
-    # Frames have the stream interface too, but all their rows are here already.
+    # Frames have the stream interface too, but all their rows are already in memory.
     if _is_pandas(data) or _is_polars(data) or is_row(data):
         return False
     return hasattr(data, "__arrow_c_stream__") or isinstance(data, Iterator)
@@ -184,7 +184,7 @@ def is_stream(data: Any) -> bool:
 def streamed_batches(
     stream: Any, table: pa.Schema | None = None, *, casts: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream, as they come; single rows are gathered. As :func:`as_batches` otherwise."""
+    """Yield the batches of a stream as they come, like :func:`as_batches`; gathers single rows to batches."""
     if isinstance(stream, Iterator) and not isinstance(stream, pa.RecordBatchReader):
         rows: list[Any] = []
         for item in stream:
@@ -254,7 +254,7 @@ def _from_pandas(frame: Any, table: pa.Schema | None, casts: bool) -> list[pa.Re
 
 
 def _refuse_objects(frame: Any) -> None:
-    """Polars gives Arrow the addresses of Python's objects."""
+    """Refuse columns of Python objects: polars passes their memory addresses to Arrow."""
     for name, type_ in frame.schema.items():
         if type_ == sys.modules["polars"].Object:
             raise InvalidInputError(f"column {name} holds objects of Python in polars; convert it")
@@ -265,18 +265,18 @@ def _from_frame(batch: pa.RecordBatch, table: pa.Schema | None, casts: bool) -> 
 
 
 def _pandas_column(column: Any) -> Any:
-    """As Arrow has it; objects are values of Python. NaN, NaT and NA are nulls, as Arrow takes them."""
+    """A pandas column as an Arrow array, or as a list of Python values; NaN, NaT and NA become nulls."""
     if column.dtype != object:
         try:
             made = pa.array(column)
             return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
         except _FAILURES:
-            pass  # the values themselves tell which row is wrong
+            pass  # the conversion of the Python values below finds the wrong row
     return list(column.astype(object).where(column.notna(), None))
 
 
 def _numpy_field(data: Any, name: str) -> Any:
-    """One field of a structured array, as Arrow has it; objects are values of Python."""
+    """One field of a structured array, as an Arrow array, or as a list of Python values."""
     column = data[name]
     if column.dtype == object and column.ndim == 1:
         return column.tolist()
@@ -287,7 +287,7 @@ def _numpy_field(data: Any, name: str) -> Any:
 
 
 def _numpy_column(column: Any) -> pa.Array:
-    """A field that is an array itself is a vector."""
+    """A numpy column as an Arrow array; a field that is an array itself becomes a vector."""
     native = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("="), copy=False)
     if native.ndim == 1:
         masked = np.ma.getmaskarray(column) if isinstance(column, np.ma.MaskedArray) else None
@@ -307,7 +307,7 @@ def _from_columns(columns: Mapping[str, Any], table: pa.Schema | None, casts: bo
 
 
 def _column(name: str, values: Any, field: pa.Field | None, casts: bool) -> pa.Array:
-    """``values`` as an array that the writer takes for the table's ``field``."""
+    """``values`` as an array that the writer accepts for the table's ``field``."""
     if field is not None and is_json(field.type) and not isinstance(values, pa.Array):
         values = [_json_text(name, row, value) for row, value in enumerate(values)]
     try:
@@ -327,9 +327,9 @@ def _column(name: str, values: Any, field: pa.Field | None, casts: bool) -> pa.A
 
 
 def _has_casts(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether Arrow can convert values of another kind and means the same by it as Python.
+    """Whether Arrow can convert values of another kind with the same meaning as in Python.
 
-    It does not for a UUID, whose bytes it would take for text.
+    It cannot for a UUID: it would read the bytes as text.
     """
     if pa.types.is_nested(given) != pa.types.is_nested(wanted) or isinstance(given, pa.BaseExtensionType):
         return False
@@ -337,7 +337,7 @@ def _has_casts(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _refuse_a_guessed_zone(name: str, array: pa.Array, wanted: pa.DataType) -> None:
-    """Arrow takes a moment without a time zone for one of UTC, and the other way round."""
+    """Refuse a conversion that adds or drops a time zone: Arrow would assume UTC in both directions."""
     if not changes_clock(array.type, wanted) or array.null_count == len(array):
         return
     row = int(np.argmax(array.is_valid().to_numpy(zero_copy_only=False)))
@@ -349,7 +349,10 @@ def _refuse_a_guessed_zone(name: str, array: pa.Array, wanted: pa.DataType) -> N
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array:
-    """Values of Python as Arrow reads them, without what it cuts off or does not take by itself."""
+    """Python values as an array of the type that they imply, without loss.
+
+    Values that Arrow does not know, such as dataclasses, are first converted with :func:`_plain`.
+    """
     try:
         return _uncut(values)
     except _FAILURES:
@@ -360,7 +363,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 
 
 def _uncut(values: Sequence[Any]) -> pa.Array:
-    """What Arrow makes of ``values``; it goes by the first of them, and cuts the others to fit."""
+    """``values`` as an array without loss; Arrow alone would infer the type from the first and cut others."""
     try:
         array = pa.array(values)
     except OverflowError:
@@ -387,13 +390,13 @@ def _uncut(values: Sequence[Any]) -> pa.Array:
 
 
 def _moments(values: Sequence[Any], array: pa.Array) -> pa.Array:
-    """Values that Arrow took for timestamps, all their digits kept and no time zone guessed."""
+    """Values that Arrow read as timestamps, with all digits kept and no time zone guessed."""
     type_ = array.type
     offsets = {value.utcoffset() for value in values if isinstance(value, datetime)}
     if None in offsets and len(offsets) > 1:
         raise ValueError("some have a time zone, and some have none")
     if type_.tz in UTC_NAMES and any(offsets):
-        # The first one was in UTC: what the column tells must not depend on it.
+        # The first value was in UTC, but the column's time zone must not depend on which value is first.
         type_ = pa.timestamp(type_.unit, next(_zone(value) for value in values if _zone(value)))
     if any(getattr(value, "nanosecond", 0) for value in values):
         type_ = pa.timestamp("ns", type_.tz)
@@ -401,7 +404,7 @@ def _moments(values: Sequence[Any], array: pa.Array) -> pa.Array:
 
 
 def _zone(value: Any) -> str | None:
-    """The time zone of a datetime that is not in UTC."""
+    """The time zone of a datetime that is not in UTC; otherwise ``None``."""
     if isinstance(value, datetime) and value.utcoffset():
         return str(pa.array([value]).type.tz)
     return None
@@ -413,7 +416,7 @@ def _moment(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in types that Arrow knows: dataclasses as dicts, what pandas has for "no value" as null."""
+    """``value`` in types that Arrow knows: dataclasses become dicts, and NA and NaT of pandas become null."""
     if isinstance(value, list | tuple):
         parts = list(map(_plain, value))
         return value if all(map(is_, parts, value)) else parts
@@ -429,7 +432,7 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exception | None) -> pa.Array:
-    """Values that do not tell their type by themselves, such as maps, in that of ``field``; or a refusal."""
+    """Values whose type cannot be inferred, such as maps, in the type of ``field``; or raises a refusal."""
     if field is not None and _cannot_be_told(field.type):
         try:
             array, error = _by_parts(values, field.type), None
@@ -448,7 +451,7 @@ def _typed(name: str, values: Sequence[Any], field: pa.Field | None, error: Exce
 
 
 def _way_out(value: Any, wanted: pa.DataType) -> str:
-    """What a caller can do with a value of another kind than the column's."""
+    """Advice for an error text: what a caller can do with a value of the wrong kind."""
     if isinstance(value, Enum | UUID):
         return "pass its .value" if isinstance(value, Enum) else "pass str() of it"
     with suppress(*_FAILURES, CastRefusedError):
@@ -464,9 +467,9 @@ def _way_out(value: Any, wanted: pa.DataType) -> str:
 
 
 def _by_parts(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Values in the shape of ``type_``, with numbers as they are.
+    """Values in the nested shape of ``type_``; numbers keep the type that they imply.
 
-    Arrow, when told the whole type, cuts 1.5 down to 1 for an integer and drops fields of structs.
+    Given the whole type, Arrow would cut 1.5 to 1 for an integer, and drop unknown fields of structs.
     """
     if not _cannot_be_told(type_) and not (pa.types.is_nested(type_) and _is_cut(type_)):
         return _inferred(values)
@@ -492,10 +495,7 @@ def _by_parts(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _cannot_be_told(type_: pa.DataType) -> bool:
-    """Whether Python has no values of its own for a type.
-
-    (A struct has, and Arrow drops fields it has not.)
-    """
+    """Whether Arrow cannot infer this type from Python values: a map, or binary of a fixed size."""
     children = (type_.field(place).type for place in range(type_.num_fields))
     return bool(pa.types.is_map(type_) or pa.types.is_fixed_size_binary(type_)) or any(
         map(_cannot_be_told, children)
@@ -503,7 +503,7 @@ def _cannot_be_told(type_: pa.DataType) -> bool:
 
 
 def _is_cut(type_: pa.DataType) -> bool:
-    """Whether Arrow may lose a part of what Python gives for a type: digits, time zones, text or bytes."""
+    """Whether Arrow may lose a part of Python values of this type: digits, time zones, text or bytes."""
     children = (type_.field(place).type for place in range(type_.num_fields))
     flat = pa.types.is_temporal(type_) or is_text(type_) or is_bytes(type_)
     return bool(flat) or any(map(_is_cut, children))
@@ -519,7 +519,7 @@ def _json_text(name: str, row: int, value: Any) -> str | None:
 
 
 def _first_misfit(values: Sequence[Any], field: pa.Field | None) -> int:
-    """The first row whose value is not of the field's kind, or cannot follow the values before it."""
+    """The first row whose value is not of the field's kind, or does not fit the values before it."""
     for row, value in enumerate(values):
         if value is None:
             continue
@@ -559,7 +559,7 @@ def _is_arrow(data: Any) -> bool:
 
 
 def _is_series(data: Any) -> bool:
-    """A column of pandas or polars, neither of which need be installed."""
+    """Whether ``data`` is a column of pandas or polars; neither needs to be installed."""
     pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
     return (pandas is not None and isinstance(data, (pandas.Series, pandas.Index))) or (
         polars is not None and isinstance(data, polars.Series)

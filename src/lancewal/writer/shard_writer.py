@@ -2,8 +2,8 @@
 
 ``put`` checks its rows, waits for room, and adds the rows to the MemTable and the commit log
 under one short lock. With ``durable_write`` it leads or joins a group commit, whose leader
-adds the rows of all who joined. All that takes longer (flushing, deferred indexing and WAL
-writes) happens beside it.
+adds the rows of the whole group. No lock is held during slow work: flushes, deferred indexing and
+WAL writes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Slices above this size may be copied: not by the leader, for whom others wait, and threads that
-#: do it share a budget of memory.
+#: Shaping a put above this size may copy slices. So the put's own thread shapes it, not the leader, because
+#: others wait for the leader. All threads that do so share a memory budget.
 _LARGE_PUT_BYTES = 256 * 1024
-#: While the memory of the whole process is full.
+#: How often a put checks for room, in seconds, while the memory of the whole process is full.
 _LOOK_AGAIN = 0.02
 
 
@@ -63,13 +63,13 @@ class Durability:
         """Make the rows durable now; ``False`` when ``timeout`` seconds were not enough.
 
         Takes part in the group commit instead of waiting for the next timed flush. Raises
-        the writer's error when the rows never will be durable.
+        the writer's error if the rows can no longer become durable.
         """
         return self._log.commit(self._end_position, timeout)
 
 
 class WriteResult(NamedTuple):
-    """``batch_positions`` count batches over the writer's life, replayed ones included.
+    """The result of one put; ``batch_positions`` count all batches of the writer, including replayed ones.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
@@ -85,7 +85,7 @@ class WriteResult(NamedTuple):
 
 @dataclass(frozen=True)
 class WalStats:
-    """Where the next WAL entry goes (best knowledge), and what is not in the WAL yet."""
+    """The position of the next WAL entry, as far as the writer knows, and what is not in the WAL yet."""
 
     next_wal_entry_position: int
     pending_batches: int
@@ -93,25 +93,25 @@ class WalStats:
 
 
 class Memory(Protocol):
-    """What a writer holds that is not stored yet."""
+    """The rows of a writer that are not flushed yet."""
 
     @property
     def unflushed_bytes(self) -> int: ...
 
     @property
     def bytes_at_last_put(self) -> int:
-        """About as much as ``unflushed_bytes`` or more, without going through what is there."""
+        """An upper estimate of ``unflushed_bytes`` that is cheap to read."""
 
     def make_room(self) -> None:
-        """See that something is under way that lowers ``unflushed_bytes``."""
+        """Make sure that something is running that lowers ``unflushed_bytes``."""
 
 
 class Backpressure:
-    """Holds puts back while what is in memory, and what was let in, is at or above the limit.
+    """Holds puts back while the bytes in memory and of admitted puts are at or above the limit.
 
-    A put counts from the moment it is let in until its rows are in memory: many threads that come
-    at the same time would otherwise all find room. One that was interrupted does not count, because
-    it does not hold its ``present`` lock any more.
+    An admitted put counts until its rows are in memory. Otherwise many threads that come at the same
+    time would all find room. An interrupted put does not count, because its thread no longer holds the
+    ``present`` lock.
     """
 
     def __init__(
@@ -123,25 +123,26 @@ class Backpressure:
         self._state = state
         self._stats = stats
         self._lock = threading.Lock()
-        #: Puts from their admission to their end; whoever is admitted removes itself.
+        #: Puts from their admission to their end; the thread of each put removes it.
         self.let_in: dict[Put, None] = {}
         self._held_back = False
 
     @property
     def let_in_bytes(self) -> int:
-        """Bytes of the puts that were let in and are not in memory yet; forgets those that are gone."""
+        """Bytes of admitted puts whose rows are not in memory yet; forgets puts whose threads are gone."""
         num_bytes = 0
         for put in list(self.let_in):
             if not put.present.locked():
-                self.let_in.pop(put, None)  # interrupted, or about to do it itself
+                self.let_in.pop(put, None)  # its thread was interrupted, or is about to remove it
             elif put.state is PutState.WAITING:
                 num_bytes += put.rows.num_bytes
         return num_bytes
 
     def admit(self, put: Put, patience: float | None = None) -> None:
-        """Return once there is room; without ``patience``, in seconds, however long it takes.
+        """Return once there is room; waits at most ``patience`` seconds, without it as long as needed.
 
-        Raises when the writer is closed, or has failed, and :class:`BusyError` when patience ran out.
+        Raises the writer's error if the writer is closed or has failed, and :class:`BusyError` when
+        ``patience`` runs out.
         """
         if self._lets_in(put, counted=False) or self._lets_in(put):
             return
@@ -157,13 +158,13 @@ class Backpressure:
                 if self._lets_in(put):
                     return
                 if patience is not None and time.monotonic() - started >= patience:
-                    put.state = PutState.REFUSED  # no leader knows of it: its id need not keep its rows
+                    put.state = PutState.REFUSED  # no leader has seen it, so its id need not keep its rows
                     raise BusyError(
                         f"shard {self._state.shard_id} has {self._memory.unflushed_bytes} bytes to flush, of "
                         f"at most {self._limit}. No row of this put was written to it: send it again"
                     )
                 if row_memory.is_full:
-                    # Others' flushes make room as well, and nobody tells of them.
+                    # Flushes of other writers make room too, but they do not wake this thread.
                     self._state.wait_for_change(seen, _LOOK_AGAIN)
                 elif not self._state.wait_for_change(seen, wait) and patience is None:
                     logger.warning(
@@ -178,7 +179,7 @@ class Backpressure:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Let no put in meanwhile; those that were let in have ended when the block begins."""
+        """Admit no put during the block; all admitted puts have ended when it begins."""
         with self._lock:
             self._held_back = True
         try:
@@ -193,10 +194,11 @@ class Backpressure:
             self._state.note_change()
 
     def _lets_in(self, put: Put, *, counted: bool = True) -> bool:
-        check_process()  # first: in a forked child the lock may be locked for good
+        check_process()  # before the lock: in a forked child it may be locked for good
         memory = self._memory
         with self._lock:
-            # First: a put that gets into memory meanwhile is in both figures rather than in none.
+            # Before the bytes in memory: a put that is inserted in between is counted twice rather than
+            # not at all.
             num_bytes = self.let_in_bytes if self.let_in else 0
             self._state.check_usable()
             if self._held_back:
@@ -234,7 +236,7 @@ class ShardWriter:
         adapter: Adapter | None = None,
         put_ids: PutIds | None = None,
     ) -> None:
-        """``adapter`` is needed where ``mode`` keeps rows with other columns than ``intake`` gives."""
+        """``adapter`` is needed if ``mode`` keeps rows with other columns than ``intake`` returns."""
         self.config = config
         self.shard_id = state.shard_id
         self.epoch = state.epoch
@@ -269,33 +271,35 @@ class ShardWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called; puts are refused from then on."""
+        """Whether :meth:`close` was called; a closed writer refuses puts."""
         return self._state.closed
 
     @property
     def usable(self) -> bool:
-        """Whether puts are taken: open, not fenced as far as it knows, nothing failed for good."""
+        """Whether puts are accepted: the writer is open, has not failed for good, and knows of no fence."""
         return not self._state.closed and self._state.ended.failure is None and self._finalizer.alive
 
     @property
     def readable(self) -> bool:
-        """Whether reads through this writer are served: open, and memory not ahead of the log."""
+        """Whether this writer serves reads: it has MemTables, is open, and memory is not ahead of the log."""
         return self.config.enable_memtable and not self._state.closed and not self._state.ended.poisoned
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that :meth:`put` takes."""
+        """The columns that :meth:`put` accepts."""
         return self._intake.schema.plain
 
     def put(self, data: Any, *, put_id: PutId | None = None) -> WriteResult:
-        """Write rows in any form that :meth:`TableWriter.put` takes, rounded and refused as there: dicts,
-        dataclasses, pandas, polars, structured numpy arrays, Arrow. A stream is read whole first.
+        """Write rows: dicts, dataclasses, pandas, polars, structured numpy arrays or Arrow data.
+
+        The forms of input, and the rules for rounding and refusing values, are those of
+        :meth:`TableWriter.put`. A stream is read completely before the first row is written.
 
         All batches of one call become visible together and are durable together. Returns
         when the rows are readable and, with ``durable_write``, in the WAL. Rows are kept
         without a copy: buffers that Arrow shares with numpy or others must not be changed
-        while they are in memory. With a ``put_id`` rows that landed under the same id before, also
-        through another writer, are not written again.
+        while they are in memory. Puts with a ``put_id`` are idempotent: if rows were already written
+        under the same id, also through another writer, they are not written again.
         """
         batches = self._intake.batches(data)
         if self._adapter is None and self._intake.fit_as_given(batches):
@@ -306,8 +310,8 @@ class ShardWriter:
         call = threading.Lock()
         try:
             with call:
-                # Before the copies that are made here: each thread would have one in hand
-                # while it waits for room in memory.
+                # Entered before the rows are copied: otherwise each thread would hold its copy while it
+                # waits for room in memory.
                 self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
                 return self.write_rows(self._intake.shaped(batches), put_id)
         finally:
@@ -320,9 +324,9 @@ class ShardWriter:
     def write_rows(
         self, rows: Rows, put_id: PutId | None = None, patience: float | None = None
     ) -> WriteResult:
-        """Write what an :class:`Intake` of this writer's schema has accepted.
+        """Write rows that an :class:`Intake` with this writer's schema has accepted.
 
-        ``patience`` is how many seconds to wait for room, at most, before :class:`BusyError` is raised.
+        Raises :class:`BusyError` if there is no room after ``patience`` seconds.
         """
         started = time.perf_counter()
         if self._adapter is not None:
@@ -344,30 +348,30 @@ class ShardWriter:
             if put_id is not None:
                 self._put_ids.end(put)
             self._backpressure.let_in.pop(put, None)
-            self._state.note_change()  # of the room that a refused put leaves, no write or flush says so
+            self._state.note_change()  # a refused put frees room without a write or a flush
         self._stats.add(put_count=1, put_rows=rows.num_rows, put_time=time.perf_counter() - started)
         if time.monotonic() >= self._log_stats_at:
             self._log_stats()
         return WriteResult(put.positions, Durability(self._log, put.end_position))
 
     def _landed_before(self, end: int) -> WriteResult:
-        """The result of a put whose rows an earlier one with its id has written, up to ``end``."""
+        """The result of a put whose rows an earlier put with the same id has written, up to ``end``."""
         self._state.check_usable()
         if self.config.durable_write:
             self._log.commit(end)
         return WriteResult(range(end, end), Durability(self._log, end))
 
     def _log_stats(self) -> None:
-        """With the first put after every interval: an idle writer stays silent."""
+        """Log the statistics; called by the first put after each interval, so an idle writer logs nothing."""
         self._log_stats_at = time.monotonic() + self._log_stats_every
         snapshot = self._stats.snapshot()
         snapshot.log_summary(f"shard {self.shard_id}")
         snapshot.log_wal_breakdown(f"shard {self.shard_id}")
 
     def scan(self, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-        """The newest rows that are in memory: active and frozen MemTables, deletes applied.
+        """Read the newest rows in memory: active and frozen MemTables, with deletes applied.
 
-        Flushed rows are not among them; ``Table.scan`` reads all levels.
+        Flushed rows are not included; ``Table.scan`` reads all levels.
         """
         self._state.check_readable()
         schema = self._intake.schema if self._adapter is None else self._adapter.schema
@@ -384,12 +388,12 @@ class ShardWriter:
         return self._mode.memtables()
 
     def memtable_stats(self) -> MemTableStats:
-        """What the active MemTable holds, and how much waits frozen behind it."""
+        """The size of the active MemTable, and of the frozen ones that wait for their flush."""
         check_process()
         return self._mode.memtable_stats()
 
     def wal_stats(self) -> WalStats:
-        """Where the next WAL entry goes, and what is not in the WAL yet."""
+        """The position of the next WAL entry, and what is not in the WAL yet."""
         check_process()
         return WalStats(self._appender.next_position_hint, self._log.pending_batches, self._log.pending_bytes)
 
@@ -408,17 +412,17 @@ class ShardWriter:
         return self._appender.manifests.read_latest()
 
     def check_fenced(self) -> None:
-        """Raise :class:`FencedError` when another writer took the shard over."""
+        """Raise :class:`FencedError` if another writer has claimed the shard."""
         self._appender.check_fenced()
 
     def force_seal_active(self) -> None:
-        """Freeze the active MemTable and queue it for flush; nothing happens when it is empty."""
+        """Freeze the active MemTable and queue it for flush; does nothing when it is empty."""
         self._state.check_usable()
         self.check_fenced()
         self._mode.seal_active()
 
     def tend(self) -> None:
-        """What is done from time to time: flush rows that are old, and look whether compaction caught up."""
+        """Do periodic work: flush rows that are old, and check whether compaction has caught up."""
         if not self.usable:
             return
         self._mode.seal_if_old()
@@ -426,20 +430,21 @@ class ShardWriter:
             self._state.note_change()
 
     def wait_for_flush_drain(self) -> None:
-        """Wait until every frozen MemTable is published; raises when a flush fails meanwhile."""
+        """Wait until every frozen MemTable is published; raises if a flush fails during the wait."""
         check_process()
         self._mode.wait_for_flush_drain()
 
     def insert_generations(
         self, prepare: Callable[[], object], commit: Callable[[WalAppender], tuple[T, ShardManifest | None]]
     ) -> T:
-        """Let ``commit`` add SSTables to the shard: newer than every row so far, older than all to come.
+        """Let ``commit`` add SSTables to the shard: newer than every earlier row, older than every later row.
 
-        It appends sentinels and commits a manifest, under this writer's epoch; it returns that manifest, or
-        ``None``. Rows so far are flushed before, and no put is under way while it runs. Most is flushed, and
-        ``prepare`` called, while puts need not wait yet. One at a time.
+        ``commit`` appends sentinels and commits a manifest under this writer's epoch. It returns its result
+        and that manifest, or ``None`` for the manifest. All earlier rows are flushed before, and no put runs
+        at the same time. To keep that time short, most rows are flushed, and ``prepare`` is called, before
+        puts are held back. Only one call runs at a time.
 
-        A ``commit`` that failed ends the writer: its pointer may stand in the log, and were the log to go on
+        If ``commit`` fails, the writer ends. The pointer may already be in the log, and if the log continued
         under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``).
         """
         with self._inserting:
@@ -468,13 +473,13 @@ class ShardWriter:
     def close(self) -> None:
         """Write and flush everything, then end all threads.
 
-        Raises when the last rows could not be flushed; what was acknowledged is in the
-        WAL then and comes back when the shard is opened again. So do rows of a close that is
-        interrupted: it still completes the log and ends the threads. Closing twice is harmless.
+        Raises if the last rows could not be flushed. All acknowledged rows are in the WAL then, and come
+        back when the shard is opened again. An interrupted close still completes the log and ends the
+        threads, so its rows come back as well. Closing twice is harmless.
 
-        A writer that was fenced has nothing to flush: whoever took the shard over has its rows,
-        from the WAL. So this is silent then, unless rows that were put without ``durable_write`` are
-        lost. In a forked child it does nothing: the writer is its parent's.
+        A fenced writer has nothing to flush: the new writer has read its rows from the WAL. So a fence
+        raises no error here, unless rows that were put without ``durable_write`` are lost. In a forked
+        child this does nothing, because the writer belongs to the parent.
         """
         try:
             self.finish()
@@ -484,7 +489,7 @@ class ShardWriter:
             logger.info("closed a writer that was fenced; its rows are in the WAL", extra=self._state.context)
 
     def finish(self) -> None:
-        """Close, and raise also where all rows are durable, but were not flushed for a fence."""
+        """Close like :meth:`close`, but raise for every fence that keeps rows from being flushed."""
         if is_forked():
             return
         with self._close_lock:
@@ -499,7 +504,7 @@ class ShardWriter:
                     if self._log.pending_batches or self._mode.has_rows():
                         raise self._state.latched()
             finally:
-                if self._state.closed:  # else an interrupt came first, and nothing has ended
+                if self._state.closed:  # otherwise an interrupt came first, and nothing may be ended
                     self._wal_flusher.stop(self._state.patience())
                     self._mode.stop()
                     self._log.close()
@@ -508,7 +513,7 @@ class ShardWriter:
         logger.info("closed writer", extra=self._state.context)
 
     def _write_all(self) -> None:
-        """Take no put any more, and flush everything; what could not be flushed is at least in the log."""
+        """Refuse further puts and flush everything; rows that cannot be flushed are written to the log."""
         try:
             try:
                 with self._mode.lock:
@@ -517,7 +522,7 @@ class ShardWriter:
             finally:
                 self._log.commit_all()
         finally:
-            self._log.commit_all()  # again: an interrupt may have cut the first one short
+            self._log.commit_all()  # again: an interrupt may have cut the first call short
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -529,13 +534,13 @@ class ShardWriter:
 
 
 def _nothing() -> None:
-    """Nobody waits for the end."""
+    """The default callback: do nothing."""
 
 
 def _abandon(mode: WriteMode, wal_flusher: WalFlushWorker, state: WriterState) -> None:
-    """The writer was dropped without close: end its threads. What it acknowledged is in the WAL."""
+    """End the threads of a writer that was dropped without close. Acknowledged rows are in the WAL."""
     if is_forked():
-        return  # it is the parent's, and so are its threads
+        return  # the writer and its threads belong to the parent
     logger.warning(
         "writer was not closed; rows it acknowledged stay in the WAL", extra={"shard": str(state.shard_id)}
     )

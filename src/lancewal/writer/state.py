@@ -1,4 +1,4 @@
-"""What the parts of one writer share: the latch that ends it, and the counters of what it did."""
+"""What the parts of one writer share: the latch that ends the writer, and its counters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DROPPED_PATIENCE_SECONDS = 1.0
 def close_after(
     error: BaseException | None, close: Callable[[], None], context: Mapping[str, object] | None = None
 ) -> None:
-    """Close a writer at the end of its ``with`` block, which ended with ``error``, if any.
+    """Close a writer at the end of its ``with`` block, which may have ended with ``error``.
 
-    The block's error is the cause worth seeing; one of ``close`` would hide it.
+    In that case an error of ``close`` is only logged, because it would hide the block's error.
     """
     try:
         close()
@@ -39,16 +39,21 @@ def close_after(
 
 
 def fresh_copy(error: LanceWalError) -> LanceWalError:
-    """A kept error, to be raised: the object itself would mix the tracebacks of many threads,
-    and keep alive all that their frames hold, the dropped writer included."""
+    """A copy of a latched error, to be raised.
+
+    Raising the object itself would mix the tracebacks of many threads, and would keep everything alive
+    that their frames hold, including the dropped writer.
+    """
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__
     return copied
 
 
 def for_others(failure: LanceWalError) -> LanceWalError:
-    """What a write is told that was not tried any more after ``failure``: that it did not happen,
-    also where nobody knows it of the one that failed."""
+    """The error for a write that was not attempted after ``failure``: it certainly did not happen.
+
+    This holds even if the outcome of the failed write itself is unknown.
+    """
     if not isinstance(failure, OutcomeUnknownError):
         copied = fresh_copy(failure)
         if isinstance(copied, FencedError):
@@ -60,10 +65,13 @@ def for_others(failure: LanceWalError) -> LanceWalError:
 
 
 def without_frames(error: E) -> E:
-    """An error to be kept, or to be raised in another thread: its frames hold the rows of others."""
+    """Remove the tracebacks of an error that is kept, or raised in another thread.
+
+    Its frames would keep the rows of other puts alive.
+    """
     seen: set[int] = set()
     each: BaseException | None = error
-    # Causes may go round in a circle.
+    # Causes may form a cycle.
     while each is not None and id(each) not in seen:
         seen.add(id(each))
         each.__traceback__ = None
@@ -72,32 +80,32 @@ def without_frames(error: E) -> E:
 
 
 class Ended(NamedTuple):
-    """What of a writer has ended, and why. Replaced as a whole: an interrupt leaves all of it or nothing."""
+    """Which parts of a writer have ended, and why. Replaced as a whole, so an interrupt cannot split it."""
 
-    #: Why no put is taken any more.
+    #: Why puts are refused.
     failure: LanceWalError | None = None
-    #: Why nothing is written to the log any more.
+    #: Why nothing more is written to the log.
     log_failure: LanceWalError | None = None
-    #: Why nothing is flushed any more.
+    #: Why nothing more is flushed.
     fence: FencedError | None = None
-    #: Whether memory may hold rows that the log never got.
+    #: Whether memory may hold rows that never reached the log.
     poisoned: bool = False
 
 
 class WriterState:
-    """Open, closed, or ended by a terminal error; the first error stays.
+    """Whether a writer is open, closed, or ended by a terminal error; the first error stays.
 
-    The only latch of a writer: put, group commit, flush and backpressure all ask it. They hold
-    this instead of the writer itself, so that a writer that was dropped without ``close`` can be
-    collected while its threads still wind down.
+    This is the only latch of a writer: put, group commit, flush and backpressure all check it. They
+    refer to this object instead of the writer. So the garbage collector can collect a writer that was
+    dropped without ``close`` while its threads still wind down.
     """
 
     def __init__(self, shard_id: UUID, epoch: int, table: str = "") -> None:
         self.shard_id = shard_id
         self.epoch = epoch
-        #: What log records of this writer carry.
+        #: Extra fields of this writer's log records.
         self.context: dict[str, object] = {"shard": str(shard_id), "epoch": epoch}
-        #: What its spans carry.
+        #: Attributes of this writer's spans.
         self.trace = {"lancewal.table": table, "lancewal.shard": str(shard_id)}
         self.closed = False
         self.ended = Ended()
@@ -107,10 +115,10 @@ class WriterState:
         self._changed = Bell()
 
     def fail(self, error: LanceWalError, *, memory_ahead_of_log: bool, ends_log: bool) -> None:
-        """Latch ``error``: no put is taken any more.
+        """Latch ``error``: puts are refused from now on.
 
-        With ``memory_ahead_of_log`` reads end too, because they would show lost rows. Without
-        ``ends_log`` rows that are queued already may still be written.
+        With ``memory_ahead_of_log`` reads are refused too, because they would show lost rows. Without
+        ``ends_log`` rows that are already queued may still be written.
         """
         with self._lock:
             was = self.ended
@@ -123,19 +131,19 @@ class WriterState:
         self.note_change()
 
     def close(self) -> None:
-        """No put is taken any more; what is in memory may still be written."""
+        """Refuse puts from now on; rows in memory may still be written."""
         self.closed = True
         self.note_change()
 
     def end_log(self) -> None:
-        """The writer is closed: nothing is written any more."""
+        """End the log, because the writer is closed: nothing more is written."""
         with self._lock:
             closed = ClosedError(f"the writer of shard {self.shard_id} was closed")
             self.ended = self.ended._replace(log_failure=self.ended.log_failure or closed)
         self.note_change()
 
     def check_usable(self) -> None:
-        """Raise what a put must fail with, if any."""
+        """Raise the error that a put must fail with, if there is one."""
         check_process()
         failure = self.ended.failure
         if failure is not None:
@@ -144,7 +152,7 @@ class WriterState:
             raise self.latched()
 
     def check_readable(self) -> None:
-        """Raise when memory may hold rows that the log never got, or is not kept up any more."""
+        """Raise if memory may hold rows that never reached the log, or if the writer is closed."""
         check_process()
         if self.ended.poisoned:
             raise self.latched()
@@ -152,7 +160,7 @@ class WriterState:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; read through Table.scan")
 
     def latched(self) -> LanceWalError:
-        """The terminal error, to be raised."""
+        """A copy of the terminal error, to be raised."""
         if self.ended.failure is None:
             return ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
         return fresh_copy(self.ended.failure)
@@ -160,21 +168,21 @@ class WriterState:
     def patience(self) -> float | None:
         """How many seconds to wait for a background thread to end; ``None``: until it has ended.
 
-        A writer that was dropped is stopped by the garbage collector, which runs in any
-        thread and under any lock, also one that the background thread needs to get on. At
-        exit all must have ended, or the interpreter would go away under them.
+        The garbage collector stops a writer that was dropped. It runs in any thread and under any
+        lock, even a lock that the background thread needs to make progress, so the wait is short. At
+        exit all threads must have ended, because the interpreter goes away.
         """
         if self.closed or not threading.main_thread().is_alive():
             return None
         return DROPPED_PATIENCE_SECONDS
 
     def note_change(self) -> None:
-        """Rows were stored or flushed, or the writer ended: puts that wait for room look again."""
+        """Wake puts that wait for room, because rows were stored or flushed, or the writer ended."""
         self.changes += 1
         self._changed.ring()
 
     def wait_for_change(self, seen: int, timeout: float) -> bool:
-        """Return once there were more changes than the ``seen`` ones; ``False`` when time ran out."""
+        """Return once ``changes`` differs from ``seen``; ``False`` after ``timeout`` seconds."""
         return self._changed.wait_for(lambda: self.changes != seen, timeout)
 
 
@@ -208,7 +216,7 @@ class WriteStatsSnapshot:
     replayed_entries: int = 0
     replayed_rows: int = 0
     replay_time: timedelta = timedelta(0)
-    #: Puts by how long they took: up to each of LATENCY_BOUNDS, from the one before on; last the longer ones.
+    #: A histogram of put latencies: one count for each of LATENCY_BOUNDS, and a last one for longer puts.
     put_latencies: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)
 
     def avg_put_latency(self) -> timedelta | None:
@@ -225,7 +233,7 @@ class WriteStatsSnapshot:
         return self.wal_flush_bytes // self.wal_flush_count if self.wal_flush_count else None
 
     def avg_group_size(self) -> float | None:
-        """Puts that shared one WAL entry, on average."""
+        """The average number of puts that shared one WAL entry."""
         return self.wal_flush_puts / self.wal_flush_count if self.wal_flush_count else None
 
     def wal_throughput_bytes(self) -> float:
@@ -248,7 +256,7 @@ class WriteStatsSnapshot:
         return self.memtable_flush_rows // self.memtable_flush_count if self.memtable_flush_count else None
 
     def log_summary(self, prefix: str) -> None:
-        """One line with the totals."""
+        """Log one line with the totals."""
         logger.info(
             "%s: %d puts (%.0f/s, avg %s), %d WAL flushes (%d bytes, avg %s), "
             "%d MemTable flushes (%d rows, avg %s), backpressure %d times for %s",
@@ -268,7 +276,7 @@ class WriteStatsSnapshot:
         )
 
     def log_wal_breakdown(self, prefix: str) -> None:
-        """One line that splits a WAL flush into storage and index time; silent before the first."""
+        """Log one line with the average WAL flush, I/O and index times; nothing before the first flush."""
         if self.wal_flush_count:
             logger.info(
                 "%s: WAL flush avg %s, of which I/O %s; index update avg %s over %d rows",
@@ -294,7 +302,7 @@ class WriteStats:
         self.reset()
 
     def reset(self) -> None:
-        """Back to zero."""
+        """Reset all counters to zero."""
         with self._lock:
             self._values = dict.fromkeys(_COUNTERS, 0)
             self._put_latencies = [0] * (len(LATENCY_BOUNDS) + 1)
@@ -323,7 +331,7 @@ class WriteStats:
 
 
 def added(one: WriteStatsSnapshot | None, other: WriteStatsSnapshot) -> WriteStatsSnapshot:
-    """Two snapshots as one.
+    """Add two snapshots up.
 
     >>> added(WriteStatsSnapshot(put_count=2), WriteStatsSnapshot(put_count=3)).put_count
     5

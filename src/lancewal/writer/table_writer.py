@@ -1,4 +1,4 @@
-"""TableWriter: takes a table's rows, sends each to its shard, and writes the shards side by side."""
+"""TableWriter: routes a table's rows to their shards, and writes the shards in parallel."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from lancewal.writer.state import DROPPED_PATIENCE_SECONDS, WriteStatsSnapshot, 
 
 logger = logging.getLogger(__name__)
 
-#: Threads that wait for the storage of one shard each; started as they are needed. More of them pay where a
-#: request takes long.
+#: The most threads that write shards at the same time, one shard each; they are started as needed. A remote
+#: store gets more of them, because its requests take longer.
 MAX_CONCURRENT_SHARDS = 16
 _REMOTE_SHARDS = 64
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TableWriteResult:
-    """What one put or delete did: its rows, and the last write of each shard that it went to.
+    """The result of one put, delete or update: its rows, and the last write of each shard that got some.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -77,29 +77,30 @@ class TableWriteResult:
 
 
 class Companion(Protocol):
-    """Something that runs beside a writer and ends with it."""
+    """Something that runs alongside a writer and ends with it."""
 
     def stop(self, timeout: float | None = None) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
 
     def close(self) -> None:
-        """Do what is left to do; called when all shards are closed."""
+        """Do the remaining work; called when all shards are closed."""
 
 
 class TableWriter:
     """Writes rows to the shards they belong to. Thread-safe; a context manager.
 
     Open one with ``Table.writer``. A shard is claimed when its first row comes, and held until
-    :meth:`close`. Where another writer has it, ``take_over`` of ``Table.writer`` decides. With "when_gone"
-    a writer that lost a shard, because it was taken for gone, comes back when the other one is: the
-    put that finds out waits and is written by the new claim. Whoever loses it again within a lease gets
-    the :class:`FencedError`, so that no two take a shard from each other without end.
+    :meth:`close`. If another writer holds it, ``take_over`` of ``Table.writer`` decides. With "when_gone"
+    a writer may lose a shard because another writer took it for gone. It claims the shard again once the
+    other writer is gone. The put that finds the loss waits for that, and is written under the new claim. If
+    the shard is lost again within one lease, the put raises :class:`FencedError`, so that two writers
+    do not take a shard from each other for ever.
 
     Rows of one key stay in the order in which one thread puts them.
 
     A call either refuses its input (:class:`InvalidInputError`, nothing is written) or goes
-    to all its shards. Where one of them fails, the others' rows are written nevertheless, and
-    :class:`PartialWriteError` says which is which. A batch is atomic within a shard, not
+    to all its shards. If one of them fails, the rows of the other shards are still written, and
+    :class:`PartialWriteError` says which shards failed. A batch is atomic within a shard, not
     across shards.
 
     >>> import tempfile, lancewal
@@ -129,12 +130,11 @@ class TableWriter:
         companion: Companion | None = None,
         find: Find | None = None,
     ) -> None:
-        """``max_bytes_in_hand`` bounds what the puts of all threads have shaped and split at a time.
+        """``max_bytes_in_hand`` bounds the bytes that the puts of all threads shape and split at a time.
 
-        ``companion`` is there as long as this writer is. ``find`` reads the rows that match a condition.
+        ``companion`` lives as long as this writer. ``find`` reads the rows that match a condition.
 
-        A shard that was lost is opened again, but not twice within ``come_back_after`` seconds (``None``:
-        never).
+        A lost shard is opened again, but not twice within ``come_back_after`` seconds (``None``: never).
         """
         self._come_back_after = come_back_after
         self._router = router
@@ -154,27 +154,27 @@ class TableWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that :meth:`put` takes."""
+        """The columns that :meth:`put` accepts."""
         return self._intake.schema.plain
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """Rows that are in memory, in any form that :meth:`put` takes, as Arrow; nothing is written."""
+        """Convert rows in memory, of any form that :meth:`put` accepts, to Arrow; nothing is written."""
         return self._intake.batches(data)
 
     @property
     def shard_writers(self) -> Mapping[UUID, ShardWriter]:
-        """The writers of the shards that rows went to so far."""
+        """The writers of all shards that have got rows so far."""
         check_process()
         with self._lock:
             slots = dict(self._slots)
         return MappingProxyType({shard: slot.writer for shard, slot in slots.items() if slot.writer})
 
     def intake(self, cast: Cast) -> Intake:
-        """What accepts rows for this writer with another ``cast``; :meth:`put` takes what it gives."""
+        """An intake for this writer with another ``cast``; :meth:`put` accepts the rows that it returns."""
         return self._intake.casting(cast)
 
     def shards_of(self, data: Any) -> set[UUID]:
-        """The shards that rows belong to: rows to put, or what an :meth:`intake` gave."""
+        """The shards that rows belong to; ``data`` is rows to put, or the result of an :meth:`intake`."""
         rows = data if isinstance(data, Rows) else self._intake.upserts(data)
         return {shard.shard_id for batch in rows.batches for shard, _ in self._router.route(batch)}
 
@@ -184,21 +184,22 @@ class TableWriter:
         """Write rows: a dict or dataclass for one row, or many as a list of them, a pandas or polars frame, a
         structured numpy array, a RecordBatch or Table, a list of these, or a stream.
 
-        Columns are matched by name, in any order; a nullable one may be missing. Values are taken as the
-        writer's ``cast`` says (:meth:`Table.writer`). A vector that does not come as Arrow, such as a list of
-        Python's floats, which are doubles, is rounded to the column's precision, float32 as a rule. What
-        does not fit is refused with its column and row; so is a time zone that would have to be guessed or
-        dropped, unless it is UTC. Returns when the rows are readable and, with
-        ``durable_write``, in the WAL.
+        Columns are matched by name, in any order; a nullable column may be missing. The writer's ``cast``
+        (:meth:`Table.writer`) says how values of other types are converted. A vector that is not Arrow data,
+        such as a list of Python floats, which are doubles, is rounded to the column's precision, usually
+        float32. A value that does not fit is refused, and the error names its column and row. So is a
+        timestamp if its time zone would have to be guessed or dropped, unless the zone is UTC. Returns when
+        the rows are readable and, with ``durable_write``, in the WAL.
 
-        What is in memory is checked as a whole before its first row is written. A stream (a
+        Data in memory is checked as a whole before its first row is written. A stream (a
         RecordBatchReader, an iterator of rows or batches, any other object with
-        ``__arrow_c_stream__``) is checked and written batch by batch and never held whole:
-        when a batch is refused, those before it are written.
+        ``__arrow_c_stream__``) is checked and written batch by batch and never held in memory as a whole:
+        when a batch is refused, the batches before it are already written.
 
-        With a ``put_id`` rows that landed under the same id before, also through another writer, are not
-        written again: send the very same rows. ``patience`` bounds the seconds that a put waits for
-        room in memory; a shard that has none by then fails with :class:`BusyError`.
+        Puts with a ``put_id`` are idempotent: if rows were already written under the same id, also through
+        another writer, they are not written again. Send exactly the same rows. ``patience`` bounds the
+        seconds that a put waits for room in memory; a shard without room by then fails with
+        :class:`BusyError`.
         """
         progress = _Progress()
         if not isinstance(data, pa.RecordBatch | pa.Table) and is_stream(data):
@@ -217,14 +218,16 @@ class TableWriter:
         put_id: PutId | None = None,
         patience: float | None = None,
     ) -> TableWriteResult:
-        """Delete rows by key: one, several (a list, set, array or Series), or a table with the key columns.
+        """Delete rows by key, or the rows that match ``where``.
 
-        Or those that match ``where``, SQL as ``Table.scan`` takes it: their keys are read at one state of the
-        table, and deleted. A row that another writer changes in between is deleted all the same, and
-        one that comes to match in between stays.
+        ``keys`` is one key, several (a list, set, array or Series), or a table with the key columns.
 
-        A single text that is an SQL condition on the table's columns is refused as a key; in a list it is
-        one. ``put_id`` and ``patience`` as in :meth:`put`.
+        ``where`` is SQL as in ``Table.scan``. The keys of the matching rows are read from one snapshot of the
+        table, and then deleted. A row that another writer changes in between is deleted all the same. A row
+        that starts to match in between is not deleted.
+
+        A single text that is an SQL condition on the table's columns is refused as a key; pass it in a list
+        if it is one. ``put_id`` and ``patience`` work as in :meth:`put`.
         """
         keys = self._matching.keys_to_delete(keys, where)
         if keys is None:
@@ -243,13 +246,14 @@ class TableWriter:
     def update(
         self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
     ) -> TableWriteResult:
-        """Give columns of the rows that match ``where`` new values.
+        """Set columns of the rows that match ``where`` to new values.
 
-        ``where`` is SQL as ``Table.scan`` takes it. ``set`` has a Python value for a column, the same for all
-        rows; ``set_sql`` an expression over the row as it was, as in ``{"n": "n + 1"}``. Rows are read at one
-        state of the table and written again, batch by batch: what another writer changes in one of them in
-        between is overwritten, and a row that comes to match in between stays as it is. Where an expression
-        gives a row no value that its column takes, the error says how many rows were written before it.
+        ``where`` is SQL as in ``Table.scan``. ``set`` has one Python value per column, the same for all rows.
+        ``set_sql`` has one expression per column over the old row, as in ``{"n": "n + 1"}``. Rows are read
+        from one snapshot of the table and written back whole, batch by batch. So a change that another writer
+        makes to one of them in between is overwritten. A row that starts to match in between stays as it is.
+        If an expression results in a value that its column refuses, the error says how many rows were
+        written before it.
         """
         progress = _Progress()
         try:
@@ -262,7 +266,7 @@ class TableWriter:
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
 
     def flush(self) -> None:
-        """Flush the MemTables of all shards that rows went to, and wait until they are published."""
+        """Flush the MemTables of all shards that got rows, and wait until they are published."""
 
         def flush(writer: ShardWriter) -> None:
             writer.force_seal_active()
@@ -286,12 +290,12 @@ class TableWriter:
         return reduce(added, [writer.stats() for writer in self.shard_writers.values()], WriteStatsSnapshot())
 
     def close(self) -> None:
-        """Wait for writes under way, close every shard's writer, and end all threads.
+        """Wait for writes in progress, close every shard's writer, and end all threads.
 
-        Raises :class:`PartialWriteError` when the last rows of some shards could not be
-        flushed; what was acknowledged is in their WAL. Closing twice is harmless, and one that was
-        interrupted is completed by the next. In a forked child it does nothing: the writer is its
-        parent's.
+        Raises :class:`PartialWriteError` if the last rows of some shards could not be
+        flushed; all acknowledged rows are in the WAL of their shards. Closing twice is harmless, and a
+        second call completes a close that was interrupted. In a forked child this does nothing, because
+        the writer belongs to the parent.
         """
         if is_forked():
             return
@@ -335,7 +339,7 @@ class TableWriter:
         put_id: PutId | None = None,
         patience: float | None = None,
     ) -> None:
-        """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write that."""
+        """Shape ``data`` unless it is accepted :class:`Rows`, split it by shard, and write the parts."""
         self._refuse_if_closed()
         accepted = data if isinstance(data, Rows) else None
         batches = accepted.batches if accepted else [b for b in self.batches(data) if b.num_rows]
@@ -344,10 +348,10 @@ class TableWriter:
         call = threading.Lock()
         try:
             with call:
-                # Before the rows are shaped and split, which copies them: each thread would
-                # have its copy in hand while it waits for room in a shard.
+                # Entered before the rows are shaped and split, which copies them: otherwise each
+                # thread would hold its copy while it waits for room in a shard.
                 self._under_way.enter(call, sum([batch.nbytes for batch in batches]))
-                # Again: close() waits for those only that were under way before it.
+                # Again: close() waits only for calls that entered before it.
                 self._refuse_if_closed()
                 split: dict[Shard, list[pa.RecordBatch]] = {}
                 for batch in (accepted or self._intake.shaped(batches)).batches:
@@ -369,7 +373,7 @@ class TableWriter:
             raise PartialWriteError(doing, failed, progress.rows) from next(iter(failed.values()))
 
     def _must_wait(self, shards: Iterable[UUID]) -> bool:
-        """Whether writing takes storage round trips: for a claim, or for durability."""
+        """Whether writing needs storage round trips, for a claim or for durability."""
         with self._lock:
             writers = [self._slots[shard].writer if shard in self._slots else None for shard in shards]
         return any(writer is None or writer.config.durable_write for writer in writers)
@@ -379,7 +383,7 @@ class TableWriter:
     ) -> WriteResult:
         with self._lock:
             slot = self._slots.setdefault(shard.shard_id, _Slot())
-        # Whoever waits here needs this very shard; all others go on.
+        # Only threads that need this shard wait here.
         with slot.opening:
             if slot.writer is None:
                 slot.writer = self._open_shard(shard)
@@ -400,15 +404,15 @@ class TableWriter:
     def _may_come_back(
         self, slot: _Slot, lost: ShardWriter, error: LanceWalError, put_id: PutId | None
     ) -> bool:
-        """Whether the shard may be opened again for the rows that ``lost`` did not take.
+        """Whether the shard may be opened again for the rows that ``lost`` did not accept.
 
-        Not where rows that it did take are lost, which its caller has to hear of, nor where its last rows
-        may be in the log and would come twice, for want of a key or an id.
+        Not if rows that it did accept may be lost, because the caller has to learn of that. Nor if its last
+        rows may be in the log, and would be written twice because there is neither a key nor an id.
         """
         if self._come_back_after is None or not lost.config.durable_write:
             return False
         if not isinstance(error, FencedError):
-            # Its log failed for good. Only an id tells a new writer whether the rows are in it.
+            # Its log failed for good. A new writer needs an id to know whether the rows are in the log.
             if put_id is None or lost.usable:
                 return False
         elif error.may_be_written and put_id is None and not self._intake.schema.primary_key:
@@ -416,11 +420,11 @@ class TableWriter:
         return slot.writer is not lost or slot.came_back + self._come_back_after <= time.monotonic()
 
     def _came_back(self, slot: _Slot, lost: ShardWriter, shard: Shard) -> ShardWriter:
-        """A new writer in the place of ``lost``; waits until whoever took the shard is gone."""
+        """A new writer in place of ``lost``; waits until the writer that took the shard is gone."""
         with slot.opening:
             if slot.writer is lost:
                 logger.warning("the writer of shard %s has ended; opening it again", shard.shard_id)
-                with suppress(LanceWalError):  # all that it acknowledged is in the log
+                with suppress(LanceWalError):  # all rows that it acknowledged are in the log
                     lost.close()
                 slot.writer = self._open_shard(shard)
                 slot.came_back = time.monotonic()
@@ -435,7 +439,7 @@ class TableWriter:
     def _run(
         self, calls: Mapping[UUID, Callable[[], T]], *, in_threads: bool = True
     ) -> tuple[dict[UUID, T], dict[UUID, Exception]]:
-        """All calls, the last one in this thread; results and errors by shard."""
+        """Run all calls, the last one in this thread; returns results and errors by shard."""
         names = list(calls)
         away = {shard: Task(calls[shard]) for shard in names[:-1]} if in_threads else {}
         done: dict[UUID, T] = {}
@@ -448,7 +452,7 @@ class TableWriter:
             for shard, task in away.items():
                 _settle(shard, task.result, done, failed)
         except BaseException:
-            # Interrupted: rows that this thread puts next must not come before these.
+            # Interrupted: rows that this thread puts next must not be written before these.
             for task in away.values():
                 if not task.drop():
                     task.wait()
@@ -457,7 +461,7 @@ class TableWriter:
 
 
 def _dropped(crew: Crew, companion: Companion | None) -> None:
-    """The writer was dropped without close: nothing goes on without it."""
+    """End the threads of a writer that was dropped without close."""
     crew.dismiss()
     if companion is not None:
         companion.stop(DROPPED_PATIENCE_SECONDS)
@@ -471,7 +475,7 @@ def _settle(shard: UUID, call: Callable[[], T], done: dict[UUID, T], failed: dic
 
 
 def _of_both(first: LanceWalError, second: LanceWalError) -> LanceWalError:
-    """What a caller has to know of rows that were tried twice: the second try must not deny the first."""
+    """The error for rows that were tried twice: it must not deny that the first try may have written them."""
     if isinstance(first, OutcomeUnknownError) or getattr(first, "may_be_written", False):
         if isinstance(second, FencedError):
             second.may_be_written = True
@@ -485,7 +489,7 @@ def _of_both(first: LanceWalError, second: LanceWalError) -> LanceWalError:
 
 @dataclass
 class _Slot:
-    """A shard's place in the writer; ``writer`` is set under ``opening``, again when it came back."""
+    """A shard's writer, if it is open; ``writer`` is set under ``opening``, and again after a loss."""
 
     opening: threading.Lock = field(default_factory=threading.Lock)
     writer: ShardWriter | None = None
@@ -494,7 +498,7 @@ class _Slot:
 
 @dataclass
 class _Progress:
-    """What one call has written so far; the last result of a shard stands for all before it."""
+    """What one call has written so far; a shard's last result also covers its earlier ones."""
 
     rows: dict[UUID, int] = field(default_factory=dict)
     results: dict[UUID, WriteResult] = field(default_factory=dict)
