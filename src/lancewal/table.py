@@ -318,10 +318,12 @@ class Table(TableView):
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
         """Every row of the table's logs, in the order of each log, with the columns of the change feed.
 
-        Reads from ``start``, or the earliest retained position, up to now. With ``follow``, reads from
-        ``start``, or now, until ``stop()`` is true. Each batch comes with a cursor, which can be passed as
-        ``start`` later. After such a restart, batches of the last poll may come again, with the same
-        ``_shard_id`` and ``_wal_position``.
+        Reads from ``start``, or the earliest retained position, up to now. Each batch comes with the cursor
+        of the end: pass it as ``start`` later, but only after all batches were processed.
+
+        With ``follow``, reads from ``start``, or now, until ``stop()`` is true. Each batch then comes with a
+        cursor that is valid at once. It lies before the batches of the same shard and poll, so after a
+        restart some of them may come again, with the same ``_shard_id`` and ``_wal_position``.
         """
         feed = self.feed()
         return feed.follow(start, stop=stop) if follow else feed.up_to_now(start)
