@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Lance reports its own system index, which has no fields, as an error each time indexes are
-# listed. The message is harmless and says nothing to a user; the variable counts only where
-# Lance has not been imported yet, and a setting of the user's own stays.
+# Lance logs an error about its own system index, which has no fields, each time indexes are listed.
+# The message is harmless and tells a user nothing. Lance reads the variable at its import, so it must be
+# set before; a value that the user has set stays.
 os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
 
 #: Where each public name lives. Loaded at first use: pylance alone takes most of a second.
@@ -123,7 +123,7 @@ __all__ = [
 
 
 def _version() -> str:
-    """Asked for rarely, and most of what ``import lancewal`` would take."""
+    """The installed version; read on demand, because that takes longer than the rest of the import."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MB = 1024 * 1024
 
-#: Each version costs a request, all sent at once; more than this do not help.
+#: Each probed version costs a request, and all of them are sent at once; more than this do not help.
 MAX_SCAN_BATCH_SIZE = 1024
 #: The longest interval that the operating system's clocks and waits can handle.
 MAX_INTERVAL = timedelta(days=36_500)
@@ -31,52 +31,53 @@ _MILLISECOND = timedelta(milliseconds=1)
 class ShardWriterConfig:
     """How a shard writer trades latency, memory and durability.
 
-    What changes behaviour:
+    Settings that change behaviour:
 
     ``durable_write``
-        ``put`` returns once its rows are in the WAL. When off it returns as soon as they
+        ``put`` returns once its rows are in the WAL. When off, ``put`` returns as soon as they
         are in memory; ``WriteResult.durable`` waits later, and a crash may lose the rows
         of the last flush interval.
     ``fsync``
-        On a local directory sync every WAL entry, manifest and SSTable to disk, so that
+        On a local directory, sync every WAL entry, manifest and SSTable to disk, so that
         an acknowledged row survives a power cut and not only a crash. Costs a disk flush
         per group commit. Object stores are durable by themselves and ignore it.
     ``enable_memtable``
         Off is WAL-only mode: rows go to the log and nowhere else; no reads through the
         writer, no indexes, no flush.
     ``owner_lease``
-        How long the shards of a process that stopped without closing its writers stay its own. Its
-        writers say three times in this span that they are alive, see "Who writes" in the documentation.
+        How long a process that stopped without closing its writers keeps its shards. Writers send three
+        heartbeats in this time; see "Who writes" in the documentation.
     ``sync_indexed_write``
         Index rows in the put. When off, indexing is deferred, and searches scan the rows that are not
         indexed yet; results are the same.
 
     ``row_sums``
-        A flush notes the sum of the rows that it writes, so that ``verify`` notices rows that are lost
-        or doubled later. Takes some of a flush's time.
+        A flush records a checksum of the rows that it writes, so that ``verify`` notices rows that are lost
+        or doubled later. This takes some of a flush's time.
 
-    What changes performance:
+    Settings that change performance:
 
     ``max_wal_buffer_size``, ``max_wal_flush_interval``
         When rows that nobody waits for go to the WAL: after this many bytes, or this long after
         the first of them (``None``: by size alone). A group of waiting puts above this size
         is split into several entries.
     ``max_memtable_size``, ``max_memtable_rows``, ``max_memtable_batches``
-        The MemTable is frozen and flushed when it reaches any of them; the size includes its indexes.
+        The MemTable is frozen and flushed when it reaches any of these limits; the size includes its indexes.
     ``max_memtable_age``
-        So too when its oldest rows have been in it for this long (``None``: never), so that a trickle of rows
-        does not stay in the log for ever.
+        The MemTable is also flushed when its oldest rows have been in it for this long (``None``: never), so
+        that a trickle of rows does not stay in the log for ever.
     ``slowdown_sstables``
-        Puts are delayed while a shard has more SSTables than this and somebody compacts, each time twice as
-        long for every one above it, up to some seconds.
+        Puts are delayed while a shard has more SSTables than this and is being compacted. The delay doubles
+        with every further SSTable, up to 5 seconds.
     ``stop_sstables``, ``stop_timeout``
-        Puts wait while a shard has this many SSTables or more, whether somebody compacts or not, and are
-        refused with a :class:`~lancewal.errors.BusyError` after so long. ``None``: they never wait for that.
+        Puts wait while a shard has ``stop_sstables`` SSTables or more, whether it is being compacted or not.
+        After ``stop_timeout`` they are refused with a :class:`~lancewal.errors.BusyError`. With
+        ``stop_sstables`` of ``None`` they never wait for this.
     ``max_unflushed_memtable_bytes``
         Puts wait while frozen and active MemTables hold this much (in WAL-only mode: the
         queue of rows that are not in the log yet).
     ``backpressure_log_interval``
-        A put that waits says so in the log this often.
+        How often a put that waits writes a message to the log.
     ``async_index_buffer_rows``, ``async_index_interval``
         With deferred indexing: index after this many rows, or after this long.
     ``manifest_scan_batch_size``
@@ -121,7 +122,11 @@ class ShardWriterConfig:
             )
 
     def to_defaults(self) -> dict[str, str]:
-        """The settings as a table persists them: durations as ``…_ms``, without those that are ``None``."""
+        """The settings as a table persists them: durations in milliseconds as ``…_ms``.
+
+        A number that is ``None`` is left out. A duration that is ``None`` is stored as ``none``, or as ``0``
+        for ``stats_log_interval``, as Lance does it.
+        """
         persisted = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -139,7 +144,7 @@ class ShardWriterConfig:
     def resolved(
         cls, given: ShardWriterConfig | None, persisted: Mapping[str, str], overrides: Mapping[str, Any]
     ) -> ShardWriterConfig:
-        """``overrides``, then ``given`` or a table's persisted settings, then the defaults."""
+        """Merge settings: ``overrides`` first, then ``given`` or the persisted ones, then the defaults."""
         if given is None:
             return cls.from_defaults(persisted, **overrides)
         unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(cls)})
@@ -151,10 +156,10 @@ class ShardWriterConfig:
     def from_defaults(cls, persisted: Mapping[str, str], **overrides: Any) -> ShardWriterConfig:
         """A configuration from a table's persisted settings; unknown keys are ignored.
 
-        ``overrides`` win over persisted settings, and those over the defaults. Overrides are checked.
-        Persisted settings may come from other writers, which check less, and cannot be changed any
-        more: one that is not valid is brought within bounds or left out, with a warning in the
-        log, so that the table stays writable.
+        ``overrides`` win over persisted settings, and persisted settings win over the defaults. Overrides are
+        checked. Persisted settings may come from other writers, which check less, and they cannot be changed
+        any more. A persisted setting that is not valid is therefore brought within bounds or left out, with a
+        warning in the log, so that the table stays writable.
 
         >>> ShardWriterConfig.from_defaults({"max_wal_flush_interval_ms": "5"}, fsync=False).fsync
         False
@@ -203,7 +208,7 @@ class ShardWriterConfig:
 
 
 _OPTIONAL = {"max_wal_flush_interval", "max_memtable_age", "stats_log_interval"}
-#: Numbers that are not there unless somebody wants one.
+#: Numbers that may be ``None``: no limit.
 _OPTIONAL_NUMBERS = {"stop_sstables"}
 _DURATIONS = {
     "backpressure_log_interval",
@@ -240,7 +245,7 @@ def _check_kind(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class _Read:
-    """The meaning of a stored text; ``exact`` if we would store it the same way."""
+    """The meaning of a stored text; ``exact`` if lancewal would store it the same way."""
 
     value: Any
     exact: bool
@@ -254,7 +259,7 @@ _MILLISECONDS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_6
 
 
 def _ours(persisted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Each persisted setting that is ours: its name, the key under which it is stored, its text."""
+    """Each persisted setting that lancewal knows: its name, the key under which it is stored, its text."""
     for field in dataclasses.fields(ShardWriterConfig):
         for key in (f"{field.name}_ms", field.name):
             if key in persisted:

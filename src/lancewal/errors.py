@@ -1,4 +1,4 @@
-"""What can go wrong, as classes. Callers branch on the class, never on the text."""
+"""The errors that lancewal raises. Callers branch on the class, never on the text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class InvalidInputError(LanceWalError, ValueError):
 
 
 class TableNotFoundError(InvalidInputError):
-    """There is no Lance table at the address, or not in the version asked for."""
+    """There is no Lance table at the address, or the table does not have the requested version."""
 
 
 class NotInitializedError(LanceWalError):
@@ -25,10 +25,10 @@ class NotInitializedError(LanceWalError):
 class FencedError(LanceWalError):
     """Another writer claimed the shard; this one never acknowledges a write again.
 
-    ``local_epoch`` is the epoch this writer holds, ``stored_epoch`` the one that
-    superseded it; they are the same where a copy of this writer (of its process, of its virtual
-    machine) writes too. Open a new writer to take the shard back. ``may_be_written`` says that the rows may
-    have got into the log before the other one claimed it.
+    ``local_epoch`` is the epoch that this writer holds, ``stored_epoch`` the epoch that superseded it. They
+    are equal if a copy of this writer (of its process or its virtual machine) writes too. Open a new writer
+    to take the shard back. ``may_be_written`` is true if the rows may have reached the log before the other
+    writer claimed the shard.
     """
 
     def __init__(self, shard_id: UUID, local_epoch: int, stored_epoch: int, where: str = "") -> None:
@@ -64,11 +64,11 @@ def _rebuild_fenced(
 
 
 class ShardOwnedError(LanceWalError):
-    """A living writer has the shard, and was not disturbed; nothing was written.
+    """A live writer owns the shard and was left alone; nothing was written.
 
-    ``host``, ``pid`` and ``address`` (``None`` where it takes no requests over the network) say who it is,
-    ``owner_id`` is the id of its record. Write through it, close it, or open the writer with
-    ``take_over="now"``, which fences it.
+    ``host``, ``pid`` and ``address`` identify the owner (``address`` is ``None`` if it takes no requests over
+    the network); ``owner_id`` is the id of its record. Write through the owner, close it, or open the writer
+    with ``take_over="now"``, which fences the owner.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class SealedShardError(LanceWalError):
 class SplitShardError(LanceWalError):
     """Several shards are for one value of the sharding column; nothing was written.
 
-    A row in one of them is neither older nor newer than one in another, so an update would be lost
-    by chance. ``table.repair()`` moves the rows of all but one to the base table and seals those.
+    Rows in different shards have no order, so chance would decide which version of a row wins.
+    ``table.repair()`` keeps one of the shards, moves the rows of the others to the base table and seals them.
     """
 
     def __init__(self, shard_ids: Sequence[UUID]) -> None:
@@ -123,11 +123,11 @@ class ClosedError(LanceWalError):
 
 
 class ForkedError(LanceWalError):
-    """This process was forked from one that had used lancewal: start processes by spawn."""
+    """This process was forked from a process that had used lancewal: start processes by spawn."""
 
 
 class WalCorruptError(LanceWalError):
-    """A WAL entry that must be readable is not: cut, altered, or missing between others."""
+    """A WAL entry that must be readable is truncated, altered, or missing between others."""
 
     def __init__(self, shard_id: UUID, position: int, found: str) -> None:
         self.shard_id = shard_id
@@ -140,7 +140,7 @@ class WalCorruptError(LanceWalError):
 
 
 class WalTruncatedError(LanceWalError):
-    """The position asked for was garbage-collected; start from ``first_retained`` or a snapshot."""
+    """The requested position was garbage-collected; start from ``first_retained`` or a snapshot."""
 
     def __init__(self, shard_id: UUID, position: int, first_retained: int) -> None:
         self.shard_id = shard_id
@@ -156,58 +156,58 @@ class WalTruncatedError(LanceWalError):
 
 
 class BusyError(LanceWalError):
-    """The writer or service has no room for more rows now; nothing of this put was written. Send it again."""
+    """The writer or service has no room for more rows now. Nothing of this put was written; send it again."""
 
 
 class UnavailableError(LanceWalError):
-    """No gateway took the call, for as long as it was tried; it did not happen, calling again is safe."""
+    """No gateway accepted the call before the retries ended. It did not happen; calling again is safe."""
 
 
 class AccessDeniedError(LanceWalError):
-    """The gateway does not know the token, or does not let its holder write."""
+    """The gateway does not know the token, or the token does not permit writing."""
 
 
 class ConflictError(LanceWalError):
-    """A commit lost its race too often; nothing of it was written, trying again is safe."""
+    """A commit lost the race against other commits too often. Nothing was written; a retry is safe."""
 
 
 class CorruptManifestError(LanceWalError):
-    """A manifest that must parse does not."""
+    """A manifest cannot be parsed."""
 
 
 class DifferentHistoryError(LanceWalError):
     """The base table and a shard no longer belong together, and nothing says which rows are newer.
 
-    A copied table, one that was made anew at its place, a directory that was brought back from a
-    backup. The text says how to go on; until then nothing is read or written that may be wrong.
+    This happens when a table was copied, or created again at the same place, or when one of its directories
+    was restored from a backup. The message says how to go on. Until then lancewal refuses reads and writes
+    that may be wrong.
     """
 
 
 class StorageError(LanceWalError):
-    """The storage failed and retries did not help. A write that ended with it did not happen."""
+    """The storage failed and retries did not help. A write that raised this error did not happen."""
 
 
 class OutcomeUnknownError(LanceWalError):
-    """The storage failed in the middle of a write: nobody knows whether it happened.
+    """The storage failed in the middle of a write: it is unknown whether the write happened.
 
     A reply was lost, or the storage stopped answering after the write had been sent. Send the same rows
-    again: where the table has a primary key, or the write a transaction, that is harmless. Without
-    either, look whether the rows are there first. It is no :class:`StorageError`, so that who takes that one
-    for "it did not happen" is right.
+    again: this is idempotent if the table has a primary key or the write has a transaction. Without
+    either, check first whether the rows are there. This class is no :class:`StorageError`, because a
+    :class:`StorageError` says that the write did not happen.
     """
 
 
 class ColumnMismatchError(StorageError):
-    """Stored rows have columns that cannot be the table's: another type, or no key. None of them is read."""
+    """Stored rows have columns that do not fit the table: another type, or no key. None of them is read."""
 
 
 class PartialWriteError(LanceWalError):
-    """Some shards failed in a call that goes to several; what became of the others is known.
+    """Some shards failed in a call that goes to several; the outcome of the others is known.
 
-    ``failed`` gives the error of each shard that failed. ``written`` gives, for each shard
-    that took rows of this call, how many: they stay written. After a put or delete it is
-    safe to send the whole input again where the table has a primary key; without one send
-    only the rows of the failed shards.
+    ``failed`` has the error of each shard that failed. ``written`` has, for each shard that took rows in this
+    call, their number; these rows stay written. If the table has a primary key, it is safe to send the whole
+    input of a put or delete again. Without a key, send only the rows of the failed shards.
     """
 
     def __init__(self, doing: str, failed: Mapping[UUID, Exception], written: Mapping[UUID, int]) -> None:

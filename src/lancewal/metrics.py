@@ -1,8 +1,7 @@
 """Prometheus metrics of this process (the extra ``metrics``); ``docs/metrics.md`` lists the names.
 
-Writers keep their counters in any case; this module names them when metrics are collected. Only
-timing the object store costs something, a few microseconds per call, and it begins with
-:func:`register`.
+Writers always keep their counters; this module names them when metrics are collected. Only timing the
+object store costs anything, a few microseconds per call, and it begins with :func:`register`.
 
 >>> from prometheus_client import CollectorRegistry
 >>> registry = CollectorRegistry()
@@ -93,13 +92,13 @@ MAINTENANCE_COUNTERS = (
     ("lancewal_collection_seconds", "collection_seconds", "Time spent collecting garbage"),
     ("lancewal_collection_bytes", "collection_bytes", "Bytes deleted"),
 )
-#: Name, and what it means; of each kind of work, and of looks at the table.
+#: Name and meaning; one counter for each kind of work, and one for looking at the table.
 UPKEEP_COUNTERS = (
     ("tasks", "Tasks of upkeep that this process did"),
     ("failures", "Shards, or the table as a whole, that failed in them"),
     ("seconds", "Time spent in them"),
 )
-#: Name, and what it means; of the tables that are watched.
+#: Name and meaning, for each table of the collector.
 TABLE_GAUGES = (
     ("lancewal_unflushed_entries", "WAL entries that no SSTable covers"),
     ("lancewal_unflushed_bytes", "Bytes of those entries"),
@@ -117,11 +116,11 @@ _STORE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class LanceWalCollector(Collector):
-    """What the writers, compactions and collections of this process have done.
+    """Collects what the writers, compactions and garbage collections of this process have done.
 
-    Every sample has a label ``table``; with ``per_shard`` those of writers have ``shard`` as well.
-    The lags of ``tables`` are read when metrics are collected, at most every ``refresh`` seconds. That
-    costs requests to the object store; everything else costs none.
+    Every sample has a label ``table``; with ``per_shard`` the samples of writers also have ``shard``.
+    The lags of ``tables`` are read when metrics are collected, at most every ``refresh`` seconds. Reading the
+    lags costs requests to the object store; everything else costs none.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class LanceWalCollector(Collector):
         self._labels = ("table", "shard") if per_shard else ("table",)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read the tables."""
+        """Return nothing, because registering must not read the tables."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -185,7 +184,7 @@ class LanceWalCollector(Collector):
 
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """The buckets of a histogram as Prometheus has them: each counts all calls up to its bound."""
+    """The buckets of a histogram in Prometheus form: each counts all calls up to its bound."""
     bounds = [*(str(bound) for bound in LATENCY_BOUNDS), "+Inf"]
     return list(zip(bounds, accumulate(counts), strict=True))
 
@@ -272,7 +271,7 @@ class _Watched:
 
 
 class _StoreTimes:
-    """Calls of the object store by operation and error."""
+    """Times the calls of the object store by operation and error."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._histogram = Histogram(
@@ -341,7 +340,7 @@ def serve(
 ) -> Endpoint:
     """Serve lancewal's metrics at ``http://host:port/metrics``; port 0 takes a free one.
 
-    For a process that serves metrics already, add lancewal's to its registry with :func:`register`.
+    If the process already serves metrics, add lancewal's to its registry with :func:`register` instead.
     """
     registry = CollectorRegistry()
     register(registry, tables, per_shard=per_shard, refresh=refresh)

@@ -1,4 +1,4 @@
-"""How a table is doing: what waits for a flush, for compaction, and for an index."""
+"""The status of a table: what waits for a flush, for compaction, and for an index."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, o
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Shards that are looked at at a time where each look is a network round trip.
+#: How many shards are examined in parallel when each one costs a network round trip.
 _REMOTE_LOOKS = 64
 
 
 @dataclass(frozen=True)
 class Lag:
-    """What waits for the next stage. ``since`` is when the oldest of it was written.
+    """What waits for the next stage. ``since`` is the time when its oldest part was written.
 
-    ``count`` is of WAL entries, or of SSTables. ``rows`` is ``None`` where nothing tells how
-    many there are. ``num_bytes`` is ``estimated`` from a sample when there is very much.
+    ``count`` counts WAL entries, SSTables or files. ``rows`` is ``None`` if their number is unknown.
+    ``estimated`` is true if ``num_bytes`` lacks SSTables whose size is not recorded.
     """
 
     count: int = 0
@@ -56,7 +56,7 @@ class Lag:
     estimated: bool = False
 
     def seconds(self, now: datetime) -> float:
-        """For how long the oldest has waited; 0 when nothing waits."""
+        """How long the oldest part has waited; 0 when nothing waits."""
         return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
@@ -73,11 +73,11 @@ class Lag:
 class ShardInfo:
     """The state of one shard at one moment.
 
-    ``values`` are its sharding values by field ("bucket" for all specs that Lance makes);
-    empty for a shard of null values or one made by hand. ``generations`` are the SSTables
-    that the manifest lists, ``compacted_generation`` is the newest one whose rows the base
-    table holds (0: none). ``wal_tip`` is the position that the next WAL entry takes, and
-    ``tail_length`` the number of entries that no SSTable covers, sentinels included.
+    ``values`` are its sharding values by field (the field is "bucket" in all specs that Lance makes);
+    empty for a shard of null values or one made by hand. ``generations`` are the SSTables that the
+    manifest lists. ``compacted_generation`` is the newest generation whose rows the base table holds
+    (0: none). ``wal_tip`` is the position that the next WAL entry takes. ``tail_length`` is the number
+    of entries that no SSTable covers, sentinels included.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id", unsharded=True)
@@ -102,9 +102,9 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class ShardState(ShardInfo):
-    """A shard with what waits in it.
+    """A shard and what waits in it.
 
-    ``unflushed`` is in its WAL only, ``uncompacted`` in SSTables that the base table lacks.
+    ``unflushed`` is what only its WAL holds; ``uncompacted`` are SSTables that the base table lacks.
     ``last_write`` is the time of the newest WAL entry, sentinels included (opening a writer leaves one).
     ``garbage`` are files that no reader of the newest state needs; garbage collection keeps them for a while.
     """
@@ -144,9 +144,9 @@ class IndexState:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """A checkpoint, and what stays for it: ``held`` are files of shards that the newest state needs no more.
+    """A checkpoint. ``held`` are the files of shards that it keeps and the newest state no longer needs.
 
-    Beside them it keeps the base version that it names, with the files of that.
+    The checkpoint also keeps the base version that it names, with the files of that version.
     """
 
     checkpoint: Checkpoint
@@ -163,12 +163,13 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A look at a table. Shards are looked at one by one, many side by side, so it is no snapshot.
+    """The status of a table. Each shard is read at its own moment, so this is not a snapshot.
 
-    ``owners`` are the processes that write to it, those included that are gone and were not replaced.
-    ``upkeep`` is what the table is kept within, and ``duties`` tell who does it, or did it last. ``versions``
-    are those of the base table, with the time of the oldest; ``small_files`` are its files with few rows.
-    ``checkpoints`` come oldest first; ``held`` is the part of the garbage that they keep, all together.
+    ``owners`` are the processes that write to the table, including those that are gone and not replaced.
+    ``upkeep`` has the limits that upkeep keeps the table within. ``duties`` say which process does each kind
+    of upkeep, or did it last. ``versions`` counts the versions of the base table and has the time of the
+    oldest. ``small_files`` counts its files with few rows. ``checkpoints`` come oldest first; ``held`` is the
+    part of the garbage that they keep together.
     """
 
     uri: str
@@ -192,7 +193,7 @@ class TableStatus:
 
     @property
     def unflushed(self) -> Lag:
-        """All shards' together."""
+        """The sum over all shards."""
         return _together([shard.unflushed for shard in self.shards])
 
     @property
@@ -237,7 +238,8 @@ def shard_infos(store: ObjectStore, read_base: Callable[[], BaseTable]) -> list[
     """Every shard with its state, sorted by id."""
     manifests = discover_manifests(store)
     tips = list(_for_each(store, lambda m: find_tip(store, m.shard_id, m), manifests))
-    # Last, as readers do: what was pruned from a manifest by then is marked as compacted.
+    # Read the base after the manifests, as readers do: a generation that was pruned from a manifest by then
+    # is marked as compacted.
     return _infos(store, read_base(), manifests, tips)
 
 
@@ -267,26 +269,27 @@ def _held(store: ObjectStore, base: BaseTable, manifest: ShardManifest) -> int:
     try:
         return held_generation(base, store, manifest)
     except DifferentHistoryError:
-        # Readers refuse the shard and say why; here it is only counted.
+        # Readers refuse the shard and say why; the status only counts it.
         return base.compacted_generation(manifest.shard_id)
 
 
 def _for_each(store: ObjectStore, look: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Look at all items, many at a time where each look is a network round trip."""
+    """Apply ``look`` to all items, many at a time if each one costs a network round trip."""
     return ordered_map(look, items, 1 if store.is_local else _REMOTE_LOOKS)
 
 
 def table_status(
     store: ObjectStore, read_base: Callable[[], BaseTable], now: datetime | None = None
 ) -> TableStatus:
-    """Look at every shard, then at the base table.
+    """Read every shard, then the base table.
 
     Ages come from the storage's own time stamps; ``now`` is for tests.
     """
     shard_ids = listed_shards(store)
     looked = list(_for_each(store, partial(_look, store), shard_ids))
     present = [(manifest, files) for manifest, files in looked if manifest is not None]
-    # After the manifests, as readers do: what was pruned from one by then is marked as compacted.
+    # Read the base after the manifests, as readers do: a generation that was pruned from a manifest by then
+    # is marked as compacted.
     reading = None if store.is_local else in_thread(read_base, "lancewal-io")
     beside = None if store.is_local else in_thread(partial(_look_beside, store), "lancewal-io")
     tails = list(_for_each(store, partial(_tail, store), present))
@@ -337,8 +340,7 @@ _Kept = list[tuple[Checkpoint, TableState | None]]
 
 
 def _look_beside(store: ObjectStore) -> tuple[list[ObjectInfo], list[ObjectInfo], UpkeepSettings, _Kept]:
-    """What lies with the storage's clock, the base table's versions, what the table is kept within, and its
-    checkpoints."""
+    """The objects in the clock's directory, the base's versions, the upkeep settings, the checkpoints."""
     at_once = not store.is_local
     (with_clock, versions), (settings, kept) = both(
         lambda: both(lambda: look_at_clock(store), lambda: store.list(layout.VERSIONS_DIR), at_once=at_once),
@@ -349,7 +351,7 @@ def _look_beside(store: ObjectStore) -> tuple[list[ObjectInfo], list[ObjectInfo]
 
 
 def sharding_text(base: BaseTable) -> str:
-    """How rows are divided, in words: "bucket(id, 8)", "identity(tenant)", "unsharded" or "by hand"."""
+    """How rows are assigned to shards: "bucket(id, 8)", "identity(tenant)", "unsharded" or "by hand"."""
     if not base.details.sharding_specs:
         return "by hand"
     names = {number: name for name, number in base.schema.field_ids.items()}
@@ -368,7 +370,7 @@ class _Tail:
     tip: int
     last_write: datetime | None
     lag: Lag
-    #: The paths of its entries that somebody needs: from the first unflushed one on, and the last one,
+    #: The paths of the entries that are still needed: all from the first unflushed one on, and the last one,
     #: which marks the end of the log.
     needed: frozenset[str]
 
@@ -388,14 +390,15 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
         if info.path.startswith(directory)
         and (position := layout.parse_wal_name(info.path.removeprefix(directory))) is not None
     }
-    # The manifest is newer than the listing where the one that was listed is gone.
+    # If the listed manifest was deleted meanwhile, a newer one was read, and it may be ahead of the listing.
     tip = max(first_unsettled(manifest), max(entries, default=0) + 1)
     last = entries.get(tip - 1)
-    # Sentinels before the first rows wait for nothing.
+    # Sentinels before the first rows need no flush.
     try:
         start = first_unflushed(store, manifest, tip, entries)
     except WalCorruptError:
-        # What cannot be read waits. Whoever flushes the shard is told; the others are looked at all the same.
+        # Count what cannot be read as unflushed. A flush of this shard raises the error; the status must
+        # still show the other shards.
         start = first_unsettled(manifest)
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
@@ -422,7 +425,7 @@ def _uncompacted(manifest: ShardManifest, files: list[ObjectInfo], held: int) ->
 
 
 def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: _Tail) -> list[ObjectInfo]:
-    """What lies in the shard beside its newest manifest, SSTables that wait, and the end of its log."""
+    """The files that are not the newest manifest, an uncompacted SSTable, or a needed part of the log."""
     shard_id = manifest.shard_id
     waiting = [entry for entry in manifest.sstables if entry.generation > held]
     needed = (
@@ -434,7 +437,7 @@ def _garbage(manifest: ShardManifest, files: list[ObjectInfo], held: int, tail: 
 
 
 def _held_for(state: TableState | None, garbage: Mapping[UUID, list[ObjectInfo]]) -> list[ObjectInfo]:
-    """What of the garbage of each shard a checkpoint needs: its SSTables, and its part of the log."""
+    """The part of the shards' garbage that a checkpoint needs: its SSTables, and its part of the log."""
     found: list[ObjectInfo] = []
     for place in () if state is None else state.shards:
         log = f"{layout.wal_dir(place.shard_id)}/"
@@ -491,7 +494,7 @@ def _oldest(infos: list[ObjectInfo]) -> datetime | None:
 
 
 def _by_value(shard: ShardState) -> tuple[bool, int, str, str]:
-    """Buckets in their order, then text values, then shards without any."""
+    """A sort key: buckets in numeric order, then text values, then shards without a value."""
     value = next(iter(shard.values.values()), None)
     number = value if isinstance(value, int) else 0
     return value is None, number, str(value), str(shard.shard_id)

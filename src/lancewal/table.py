@@ -77,16 +77,16 @@ from lancewal.writer import (
     written,
 )
 
-#: Not at once: whoever opens a writer wants to write.
+#: Upkeep starts a little later, so that it does not delay the first writes.
 _FIRST_LOOK_SECONDS = 1.0
 
 
 class Table(TableView):
     """A Lance table with a streaming write path; get one from :func:`lancewal.open`.
 
-    Every call sees the newest state: rows that a writer of this process has put, and rows
-    that are durable in any other. What is kept between calls only saves work, unless the table was
-    opened with ``max_staleness``. Thread-safe.
+    Every call sees the newest state: rows that a writer of this process has put, and rows that any other
+    process has made durable. A table that was opened with ``max_staleness`` may show an older state; without
+    it, caches between calls only save work. Thread-safe.
 
     >>> import tempfile, lancewal
     >>> uri = tempfile.mkdtemp() + "/table"
@@ -105,7 +105,7 @@ class Table(TableView):
     def __init__(
         self, store: ObjectStore, *, share_store: bool = False, max_staleness: MaxStaleness = None
     ) -> None:
-        """``share_store`` has writers use ``store`` as well, whatever their ``fsync`` says."""
+        """With ``share_store`` writers use ``store`` as well, whatever their ``fsync`` says."""
         super().__init__(store, TableReader(store, max_staleness=max_staleness))
         self._share_store = share_store
 
@@ -118,9 +118,9 @@ class Table(TableView):
         store: ObjectStore | None = None,
         max_staleness: MaxStaleness = None,
     ) -> Table:
-        """Open an initialised table; raises :class:`NotInitializedError` for one that is not.
+        """Open an initialised table; raises :class:`NotInitializedError` for any other.
 
-        ``max_staleness`` as in :func:`lancewal.open`. ``store`` is for tests that need a faulty one.
+        ``max_staleness`` is as in :func:`lancewal.open`. ``store`` is for tests that need a faulty one.
         """
         shared = store is not None
         if store is None:
@@ -131,9 +131,9 @@ class Table(TableView):
 
     @property
     def details(self) -> MemWalDetails:
-        """What the table says about its write path, read anew.
+        """The details of the write path that the table stores, read again from storage.
 
-        Sharding specs, maintained indexes, writer defaults, the compacted generation of each
+        They are the sharding specs, maintained indexes, writer defaults, the compacted generation of each
         shard, and how far each index has caught up with compaction.
         """
         return self._reader.base().details
@@ -143,19 +143,19 @@ class Table(TableView):
         return shard_infos(self._store, self._reader.base)
 
     def router(self) -> ShardRouter:
-        """Which shard a row goes to; refuses a table whose shards are chosen by hand."""
+        """The router, which says which shard a row goes to; refused if shards are chosen by hand."""
         return ShardRouter.of_table(self._reader.base(), self._store)
 
     def shard_for(self, value: Any = None) -> UUID:
-        """The shard of the rows with ``value`` in the sharding column; created when it is missing."""
+        """The shard for ``value`` of the sharding column; created if it is missing."""
         shard = self.router().shard_for(value)
         shard.create(self._store)
         return shard.shard_id
 
     def create_shard(self, shard_id: UUID | str | None = None) -> UUID:
-        """Make a shard by hand, with a random id unless one is given; one that exists is left as it is.
+        """Create a shard by hand, with a random id unless one is given; an existing shard stays as it is.
 
-        Only for tables without a sharding spec: elsewhere a row's own values decide.
+        Only for tables without a sharding spec: with a spec, the values of a row decide on its shard.
         """
         specs = self.details.sharding_specs
         if specs:
@@ -168,38 +168,39 @@ class Table(TableView):
         return shard
 
     def seal_shard(self, shard_id: UUID | str) -> None:
-        """Let a shard take no more writers, of lancewal or Lance, until :meth:`unseal_shard`.
+        """Make a shard refuse all writers, of lancewal or Lance, until :meth:`unseal_shard`.
 
-        Its rows are flushed first, by its owner if one lives, for a sealed shard cannot be claimed any
-        more: **a writer that is open on it is fenced**. It goes on being read and compacted. Raises
-        :class:`FencedError` where another writer claims it meanwhile; a sealed shard is left as it is.
+        The rows are flushed first, by the owner if it is alive, because nobody can claim a sealed shard to
+        flush it. **A writer that is open on the shard is fenced.** The shard is still read and compacted.
+        Raises :class:`FencedError` if another writer claims the shard meanwhile. A shard that is already
+        sealed stays as it is.
         """
         seal_through_owner(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def unseal_shard(self, shard_id: UUID | str) -> None:
-        """Let a sealed shard take writers again; one that is not sealed is left as it is.
+        """Let a sealed shard take writers again; a shard that is not sealed stays as it is.
 
-        Refused where another shard takes the rows of the same sharding value, as after
-        :meth:`repair` of two shards for one value: no row would have a shard of its own any more.
+        Refused if another shard takes the rows of the same sharding value, as after :meth:`repair` of
+        two shards for one value: nothing would say which of the two shards a row belongs to.
         """
         unseal_shard(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
     def owners(self) -> list[Owner]:
-        """The processes that write to the table, as they say themselves, with their shards.
+        """The processes that write to the table, with their shards, from their own records.
 
-        One that is ``gone`` has left its shards to whoever comes next.
+        The next writer may take the shards of a process that is ``gone``.
         """
         return look_at_owners(self._store)
 
     def check_storage(self) -> list[Check]:
-        """Try out what the storage really does: above all, whether one of several creates an object.
+        """Test what the storage guarantees, above all put-if-absent: only one of several creators may win.
 
         Writes some test objects beside the table's own, and removes them.
         """
         return list(examine(self._store))
 
     def announce(self, address: str | None) -> None:
-        """Say in this process's owner record where it takes requests for the table; ``None``: nowhere."""
+        """Store the address where this process takes requests in its owner record; ``None`` removes it."""
         presence_at(self.uri).announce(self._store, address)
 
     def writer(
@@ -213,23 +214,22 @@ class Table(TableView):
     ) -> TableWriter:
         """A writer that sends every row to its shard.
 
-        ``config`` replaces the table's stored writer defaults; single settings may be
-        overridden by name, as in ``table.writer(durable_write=False)``. The writer takes the columns that
-        the table has now; after a column was added, open a new one.
+        ``config`` replaces the table's stored writer defaults. Single settings may be overridden by name, as
+        in ``table.writer(durable_write=False)``. The writer takes the columns that the table has now; after
+        a column was added, open a new writer.
 
-        ``cast`` says which types it takes besides the table's own. ``"numbers"``, the default, converts
-        numbers and times where no value changes, and refuses the rows where one would. ``True`` (or
+        ``cast`` says which types the writer takes besides the table's own. ``"numbers"``, the default,
+        converts numbers and times if no value changes, and refuses the rows otherwise. ``True`` (or
         ``"exact"``) also takes numbers and times from text. ``"round"`` also rounds floats to the table's
-        precision, as Arrow vectors of doubles need it, but never to infinity. ``False`` converts
-        nothing.
+        precision, which Arrow vectors of doubles need, but never to infinity. ``False`` converts nothing.
 
-        ``take_over`` is for shards that another writer has, in this process or elsewhere. ``"when_gone"``
-        claims a shard when its owner has closed it, died, or was not heard of for a lease, waits where that
-        is not known yet, and raises :class:`ShardOwnedError` when it lives. ``"now"`` claims the shard
-        and fences the other one. ``"never"`` takes no shard that somebody has, gone or not.
+        ``take_over`` is for shards that another writer owns, in this process or elsewhere. ``"when_gone"``
+        claims a shard if its owner has closed it, has died, or has sent no heartbeat for a lease. It waits
+        while that is not known yet, and raises :class:`ShardOwnedError` if the owner is alive. ``"now"``
+        claims the shard and fences the owner. ``"never"`` takes no shard that has an owner, gone or not.
 
         With ``upkeep`` a thread keeps the whole table in shape until the writer is closed, as
-        :meth:`upkeeper` does: nobody has to flush, compact or collect.
+        :meth:`upkeeper` does: nobody has to flush, compact or collect garbage.
         """
         take_over = checked_take_over(take_over)
         base, shards = both(
@@ -269,7 +269,7 @@ class Table(TableView):
             is_remote=not store.is_local,
             come_back_after=config.owner_lease.total_seconds() if take_over == "when_gone" else None,
             companion=self.upkeeper() if upkeep else None,
-            # Of this moment, however stale reads may be: an update writes whole rows again.
+            # Always the newest rows, even if reads may be stale: an update writes whole rows again.
             find=lambda where, columns: self._reader.scan(columns, where, max_staleness=0.0).to_batches(),
         )
 
@@ -284,8 +284,8 @@ class Table(TableView):
     ) -> ShardWriter:
         """The writer of one shard.
 
-        Settings and ``take_over`` as in :meth:`writer`. In a table without a sharding spec a new id makes
-        a new shard. In any other the caller answers for the rows: they must belong to this shard.
+        Settings and ``take_over`` are as in :meth:`writer`. In a table without a sharding spec a new id
+        creates a new shard. With a spec, the caller must make sure that the rows belong to this shard.
         """
         shard = layout.parse_shard_id(shard_id)
         base = self._reader.base()
@@ -306,7 +306,7 @@ class Table(TableView):
         )
 
     def feed(self) -> ChangeFeed:
-        """The table's change feed, for places of one's own; :meth:`changes` is the simple way."""
+        """The table's change feed, for callers that manage their own cursors; :meth:`changes` is simpler."""
         return ChangeFeed(self._store, self._reader.base().schema)
 
     def changes(
@@ -316,11 +316,14 @@ class Table(TableView):
         follow: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
-        """Every row that reached the table's logs, in their order, with the columns of the change feed.
+        """Every row of the table's logs, in the order of each log, with the columns of the change feed.
 
-        From ``start``, or the earliest place that is retained, up to now; with ``follow`` from ``start``, or
-        now, until ``stop()`` is true. With each batch comes a place to start from again: batches of one
-        look may come once more then, with the same ``_shard_id`` and ``_wal_position``.
+        Reads from ``start``, or the earliest retained position, up to now. Each batch comes with the cursor
+        of the end: pass it as ``start`` later, but only after all batches were processed.
+
+        With ``follow``, reads from ``start``, or now, until ``stop()`` is true. Each batch then comes with a
+        cursor that is valid at once. It lies before the batches of the same shard and poll, so after a
+        restart some of them may come again, with the same ``_shard_id`` and ``_wal_position``.
         """
         feed = self.feed()
         return feed.follow(start, stop=stop) if follow else feed.up_to_now(start)
@@ -332,9 +335,9 @@ class Table(TableView):
     def set_upkeep(
         self, settings: UpkeepSettings | Mapping[str, Any] | None = None, **changes: Any
     ) -> UpkeepSettings:
-        """Store what the table is kept within: ``settings``, or those it has with some of them changed.
+        """Store the table's upkeep settings: ``settings``, or the present ones, with ``changes`` applied.
 
-        Whoever keeps the table in shape goes by them from its next look on. Returns what was stored.
+        Upkeep uses them from its next look at the table on. Returns the stored settings.
 
         .. code-block:: python
 
@@ -346,18 +349,18 @@ class Table(TableView):
         return wanted
 
     def plan_upkeep(self, settings: UpkeepSettings | Mapping[str, Any] | None = None) -> UpkeepPlan:
-        """What is due to keep the table in shape, why, and in which order. Changes nothing.
+        """The work that is due to keep the table in shape, with reasons and in order. Changes nothing.
 
-        By its own settings, or by others. Empty where the table is in shape.
+        Uses the table's settings unless others are given. The plan is empty if the table is in shape.
         """
         return plan_upkeep(self.status(), settings)
 
     def upkeep(self, settings: UpkeepSettings | Mapping[str, Any] | None = None) -> UpkeepReport:
-        """Do what is due, as :meth:`plan_upkeep` tells it.
+        """Do the work that :meth:`plan_upkeep` says is due.
 
-        One round, each kind of work once. Safe beside writers, readers and upkeep elsewhere; may be killed
-        and repeated at any point. What another process is at is left to it. A shard that fails does not stop
-        the others: the report has its error.
+        This is one round, with each kind of work once. It is safe beside writers, readers and upkeep
+        elsewhere; it may be killed and repeated at any point. It skips work that another process is doing. A
+        shard that fails does not stop the others: the report has its error.
 
         >>> import tempfile, lance, lancewal, pyarrow as pa
         >>> uri = tempfile.mkdtemp() + "/table"
@@ -379,10 +382,11 @@ class Table(TableView):
         *,
         report: Callable[[TaskOutcome], object] = lambda outcome: None,
     ) -> Upkeeper:
-        """Keep the table in shape from a thread of this process, until what this returns is closed.
+        """Keep the table in shape with a thread of this process, until the returned object is closed.
 
-        By the table's settings, which are read with every look, or by others. ``report`` is told of every
-        task. ``Table.writer(upkeep=True)`` and ``lancewal serve`` do the same for tables that they write.
+        Uses the table's settings, which it reads again in every round, unless others are given. ``report`` is
+        called with the outcome of every task. ``Table.writer(upkeep=True)`` and ``lancewal serve`` do the
+        same for tables that they write.
 
         .. code-block:: python
 
@@ -391,7 +395,7 @@ class Table(TableView):
         """
 
         def flushes() -> int:
-            """How often writers of this process have flushed: each time there is an SSTable more."""
+            """How often writers of this process have flushed; each flush adds an SSTable."""
             uri = self.uri.rstrip("/")
             return sum(stats.memtable_flush_count for (at, _), stats in written().items() if at == uri)
 
@@ -408,14 +412,14 @@ class Table(TableView):
     ) -> None:
         """Move all rows from MemTables and WALs to SSTables.
 
-        A shard with a writer in this process flushes through it. The owner of one in another process is
-        asked to flush, and waited for; one that cannot, in WAL-only mode, is left alone
-        (:class:`ShardOwnedError`). Any other shard that has rows in its WAL is claimed, replayed,
-        flushed and let go: a writer on it that nobody knows of (Lance's own) is fenced, and so is one of
-        this process in WAL-only mode. Shards without such rows are left alone. ``take_over="now"`` claims
-        shards of other processes too, "never" refuses those. Settings as in :meth:`writer`.
+        A shard with a writer in this process flushes through that writer. If another process owns the shard,
+        this call asks the owner to flush, and waits for it. An owner in WAL-only mode cannot flush and is
+        left alone (:class:`ShardOwnedError`). Any other shard that has rows in its WAL is claimed, replayed,
+        flushed and released. This fences a writer without an owner record (Lance's own), and a writer of
+        this process in WAL-only mode. Shards without rows in the WAL are left alone. ``take_over="now"``
+        also claims shards of other processes; ``"never"`` refuses them. Settings are as in :meth:`writer`.
         """
-        # Damage to any manifest is told before anything is flushed.
+        # Read all manifests first, so that damage to one is reported before anything is flushed.
         base, manifests = both(
             self._reader.base, lambda: discover_manifests(self._store), at_once=not self._store.is_local
         )
@@ -423,7 +427,7 @@ class Table(TableView):
         flush_through_owners(base, manifests, self._writer_store(base, config), config, take_over)
 
     def plan_compaction(self, shards: Sequence[UUID | str] | None = None) -> CompactionPlan:
-        """What :meth:`compact` would do now; can be looked at, stored, and passed to it."""
+        """What :meth:`compact` would do now; the plan can be inspected, stored, and passed to it."""
         return plan_compaction(self._store, shards)
 
     def compact(
@@ -435,13 +439,13 @@ class Table(TableView):
         compact_files: bool | None = None,
         progress: Callable[[Progress], object] | None = None,
     ) -> CompactionReport:
-        """Bring all flushed generations into the base table, where plain Lance reads them.
+        """Merge all flushed generations into the base table, where plain Lance reads them.
 
         Safe beside live writers, readers, other compactors and direct writes to the base; may
         be killed and repeated at any point. Rows in MemTables and WALs stay there: call
-        :meth:`flush` first to include them. Then the base's indexes are brought up to date, unless
-        ``optimize_indexes`` is false, and some of its small files are joined where that pays; with
-        ``compact_files`` all of them, or none if it is false.
+        :meth:`flush` first to include them. Afterwards the base's indexes are brought up to date, unless
+        ``optimize_indexes`` is false. Small files of the base are joined if that pays; with ``compact_files``
+        true all of them are joined, with false none.
         """
 
         work = partial(
@@ -467,9 +471,9 @@ class Table(TableView):
         """Delete what nobody needs any more: compacted SSTables, covered WAL entries, leftovers.
 
         ``dry_run`` deletes nothing and reports the same. ``min_age`` is how old garbage must
-        be, for all kinds alike (a day by default; WAL entries never less than ten minutes);
-        ``retention`` sets it kind by kind. Run it regularly: what has to have an age goes when
-        an earlier call has seen it, that long ago, so that no clock that is wrong does harm.
+        be, the same for all kinds (a day by default; WAL entries never less than ten minutes);
+        ``retention`` sets it for each kind. Run it regularly: garbage that needs an age is deleted only if
+        an earlier call saw it that long ago, so that a wrong clock does no harm.
         """
 
         work = partial(
@@ -484,12 +488,12 @@ class Table(TableView):
         return process_totals.counted(self._store.uri, "collection", work)
 
     def checkpoint(self, name: str, *, keep: timedelta | None = None) -> Checkpoint:
-        """Keep the table as it is now under a name, for :meth:`at`; copies no row.
+        """Keep the present state of the table under a name, for :meth:`at`; copies no row.
 
-        All rows that are durable now are in it, of every shard at one moment. What it needs stays through
-        flushes, compaction, :meth:`gc` and Lance's ``cleanup_old_versions`` (pass that one
-        ``error_if_tagged_old_versions=False``), until :meth:`drop_checkpoint`, or until a collection
-        after ``keep``. Safe beside all of them. Refuses a name that is taken.
+        The checkpoint has all rows that are durable now, of every shard at one moment. The files that it
+        needs survive flushes, compaction, :meth:`gc` and Lance's ``cleanup_old_versions`` (pass
+        ``error_if_tagged_old_versions=False`` to the latter). They stay until :meth:`drop_checkpoint`, or
+        until a garbage collection after ``keep``. Safe beside all of these. Refuses a name that is taken.
 
         >>> import tempfile, lance, lancewal, pyarrow as pa
         >>> key = pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
@@ -513,21 +517,21 @@ class Table(TableView):
         return list_checkpoints(self._store)
 
     def drop_checkpoint(self, name: str) -> None:
-        """Let go of a checkpoint; the next garbage collections delete what only it needed."""
+        """Drop a checkpoint; the next garbage collections delete what only it needed."""
         drop_checkpoint(self._store, name)
 
     def at(self, name: str) -> TableView:
-        """The rows and columns of a checkpoint, to scan, look up and search as those of the table."""
+        """The table as of a checkpoint, to scan, look up and search."""
         return TableView(self._store, FixedReader(self._store, checkpoint_state(self._store, name), name))
 
     def backup(
         self, destination: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
     ) -> BackupReport:
-        """Copy the table as it is now to ``destination``, beside earlier backups of it.
+        """Copy the present state of the table to ``destination``, beside earlier backups of it.
 
-        Safe beside writers, compaction and garbage collection. What an earlier backup there has already
-        is not copied again. Rows that are in memory alone (``durable_write=False``) are not part of
-        it. ``storage_options`` are for the destination; :func:`lancewal.restore` makes a table of it.
+        Safe beside writers, compaction and garbage collection. Files that an earlier backup there already
+        has are not copied again. Rows that are only in memory (``durable_write=False``) are not part of the
+        backup. ``storage_options`` are for the destination. :func:`lancewal.restore` restores a backup.
         """
         return back_up(self._store, ObjectStore.from_uri(destination, storage_options))
 
@@ -540,7 +544,7 @@ class Table(TableView):
     ) -> VerifyReport:
         """Check every invariant of the table on storage; ``report.ok`` says whether all hold.
 
-        ``deep`` reads all rows that are not compacted, the retained WAL and the base's keys.
+        ``deep`` also reads all rows that are not compacted, the retained WAL and the base's keys.
         """
         return verify(self._store, shards, deep=deep, progress=progress)
 
@@ -553,14 +557,15 @@ class Table(TableView):
     ) -> RepairReport:
         """Rebuild what can be rebuilt without touching a row: hints, key indexes, bloom filters.
 
-        Where several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), all
-        but one are taken over from their writers, flushed, compacted and sealed. Where the table is a
-        copy, its shards' generations are numbered above the copied markers, which fences their writers.
+        If several shards are for one sharding value (:class:`~lancewal.errors.SplitShardError`), repair
+        keeps one of them; it takes the others over from their writers, flushes, compacts and seals them. If
+        the table is a copy, repair numbers its shards' generations above the copied markers, which fences
+        their writers.
 
         ``accept_lost_entries`` also gives up the rows of WAL entries that are missing, so that the
         shard can be read and written again; get the objects back from a backup if you can.
-        ``earlier`` decides on rows that shards have from before the table was made anew at its place:
-        "keep" has them count as the newest, "drop" takes them out.
+        ``earlier`` decides on rows of shards that are older than the table, because the table was created
+        again at the same place: "keep" treats them as the newest rows, "drop" removes them.
         """
         return repair(self._store, findings, accept_lost_entries=accept_lost_entries, earlier=earlier)
 
@@ -577,12 +582,12 @@ def open_table(
     """Open a table that :func:`lancewal.initialize` (or Lance itself) has prepared.
 
     ``storage_options`` are those of Lance. A LanceDataset brings its own; its version does
-    not matter, reads always see the newest one.
+    not matter, because reads always see the newest version.
 
     With ``max_staleness`` (seconds, or a timedelta) scans, counts, lookups and searches may show a state
-    that was read at most so long ago, and ask storage for no other meanwhile. Rows of writers that
-    are open in this process are seen at once all the same, and no read goes back behind an earlier one of
-    this Table. Keep it well below the ``min_age`` of garbage collection.
+    that was read at most that long ago, which saves requests to storage. Rows of writers that are open in
+    this process are still visible at once, and reads of this Table never go backwards. Keep it well below
+    the ``min_age`` of garbage collection.
 
     >>> import tempfile, lance, lancewal, pyarrow as pa
     >>> uri = tempfile.mkdtemp() + "/table"

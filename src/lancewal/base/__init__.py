@@ -1,4 +1,4 @@
-"""The Lance table underneath: its newest version, columns, markers, and Lance's own errors."""
+"""The underlying Lance table: its newest version, columns and markers; conversion of Lance's errors."""
 
 from lancewal.base.columns import MEM_WAL_INDEX
 from lancewal.base.keys import check_key_columns, check_unique, declare_key

@@ -1,20 +1,20 @@
-"""Whether a column is the one that rows were written to, or a later one with the same field id.
+"""Whether a column is the one that rows were written to, or a later column with the same field id.
 
 Lance numbers a new column above all ids in the table's schema and data files. WALs and SSTables are
-not data files of the table: a column that was added, written to, and dropped before anything
+not data files of the table. So a column that was added, written to, and dropped before anything
 was compacted leaves no trace there, and the next column gets its id. By id and type alone, the
-old column's values would be read as the new one's.
+old column's values would be read as values of the new one.
 
 The base table's versions tell the two apart: a column is the same as long as its id is in every
-version. Rows that carry the version they were written for are judged by that alone, whatever the
+version. Rows that record the version they were written for are judged by that version alone, whatever the
 columns are called. Other rows (Lance's own writer records no version) are judged by the names
 that the column has had.
 
-Not every version has to be read. While one data file with values of a column, or of one with a higher id,
-stays in the table, no new column gets that id. So where both ends of a range of versions have the column and
-such a file, the column was there all the time (:class:`Traces`), and so was the MemWAL index if it has the
-same UUID at both ends. What the ends do not tell, the middle between them may. (Files that were gone come
-back by Lance's ``restore`` alone, and with them the very columns that they had.)
+Not every version must be read. No new column gets an id while a data file with values of that column, or of a
+column with a higher id, stays in the table. So if both ends of a range of versions have the column and share
+such a file, the column existed all the time (:class:`Traces`). The same holds for the MemWAL index if it has
+the same UUID at both ends. If the ends do not suffice, the range is halved. (A file that was dropped comes
+back only through Lance's ``restore``, which also brings back its columns.)
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from lancewal.storage import ordered_map
 
 #: The field id under which the MemWAL index is tracked: it, too, may be dropped and made again.
 MEM_WAL_INDEX = -(1 << 31)
-#: How many versions are read. Beyond them, or where they were cleaned up, a column counts as the same.
+#: How many versions are read. Before these, or if versions were cleaned up, a column counts as the same.
 MAX_LOOKBACK = 1_000
 #: Up to this many versions are read one by one, without looking for stored runs.
 _FEW_VERSIONS = 8
 #: How many versions the first stored runs look back.
 _FIRST_LOOKBACK = 100
 _READERS = 16
-#: Of the data files with the same highest field id so many stand for all. They are chosen by their names, so
-#: that two versions with many files in common have some of those in common.
+#: Of the data files with the same highest field id, at most this many are kept. A hash of their names chooses
+#: them, so that two versions that share many files also share some of the chosen ones.
 _FILES_OF_A_FIELD = 64
-#: Answers about ranges of versions that are kept.
+#: How many results for ranges of versions are kept.
 _MAX_SPANS = 256
 
-#: A version's field names by id, nested ones included; ``None`` where the version is gone.
+#: The field names of a version by id, nested ones included; ``None`` if the version is gone.
 FieldsOf = Callable[[int], Mapping[int, str] | None]
 
 
 @dataclass(frozen=True)
 class Traces:
-    """What columns leave in a version: some data files with the highest field id that each has values of.
+    """Evidence of columns in a version: some data files, each with the highest field id in it.
 
     ``mem_wal`` is the UUID of the MemWAL index.
 
@@ -73,7 +73,7 @@ class Traces:
         return cls(chosen, mem_wal)
 
     def last_until(self, later: Traces, field_ids: Iterable[int]) -> bool:
-        """Whether fields that both versions have were in all versions between."""
+        """Whether fields that both versions have were in all versions between them."""
         common = self.files.keys() & later.files.keys()
         highest = max((min(self.files[path], later.files[path]) for path in common), default=-1)
         same_index = bool(self.mem_wal) and self.mem_wal == later.mem_wal
@@ -82,9 +82,9 @@ class Traces:
 
 @dataclass(frozen=True)
 class ColumnRuns:
-    """Since which version each field of ``version`` has existed without a break.
+    """The version since which each field of ``version`` has existed without a break.
 
-    Nothing is known of the versions before ``first``: a run that begins there may be longer.
+    The versions before ``first`` are unknown: a run that begins there may be longer.
 
     >>> runs = ColumnRuns.starting_at(3, [0, 1]).through(4, [0]).through(5, [0, 1])
     >>> dict(runs.since)
@@ -100,7 +100,7 @@ class ColumnRuns:
         return cls(version, version, dict.fromkeys(field_ids, version))
 
     def through(self, version: int, field_ids: Iterable[int]) -> ColumnRuns:
-        """The runs as of a later version. Versions in between that are gone end no run."""
+        """The runs for a later version. Missing versions in between do not end a run."""
         since = {number: self.since.get(number, self.version + 1) for number in field_ids}
         return ColumnRuns(self.first, version, since)
 
@@ -123,7 +123,7 @@ class ColumnRuns:
 class ColumnLog:
     """The known columns of all versions of one table; shared by the readers of a process.
 
-    Safe from any thread: its state is replaced as a whole.
+    Thread-safe: its state is replaced as a whole.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ColumnLog:
     ) -> None:
         """``load`` returns runs of :meth:`unstored_runs` that were stored earlier.
 
-        ``existing`` says which of some versions are there; without it each is asked for.
+        ``existing`` returns those of some versions that exist; without it each version is read.
         """
         self.fields_of = fields_of
         self._load = load
@@ -156,7 +156,7 @@ class ColumnLog:
         return span is None or span.since.get(field_id, end + 1) <= span.first
 
     def _span(self, start: int, end: int) -> ColumnRuns | None:
-        """The runs since the first version of a range that is there; ``None`` if none is."""
+        """The runs since the first existing version of a range; ``None`` if there is none."""
         span = self._spans.get((start, end))
         if span is None:
             first: int | None = start
@@ -172,7 +172,7 @@ class ColumnLog:
         return span
 
     def _advanced(self, runs: ColumnRuns, version: int) -> ColumnRuns:
-        """``runs`` as of a later version, which is asked for first: often it tells enough."""
+        """``runs`` for a later version; that version is read first, because it often suffices."""
         if runs.version >= version:
             return runs
         if self._last(runs, version):
@@ -181,7 +181,7 @@ class ColumnLog:
         return self._through(runs, self._existing(range(after, version + 1)))
 
     def _through(self, runs: ColumnRuns, versions: Sequence[int]) -> ColumnRuns:
-        """``runs`` as of the last of some later versions, all that are there."""
+        """``runs`` for the last of ``versions``, which are all later versions that exist."""
         if len(versions) > _READERS:
             if self._last(runs, versions[-1]):
                 return runs.through(versions[-1], runs.since)
@@ -194,7 +194,7 @@ class ColumnLog:
         return runs
 
     def _last(self, runs: ColumnRuns, version: int) -> bool:
-        """Whether a later version has the same fields, and had them all the time, as far as both tell."""
+        """Whether the two versions alone prove that the later one has had the same fields all the time."""
         fields = self.fields_of(version)
         if fields is None or fields.keys() != runs.since.keys():
             return False
@@ -202,7 +202,7 @@ class ColumnLog:
         return old is not None and new is not None and old.last_until(new, runs.since)
 
     def run_start(self, field_id: int, version: int) -> tuple[int, bool]:
-        """Since which version a field of ``version`` has existed, and whether that is certain."""
+        """The version since which a field of ``version`` has existed, and whether that is certain."""
         runs = self._up_to(version)
         if runs.version == version and runs.since.get(field_id, runs.first) > runs.first:
             return runs.since[field_id], True
@@ -225,7 +225,7 @@ class ColumnLog:
         return None
 
     def _downwards(self, version: int) -> Iterator[tuple[int, Mapping[int, str] | None]]:
-        """Versions from ``version`` down, as far as it is worth looking, with their fields."""
+        """Versions from ``version`` down to the limit of the lookback, with their fields."""
         last = max(version - MAX_LOOKBACK, 0)
         size = 1
         while version > last:
@@ -235,7 +235,7 @@ class ColumnLog:
             version, size = some[-1] - 1, min(size * 2, 4 * _READERS)
 
     def unstored_runs(self, version: int) -> ColumnRuns | None:
-        """The runs as of ``version`` or later; ``None`` when they are stored already."""
+        """The runs for ``version`` or a later version; ``None`` if they are stored already."""
         stored = None if self._load is None else self._load()
         if stored is not None and stored.version >= version:
             return None
@@ -243,7 +243,7 @@ class ColumnLog:
             there = self._existing(range(max(version - _FIRST_LOOKBACK, 1), version))
             first = there[0] if there else version
             stored = ColumnRuns.starting_at(first, self.fields_of(first) or ())
-        # The runs in memory may reach less far back than the stored ones, which they would overwrite.
+        # The runs in memory would overwrite the stored ones, so they must reach back as far.
         if self._runs is None or stored.first < self._runs.first:
             self._runs = stored
         return self._up_to(version)
@@ -277,7 +277,7 @@ class ColumnHistory:
     """
 
     def __init__(self, version: int, log: ColumnLog, source: object = None) -> None:
-        """``source`` is what the log reads from; it has to live as long as this object."""
+        """``source`` is what the log reads from; this object keeps it alive."""
         self.version = version
         self._log = log
         self._source = source
@@ -293,7 +293,7 @@ class ColumnHistory:
         return known
 
     def replaced_since(self, version: int) -> frozenset[int]:
-        """The field ids of this version that meant something else, or nothing, in ``version``."""
+        """The field ids of this version that belonged to another column, or to none, in ``version``."""
         known = self._replaced.get(version)
         if known is None:
             start, end = sorted((version, self.version))

@@ -1,6 +1,6 @@
-"""The primary key of a table that has rows already: checked, and declared in one commit.
+"""Check and declare the primary key of a table that already has rows.
 
-Lance does not enforce a key. So whoever declares one makes sure of it once: no nulls, and no value twice.
+Lance does not enforce a key. So the rows are checked once, when the key is declared: no nulls, no duplicates.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 _COMMIT_ATTEMPTS = 5
 
-#: Gives the key columns of all rows; called again for an example.
+#: Returns the key columns of all rows; it is called a second time to find an example for an error.
 Rows = Callable[[], Iterable[pa.RecordBatch]]
 
 
 def declare_key(dataset: lance.LanceDataset, key: Sequence[str]) -> None:
-    """Make ``key`` the primary key of a table without one; the same key again is fine.
+    """Make ``key`` the primary key of a table without one; declaring the same key again has no effect.
 
-    Nullable columns become non-null in the same commit. Rows are read first, and the commit fails where
-    others wrote meanwhile: then they are read again. ``dataset`` is at the newest version afterwards.
+    Nullable columns become non-null in the same commit. Rows are read first. The commit fails if others
+    wrote meanwhile, and then the rows are read again. ``dataset`` is at the newest version afterwards.
     """
     for _ in range(_COMMIT_ATTEMPTS):
         present = table_schema(dataset).primary_key
@@ -55,7 +55,7 @@ def declare_key(dataset: lance.LanceDataset, key: Sequence[str]) -> None:
 
 
 def check_key_columns(columns: pa.Schema, key: Sequence[str]) -> None:
-    """Refuse a key whose columns are missing, named twice, or of a type that cannot be one."""
+    """Refuse a key whose columns are missing, named twice, or of a type that a key cannot have."""
     if not key or len(set(key)) != len(key):
         raise InvalidInputError(f"the key is {list(key)!r}; name its columns, each once")
     for name in key:
@@ -70,7 +70,7 @@ def check_key_columns(columns: pa.Schema, key: Sequence[str]) -> None:
 def check_unique(rows: Rows, key: Sequence[str]) -> None:
     """Refuse rows that have nulls in ``key``, or the same key twice.
 
-    Takes eight bytes per row. Text and composite keys are compared by a 64-bit hash first.
+    Needs eight bytes of memory per row. Text and composite keys are first compared by a 64-bit hash.
     """
     words: list[npt.NDArray[np.uint64]] = []
     for batch in rows():
@@ -97,7 +97,7 @@ def _words(batch: pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.uint64]:
 
 
 def _doubled(rows: Rows, key: Sequence[str], words: npt.NDArray[np.uint64]) -> object | None:
-    """A key that two rows have; ``None`` where it was only their hashes that agreed."""
+    """A key that two rows have; ``None`` if only their hashes are equal."""
     seen = set()
     for batch in rows():
         for place in np.flatnonzero(np.isin(_words(batch, key), words)):
@@ -117,7 +117,10 @@ def _key_rows(dataset: lance.LanceDataset, key: Sequence[str]) -> Rows:
 
 
 def _commit(dataset: lance.LanceDataset, key: Sequence[str]) -> bool:
-    """False where others committed rows meanwhile: Lance lets nobody else write beside a change of nulls."""
+    """Commit the key; False if others committed rows meanwhile.
+
+    Lance treats a change of nullability as a conflict with every concurrent write.
+    """
     operation = lance.LanceOperation.Project(with_key_columns(dataset.lance_schema, key))
     try:
         with lance_errors(f"declare the primary key of {dataset.uri}", commits=True):

@@ -1,4 +1,4 @@
-"""What depends on pylance's internals: its errors turned into ours, and fields that it does not expose."""
+"""Code that depends on pylance's internals: conversion of its errors, and fields that it does not expose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import PRIMARY_KEY_KEY, FieldMessage, KeyFieldMessage, TableManifestMessage
 from lancewal.storage import is_panic, scrub_error
 
-# For a damaged file pylance raises not only storage errors.
+# For a damaged file pylance raises many classes, not only storage errors.
 _FAILURES = (
     OSError,
     ValueError,
@@ -37,14 +37,14 @@ _UNKNOWN = "cannot {}: {}; it may have taken effect nevertheless"
 
 @contextmanager
 def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
-    """Turns pylance's errors into StorageError; ``action`` says what could not be done.
+    """Turn pylance's errors into StorageError; ``action`` says what could not be done.
 
-    Every call of pylance that may fail is made within it. If the call ``commits``, a storage failure or a
-    panic may have come after the commit, with its reply lost: that is an OutcomeUnknownError, unless the
-    system refused the write.
+    Every call of pylance that may fail is made within this context. If the call ``commits``, a storage
+    failure or a panic may have come after the commit, so that only the reply was lost. This raises an
+    OutcomeUnknownError, unless the system refused the write.
 
-    A panic in Lance's native code, which is not an ``Exception``, is turned too. Credentials that
-    pylance's texts quote are removed from the error and its causes.
+    A panic in Lance's native code, which is not an ``Exception``, is converted too. Credentials in
+    pylance's messages are removed from the error and its causes.
     """
     try:
         yield
@@ -73,15 +73,15 @@ def row_count(dataset: lance.LanceDataset) -> int:
 
 
 def projection(columns: Sequence[str], every: Sequence[str]) -> list[str] | None:
-    """How to ask Lance for ``columns``: all of them, in order, by ``None``.
+    """The ``columns`` argument for Lance; ``None`` stands for all columns in order.
 
-    Naming thousands of columns takes Lance longer than reading a row of them.
+    Lance takes longer to resolve thousands of names than to read a row of that many columns.
     """
     return None if list(columns) == list(every) else list(columns)
 
 
 def committed_at(dataset: lance.LanceDataset) -> int:
-    """When the version was committed, in nanoseconds; without a request."""
+    """The commit time of the version in nanoseconds; needs no request."""
     return int(dataset._ds.current_version()["timestamp"])
 
 
@@ -91,7 +91,7 @@ def fragments_of(dataset: lance.LanceDataset) -> list[lance.LanceFragment]:
 
 
 def tagged_versions(dataset: lance.LanceDataset) -> dict[str, int]:
-    """The versions that somebody tagged, by the names of the tags."""
+    """The tagged versions by the names of their tags."""
     with lance_errors(f"read the tags of {dataset.uri}"):
         return {name: int(tag["version"]) for name, tag in dataset.tags.list().items()}
 
@@ -101,9 +101,9 @@ _ROOT = -1
 
 
 def next_fragment_id(dataset: lance.LanceDataset) -> int:
-    """A number above those of all fragments that the table ever had.
+    """A fragment id above all that the table has ever had.
 
-    The number of a dropped fragment must not be used again: indexes may still list it.
+    The id of a dropped fragment must not be reused, because indexes may still list it.
     """
     manifest = TableManifestMessage.FromString(dataset._ds.serialized_manifest())
     present = [fragment.fragment_id for fragment in dataset.get_fragments()]
@@ -113,9 +113,10 @@ def next_fragment_id(dataset: lance.LanceDataset) -> int:
 def with_column_metadata(
     schema: LanceSchema, change: Callable[[int, Mapping[str, bytes]], Mapping[str, bytes]]
 ) -> LanceSchema:
-    """``schema`` with other metadata on its columns, nested fields left as they are.
+    """``schema`` with changed metadata on its columns; nested fields stay as they are.
 
-    ``change`` gets a column's place and metadata. pylance offers no other way than its pickle format.
+    ``change`` gets the position and the metadata of a column. The pickle format is the only way that pylance
+    offers.
     """
     reduced: Any = schema.__reduce__()
     restore, (schema_metadata, *fields) = reduced
@@ -137,13 +138,13 @@ def with_column_metadata(
 
 
 def key_marks(place: int) -> dict[str, str]:
-    """Lance's metadata for the column at ``place`` of a primary key, counted from 1."""
+    """Lance's metadata for the column at position ``place`` of a primary key, counted from 1."""
     mark = PRIMARY_KEY_KEY.decode()
     return {mark: "true", f"{mark}:position": str(place)}
 
 
 def with_key_columns(schema: LanceSchema, key: Sequence[str]) -> LanceSchema:
-    """``schema`` with the columns ``key`` as its primary key, in this order and not null; ids stay."""
+    """``schema`` with the columns ``key`` as primary key, in this order and not null; field ids stay."""
     reduced: Any = schema.__reduce__()
     restore, (schema_metadata, *fields) = reduced
     changed = []
@@ -164,7 +165,7 @@ def with_key_columns(schema: LanceSchema, key: Sequence[str]) -> LanceSchema:
 def locate(
     uri: str | os.PathLike[str] | lance.LanceDataset, storage_options: Mapping[str, str] | None
 ) -> tuple[str, dict[str, str]]:
-    """Address and options of a table, from what a caller passed."""
+    """The address and storage options of a table, from the arguments of a caller."""
     if isinstance(uri, lance.LanceDataset):
         options = uri._storage_options if storage_options is None else storage_options
         return uri.uri, dict(options or {})

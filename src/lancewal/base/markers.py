@@ -1,11 +1,11 @@
-"""Up to which generation the base table holds each shard: compaction markers, and tags in their place.
+"""Compaction markers, which say up to which generation the base table holds each shard, and temporary tags.
 
-Where a table has a primary key, compaction writes rows and marker in one commit. Lance
-has no such commit for tables without a key: there the rows come first, in a commit that
-also tags the table's columns, the marker follows in a second one, and the tag goes
-in a third. Between the first and the second, a reader that used markers alone would see the rows
+If a table has a primary key, compaction writes rows and marker in one commit. Lance
+has no such commit for tables without a key. There the first commit adds the rows and
+tags the table's columns, the second writes the marker, and the third removes the tag.
+Between the first and the second, a reader that used markers alone would see the rows
 twice, in the base and in the SSTables, and a second compactor would append them again. So all
-callers ask this module, which takes the higher of marker and tag.
+callers use this module, which takes the higher of marker and tag.
 
 The tag is metadata of the table's first columns, one key for each shard and generation:
 
@@ -16,14 +16,14 @@ The tag is metadata of the table's first columns, one key for each shard and gen
   its own.
 
 Each shard also has a fence: a marker under an id that no shard has, which every commit of a
-compaction raises by one. Lance refuses a marker that is not above the stored one, so of two
-compactors that read the same fence one commits and the other fails. The shard's own marker
-would not suffice: a compactor may commit generations 1 to 8 after another committed 1 to 5, and
-since it did not know of those, its deletes missed their rows.
+compaction raises by one. Lance refuses a marker that is not above the stored one. So of two
+compactors that read the same fence, one commits and the other fails. The shard's own marker
+would not suffice: a compactor may commit generations 1 to 8 after another committed 1 to 5. It did
+not know of those, so its deletes missed their rows.
 
-Rows that are too many for one commit come in several, of which the last has the marker. The first one says,
-under a further id, up to which generation the rows go. A reader that knows the shard only up to before that
-would see some of the rows, and starts again.
+If there are too many rows for one commit, compaction makes several, and the last one has the marker. The
+first one announces, under a third id, up to which generation the rows go. A reader whose state of the shard
+does not reach that generation would see only some of the rows, so it starts again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PARTS_PREFIX = _FENCE_PREFIX + b"\xff"
 
 
 def effective_markers(stored: Mapping[UUID, int], columns: pa.Schema) -> Mapping[UUID, int]:
-    """The higher of stored marker and tag, per shard; ``columns`` are the base table's.
+    """The higher of stored marker and tag for each shard; ``columns`` are the columns of the base table.
 
     >>> shard = UUID(int=1)
     >>> tagged = pa.schema([pa.field("id", pa.int64(), metadata={tag(shard, 4): ""})])
@@ -66,15 +66,15 @@ def _with_tags(stored: Mapping[UUID, int], tagged: Iterable[tuple[UUID, int] | N
     return markers
 
 
-#: Each fails only when a version was superseded and cleaned up between two requests.
+#: An attempt fails only if a version was superseded and cleaned up between two requests.
 _ATTEMPTS = 16
 
 
 def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
-    """The markers in the newest version at ``store``; none where there is no table.
+    """The markers in the newest version at ``store``; empty if there is no table.
 
     Used to create a shard: it reads one file, and needs neither Lance nor the rest of the version. Refuses a
-    table whose write path is gone.
+    table whose write path was removed.
     """
     manifest = newest_manifest(store)
     if manifest is None:
@@ -85,7 +85,7 @@ def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
 
 
 def newest_manifest(store: ObjectStore) -> BaseManifest | None:
-    """The manifest of the newest version at ``store``; ``None`` where there is no table."""
+    """The manifest of the newest version at ``store``; ``None`` if there is no table."""
     for _ in range(_ATTEMPTS):
         names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
         newest = newest_manifest_name(names)
@@ -95,13 +95,13 @@ def newest_manifest(store: ObjectStore) -> BaseManifest | None:
         try:
             return read_base_manifest(store.get(path), name=path)
         except FileNotFoundError:
-            # It was cleaned up since, so there is a newer one.
+            # The version was cleaned up since the listing, so there is a newer one.
             continue
     raise StorageError(f"versions of {store.uri} are cleaned up faster than they can be read; try again")
 
 
 def fence_id(shard_id: UUID) -> UUID:
-    """The id under which the compactions of a shard are counted.
+    """The id of the fence, which counts the compaction commits of a shard.
 
     >>> is_fence(fence_id(UUID(int=1))), is_fence(UUID(int=1))
     (True, False)
@@ -110,7 +110,7 @@ def fence_id(shard_id: UUID) -> UUID:
 
 
 def parts_id(shard_id: UUID) -> UUID:
-    """The id under which a compaction in several commits says up to which generation of the shard it goes.
+    """The id under which a compaction in several commits announces up to which generation it goes.
 
     >>> is_parts(parts_id(UUID(int=1))), is_fence(parts_id(UUID(int=1))), is_parts(UUID(int=1))
     (True, True, False)
@@ -119,22 +119,22 @@ def parts_id(shard_id: UUID) -> UUID:
 
 
 def is_parts(marked: UUID) -> bool:
-    """Whether a marker's id is one of :func:`parts_id`; very few fences look the same."""
+    """Whether a marker's id comes from :func:`parts_id`; very few fences have the same prefix by chance."""
     return marked.bytes.startswith(_PARTS_PREFIX)
 
 
 def is_fence(marked: UUID) -> bool:
-    """Whether a marker's id is that of a fence, or another that is no shard's."""
+    """Whether a marker's id is the id of a fence or an announcement, and not of a shard."""
     return marked.bytes.startswith(_FENCE_PREFIX)
 
 
 def tag(shard_id: UUID, generation: int) -> str:
-    """The metadata key which says that the base holds the shard's rows up to ``generation``."""
+    """The metadata key that says that the base holds the shard's rows up to ``generation``."""
     return f"{TAG_PREFIX}:{shard_id}:{generation}"
 
 
 def tags(columns: pa.Schema) -> Mapping[str, tuple[UUID, int]]:
-    """The tags on a table's columns: metadata key, and the shard and generation it names."""
+    """The tags on a table's columns: the metadata keys, with the shard and generation that each names."""
     found = {}
     for key in _metadata_keys(columns):
         parsed = _parse(key)

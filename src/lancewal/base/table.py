@@ -1,10 +1,10 @@
 """The base table as the write path needs it: columns with field ids, key, MemWAL details.
 
-Opening a version takes a listing and two reads of its manifest: Lance's, and ours for what Lance does not
-show. So the newest version that was opened through a store is kept. Opening the table again through that
-store, or :meth:`BaseTable.refreshed`, lists once, and reads manifests only when there is another version. The
-listing is never left out: compaction takes SSTables off the shards' manifests, and a reader that took an
-older version for the newest would find their rows in neither place.
+Opening a version takes a listing and two reads of its manifest: one by Lance, and one by lancewal for what
+Lance does not expose. So the newest version that was opened through a store is kept. Opening the table again
+through that store, or :meth:`BaseTable.refreshed`, lists once, and reads manifests only if there is another
+version. The listing is never skipped: compaction removes SSTables from the shards' manifests, and a reader
+that took an older version for the newest would find their rows in neither place.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ _STORAGE_FAILED = re.compile(r"resolve region|Generic \S+ error|error sending re
 #: The column logs of tables, shared by all readers with the same store: versions never change.
 _column_logs: Shelf[object, ColumnLog] = Shelf()
 _columns: Shelf[tuple[object, int], tuple[Mapping[int, str], Traces]] = Shelf()
-#: Where the table has so many times the keys that are looked for, the BTree finds them faster than
-#: reading the key column once.
+#: If the table has more than this many times the keys of a lookup, the BTree finds them faster than a scan
+#: of the key column.
 _INDEX_PAYS_FROM = 500
-#: What a key takes in a file, and a file of which Lance does not know the size.
+#: The assumed size of a key in a file, and of a file whose size Lance does not know.
 _KEY_BYTES = 8
 _UNKNOWN_BYTES = 1 << 30
-#: Memory of one name in a mapping, roughly.
+#: The approximate memory of one name in a mapping.
 _NAME_BYTES = 160
 
 
 @dataclass(frozen=True)
 class BaseTable:
-    """One version of a base table, opened by pylance, with the details that pylance does not show.
+    """One version of a base table, opened by pylance, with the details that pylance does not expose.
 
-    ``dataset`` is nobody else's. A commit through it moves it, and it alone, to the version that was
-    committed; see :meth:`committed`.
+    ``dataset`` is a handle that this object does not share. A commit through it moves only this handle to the
+    version that was committed; see :meth:`committed`.
     """
 
     uri: str
@@ -81,8 +81,8 @@ class BaseTable:
     schema: TableSchema
     manifest: BaseManifest
     details: MemWalDetails
-    #: When the version was committed, in nanoseconds. Tells it from one of the same number of another table
-    #: that was made at the same place.
+    #: The commit time of the version in nanoseconds. It distinguishes the version from one with the same
+    #: number of another table that was created at the same place.
     committed_at: int
     lance_schema: LanceSchema = field(repr=False, compare=False)
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -114,14 +114,14 @@ class BaseTable:
 
     @classmethod
     def known(cls, store: ObjectStore) -> BaseTable | None:
-        """The newest version that was opened through ``store`` so far, if it is kept; asks nothing.
+        """The newest version that was opened through ``store`` so far, if it is kept; makes no request.
 
-        It may be out of date: for guesses only.
+        It may be out of date, so it is only good for guesses.
         """
         return _newest.get(store.identity)
 
     def refreshed(self, store: ObjectStore) -> BaseTable:
-        """The newest version: this very object, after one request, or another one, after three."""
+        """The newest version: this same object after one request, or a new one after three."""
         check_process()
         dataset = copy.copy(self.dataset)
         try:
@@ -129,14 +129,14 @@ class BaseTable:
                 dataset.checkout_latest()
             return self._at(dataset, store)
         except StorageError:
-            # The table is gone, or the version that was found, or Lance failed: start from nothing.
+            # The table or the found version is gone, or Lance failed: open the table from nothing.
             return _open_newest(self.uri, self.storage_options, store)
 
     def continues(self, earlier: BaseTable, store: ObjectStore) -> bool:
-        """Whether ``earlier`` is a version of this table, not of one that was at its place before.
+        """Whether ``earlier`` is a version of this table, and not of a former table at the same place.
 
-        Where both have an index in common, that tells. Otherwise the earlier version is looked for, and if
-        it was cleaned up, it counts as another table's: whoever asks begins anew, which is always right.
+        An index that both have proves it. Otherwise the earlier version is read from storage. If it was
+        cleaned up, it counts as a version of another table: the caller then starts over, which is safe.
         """
         if earlier.version >= self.version:
             return (earlier.version, earlier.committed_at) == (self.version, self.committed_at)
@@ -149,7 +149,7 @@ class BaseTable:
         return found is not None and found.checksum == theirs.checksum
 
     def committed(self, store: ObjectStore) -> BaseTable:
-        """The version that the last commit through :attr:`dataset` made, after one request.
+        """The version that the last commit through :attr:`dataset` made; needs one request.
 
         Others may have committed since.
         """
@@ -170,7 +170,7 @@ class BaseTable:
         return str(self.dataset.data_storage_version)
 
     def writer_store(self, *, fsync: bool | None = None) -> ObjectStore:
-        """The table's storage for writers; it syncs to disk as the table's writer defaults say."""
+        """The table's storage for writers; if ``fsync`` is ``None``, the table's writer defaults decide."""
         if fsync is None:
             fsync = ShardWriterConfig.from_defaults(self.details.writer_config_defaults).fsync
         return ObjectStore.from_uri(self.uri, self.storage_options, fsync=fsync)
@@ -180,12 +180,12 @@ class BaseTable:
         return self._held.get(shard_id, 0)
 
     def announced_generation(self, shard_id: UUID) -> int:
-        """Up to which generation this version may hold some rows of the shard without others; 0 for none."""
+        """The generation up to which this version may hold only a part of the shard's rows; 0 for none."""
         return self.details.compacted.get(parts_id(shard_id), 0) if self.announced else 0
 
     @cached_property
     def announced(self) -> frozenset[UUID]:
-        """The ids under which compactions in several commits said how far they go."""
+        """The ids under which compactions in several commits announced how far they go."""
         return frozenset(key for key in self.details.compacted if is_parts(key))
 
     def initialized_since(self, version: int) -> bool:
@@ -195,7 +195,7 @@ class BaseTable:
 
     @cached_property
     def indexed_fragments(self) -> frozenset[int]:
-        """The fragments that a BTree on the key covers; none where the key has several columns."""
+        """The fragments that a BTree on the key covers; empty if the key has several columns."""
         if len(self.schema.primary_key) != 1:
             return frozenset()
         key = self.schema.field_ids[self.schema.primary_key[0]]
@@ -207,10 +207,10 @@ class BaseTable:
         return max((self.manifest.covered_fragments(name) for name in names), key=len, default=frozenset())
 
     def key_index_pays(self, keys: int, *, replaces: bool) -> bool:
-        """Whether a merge finds so many keys faster by the BTree than by reading the key column.
+        """Whether a merge finds this many keys faster with the BTree than by reading the key column.
 
-        To replace rows, Lance then reads the fragments that the BTree does not cover with all columns; to
-        delete rows, with the key alone.
+        With the BTree, Lance also reads the fragments that it does not cover: all columns to replace rows,
+        only the key to delete rows.
         """
         covered, rows = self.indexed_fragments, row_count(self.dataset)
         if not covered or rows <= _INDEX_PAYS_FROM * keys:
@@ -226,15 +226,15 @@ class BaseTable:
         return appended_generations(self)
 
 
-#: The newest version that was opened through each store. It has nothing of the store, which would
+#: The newest version that was opened through each store. It holds no reference to the store, which would
 #: otherwise live as long as the cache.
 _newest: Shelf[object, BaseTable] = Shelf()
-#: What Lance holds of an open version, roughly; its caches for files and indexes are not counted.
+#: The approximate memory of an open version in Lance, without its caches for files and indexes.
 _OPEN_BYTES = 1 << 20
 
 
 def _open_newest(uri: str, options: Mapping[str, str], store: ObjectStore) -> BaseTable:
-    """Opened from nothing. Where storage is far away, Lance and we list and read at the same time."""
+    """Open the newest version from nothing; on remote storage Lance and lancewal read it in parallel."""
     ours = None if store.is_local else in_thread(partial(_try_newest_manifest, store), "lancewal-base")
     dataset = _open_dataset(uri, options, None)
     manifest = None if ours is None else ours.result()
@@ -247,7 +247,7 @@ def _try_newest_manifest(store: ObjectStore) -> BaseManifest | None:
     try:
         return newest_manifest(store)
     except (LanceWalError, FileNotFoundError):
-        return None  # whatever it was, the next attempt will tell
+        return None  # the next read raises the error if it persists
 
 
 def _table(
@@ -258,7 +258,7 @@ def _table(
     manifest: BaseManifest,
     earlier: BaseTable | None = None,
 ) -> BaseTable:
-    """One version; the columns of an ``earlier`` one are taken over, with all derived from them."""
+    """One version; reuses the columns of ``earlier`` and what was derived from them, if they are equal."""
     if manifest.mem_wal is None:
         raise NotInitializedError(
             f"the table at {uri} has no MemWAL index; call lancewal.initialize({uri!r}) once"
@@ -273,7 +273,7 @@ def _table(
 
 
 def _with_history(base: BaseTable, store: ObjectStore) -> BaseTable:
-    """``base`` with a handle of its own, and columns whose history is read from ``store``."""
+    """``base`` with its own handle, and with columns whose history is read from ``store``."""
     history = ColumnHistory(base.version, column_log(store), store)
     return replace(base, dataset=copy.copy(base.dataset), schema=base.schema.identified(history))
 
@@ -292,7 +292,7 @@ def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
     """The newest generation of each shard whose rows this version of the base table holds.
 
     Readers compare an SSTable's generation with this, never with the stored marker alone. A shard
-    without an entry has none.
+    without an entry has no such generation.
     """
     return effective_markers(base.details.compacted, base.schema.columns)
 
@@ -335,7 +335,7 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
 
 
 def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
-    """The manifest of ``version``; ``None`` when there is none, or no longer."""
+    """The manifest of ``version``; ``None`` if it does not exist, or no longer exists."""
     data = _manifest_file(store, version)
     return None if data is None else read_base_manifest(data)
 
@@ -362,7 +362,7 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
 
 
 def manifest_info(store: ObjectStore, version: int) -> ObjectInfo | None:
-    """The manifest file of ``version``, unread; ``None`` when it was cleaned up."""
+    """The manifest file of ``version``, without its content; ``None`` if it was cleaned up."""
     found = (store.head(path) for path in _manifest_paths(version))
     return next((info for info in found if info is not None), None)
 
@@ -374,8 +374,8 @@ def _manifest_paths(version: int) -> tuple[str, str]:
 
 
 def column_log(store: ObjectStore) -> ColumnLog:
-    """The log of the table's columns in this process; it can read while ``store`` lives."""
-    # The log must not keep the store alive: it stays in the cache longer than the store is used.
+    """The log of the table's columns in this process; it can read only while ``store`` is alive."""
+    # The log must not keep the store alive: it stays in the cache after the store is no longer used.
     reference = ref(store)
     return _column_logs.get_or_make(
         store.identity,
@@ -390,17 +390,17 @@ def column_log(store: ObjectStore) -> ColumnLog:
 
 
 def forget_columns(store: ObjectStore) -> None:
-    """Forget what the versions of the table had, because another table was made at its place."""
+    """Forget the columns of the table's versions, because another table was created at the same place."""
     _column_logs.remove(store.identity)
-    # By table and version; there is no list of those of one table.
+    # Clear all tables: the keys are by table and version, and there is no list of those of one table.
     _columns.clear()
 
 
 def store_column_history(store: ObjectStore, version: int) -> None:
     """Store since when the columns of ``version`` exist, for readers that cannot see earlier versions.
 
-    Old versions may be cleaned up, or too many to be read one by one. Readers work without this
-    record; so a failure is only logged.
+    Old versions may be cleaned up, or there may be too many to read them one by one. Readers work without
+    this record, so a failure is only logged.
     """
     try:
         runs = column_log(store).unstored_runs(version)

@@ -1,4 +1,4 @@
-"""Indexes of rows in memory: ordered, full text, vectors."""
+"""Indexes of rows in memory: BTree, full text, vector."""
 
 from lancewal.index.btree import BTreeIndex, Matches
 from lancewal.index.distance import Vector, checked_query

@@ -1,8 +1,8 @@
 """BTreeIndex: rows by value, for equality, sets, ranges and nulls.
 
-New rows go to a short tail that is searched by comparing; a full tail is sorted into a run, and
+New rows go to a short tail, which a search scans. A full tail is sorted into a run, and
 neighbouring runs are merged so that their sizes grow geometrically. One thread appends, many search:
-everything a search reads hangs on one attribute that is replaced whole, so a search sees the state
+everything that a search reads hangs on one attribute that is replaced as a whole, so a search sees the state
 before an insertion or after it.
 
 Values become keys that sort as Lance's filters compare them. Numbers, booleans, dates and times
@@ -27,10 +27,10 @@ from lancewal.index.kinds import RowPositions, grown, not_yet_in, with_run
 
 
 class BTreeIndex:
-    """The values of one column in order.
+    """The sorted values of one column.
 
-    Tombstones have NULL in all columns but the key, so :meth:`nulls` returns them too: the caller drops
-    dead rows, here as everywhere.
+    Tombstones have NULL in all columns but the key, so :meth:`nulls` returns them too. The caller must drop
+    dead rows, as with every index.
 
     >>> index = BTreeIndex(pa.int64())
     >>> index.insert(pa.array([30, 10, None, 20]), 0)
@@ -73,7 +73,7 @@ class BTreeIndex:
         null_count = self._null_count + len(missing)
         nulls = grown(self._nulls, self._null_count, null_count)
         nulls[self._null_count : null_count] = missing
-        # Runs take all values or none, and nothing can fail after them.
+        # Append to the runs last: they take all values or none, and nothing can fail after them.
         if len(rows):
             self._runs.append(column, rows)
         self._nulls, self._null_count, self._rows = nulls, null_count, end
@@ -93,19 +93,19 @@ class BTreeIndex:
 
     def nulls(self) -> Matches:
         """All rows without a value."""
-        # The count first: the array, read after it, holds at least as many.
+        # Read the count first: the array, read after it, holds at least as many.
         count = self._null_count
         return Matches([self._nulls[:count]])
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Found rows in the order of the index: counting them costs nothing, sorting them does."""
+    """Found rows in the order of the index: counting them is free, sorting them is not."""
 
     parts: Sequence[npt.NDArray[np.int32]]
 
     def __len__(self) -> int:
-        """How many rows there are, whatever bound is asked for later."""
+        """How many rows there are, without regard to a bound."""
         return sum(map(len, self.parts))
 
     def below(self, bound: int) -> RowPositions:
@@ -117,13 +117,13 @@ class Matches:
 
 
 def is_supported(type_: pa.DataType) -> bool:
-    """Can a BTree index hold values of this type?"""
+    """Whether a BTree index can hold values of this type."""
     return is_number_like(type_) or is_bytes_like(type_)
 
 
 NumberKeys = npt.NDArray[np.int64]
 
-#: Type ids, because this is asked for every batch and Arrow's own predicates take a microsecond together.
+#: Type ids, because every batch is checked, and Arrow's own predicates take a microsecond together.
 _MOMENTS = frozenset(
     type_.id
     for type_ in (
@@ -136,7 +136,7 @@ _MAGNITUDE = np.int64(2**63 - 1)
 
 
 def is_number_like(type_: pa.DataType) -> bool:
-    """Integers, floats, booleans, dates, times, timestamps and durations."""
+    """Whether the type is an integer, float, boolean, date, time, timestamp or duration."""
     types = pa.types
     return bool(
         types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or _is_moment(type_)
@@ -144,7 +144,7 @@ def is_number_like(type_: pa.DataType) -> bool:
 
 
 def is_bytes_like(type_: pa.DataType) -> bool:
-    """Text and binary of any offset width."""
+    """Whether the type is text or binary, of any offset width."""
     return type_ in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()) or bool(
         pa.types.is_fixed_size_binary(type_) and not pa.types.is_decimal(type_)
     )
@@ -170,12 +170,12 @@ def number_keys(array: pa.Array) -> NumberKeys:
 
 
 def bytes_keys(array: pa.Array) -> pa.LargeBinaryArray:
-    """The values as binary with wide offsets, so that runs of any size concatenate."""
+    """The values as binary with 64-bit offsets, so that runs of any size can be concatenated."""
     return array.cast(pa.binary()).cast(pa.large_binary())
 
 
 def values_array(values: Any, type_: pa.DataType) -> pa.Array:
-    """Python values, or an array of any type that casts without loss, as the column's type."""
+    """Convert Python values, or an array of any type that casts without loss, to the column's type."""
     try:
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
             column = values.cast(type_)
@@ -199,7 +199,7 @@ Rows = npt.NDArray[np.int32]
 NUMBER_TAIL = 4096
 NUMBER_FRESH = 256
 BYTES_TAIL = 1024
-#: Overhead of a column slice in a tail: Python and Arrow objects; the values are the MemTable's.
+#: Overhead of a column slice in a tail: Python and Arrow objects; the values belong to the MemTable.
 _CHUNK_BYTES = 256
 
 
@@ -214,7 +214,7 @@ class Range:
 
 
 class SortedRuns(Protocol):
-    """The pairs of value and row behind a BTree; found rows come in no order."""
+    """The pairs of value and row behind a BTree; found rows are not sorted."""
 
     @property
     def memory_bytes(self) -> int: ...
@@ -272,7 +272,7 @@ class NumberRuns:
         run = _sorted_numbers(keys, np.concatenate([tail.rows[:start], rows]))
         runs = with_run(runs, run, _merged_numbers)
         self._run_bytes = sum(r.memory_bytes for r in runs)
-        # Searches may still read the old tail: the next one is new.
+        # Searches may still read the old tail, so the next tail is a new array.
         self._state = _NumberState(runs, _empty_number_tail(), 0, [], 0, 0)
 
     def equal_to(self, values: pa.Array) -> list[Rows]:
@@ -414,7 +414,7 @@ def _tail_pairs(state: _BytesState) -> tuple[pa.LargeBinaryArray, Rows]:
 
 
 def _unsorted(state: _NumberState) -> Iterator[_NumberRun]:
-    """What is in no run yet."""
+    """The pairs that are in no run yet."""
     length = state.tail_length
     yield _NumberRun(state.tail.keys[:length], state.tail.rows[:length])
     if state.fresh_length:
@@ -432,7 +432,7 @@ def _empty_number_tail() -> _NumberRun:
 
 
 def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The numbers of several ranges, one after the other."""
+    """The numbers of several ranges, concatenated."""
     offsets = np.cumsum(lengths) - lengths
     numbers: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
     return numbers

@@ -1,4 +1,4 @@
-"""Distances between vectors as Lance's ``_distance`` gives them, and exact nearest rows."""
+"""Distances between vectors, equal to Lance's ``_distance``, and exact nearest rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROUNDING = 2.0**-24
 
 
 class Vectors(NamedTuple):
-    """Rows with their vectors: unit vectors for cosine, as they are otherwise."""
+    """Rows with their vectors; for cosine the vectors are scaled to length one."""
 
     rows: npt.NDArray[np.int32]
     vectors: Matrix
@@ -34,7 +34,7 @@ class Vectors(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """Rows, nearest first, equal distances in row order."""
+    """Rows, nearest first; rows at equal distances are in row order."""
 
     positions: RowPositions
     distances: Vector
@@ -44,7 +44,7 @@ NOTHING = Nearest(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def checked_query(query: Any, dimension: int) -> Vector:
-    """The query as float32; refused unless it is a vector of finite numbers of that dimension."""
+    """The query as float32; it must be a vector of finite numbers of that dimension."""
     if isinstance(query, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         query = query.to_pylist() if not isinstance(query, pa.Scalar) else query.as_py()
     try:
@@ -80,9 +80,9 @@ def nearest_exactly(
 ) -> Nearest:
     """The ``k`` nearest of ``held`` (of its entries ``among``), as if all distances were computed.
 
-    Inner products estimate the distances. Their rounding error is bounded, and the distances of all
-    entries that could be among the nearest within that bound are computed in full. Entries
-    farther than ``cutoff`` may be left out.
+    Inner products estimate the distances, and their rounding error is bounded. For all entries that could
+    be among the nearest within that bound, the distances are computed in full. Entries farther than
+    ``cutoff`` may be left out.
     """
     vectors, squares = held.vectors, held.squares
     if among is not None:
@@ -117,13 +117,13 @@ def nearest_exactly(
 
 
 def ranked(metric: Metric, held: Vectors, query: Vector, entries: Local, k: int) -> Nearest:
-    """The ``k`` nearest among some entries, with their distances computed in full."""
+    """The ``k`` nearest of ``entries``, with their distances computed in full."""
     apart = distances(metric, held.vectors[entries], query)
     return nearest_of(held.rows[entries].astype(np.int64), apart, k)
 
 
 def nearest_of(positions: RowPositions, apart: Vector, k: int) -> Nearest:
-    """The ``k`` nearest of some rows; undefined distances are no hits."""
+    """The ``k`` nearest of ``positions``; rows with an undefined distance are left out."""
     defined = ~np.isnan(apart)
     if not defined.all():
         positions, apart = positions[defined], apart[defined]

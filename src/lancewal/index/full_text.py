@@ -3,9 +3,9 @@
     score = Σ over query terms  idf · tf · (k1 + 1) / (tf + k1 · (1 - b + b · length / average))
     idf   = ln(1 + (documents - df + 0.5) / (df + 0.5))
 
-with k1 = 1.2 and b = 0.75. A document is a row with at least one token; ``length`` is
+with k1 = 1.2 and b = 0.75. A document is a row with at least one token. ``length`` is
 its number of tokens after all token filters, ``df`` the number of documents that
-contain the term. A term that a query repeats at another place counts again.
+contain the term. A term counts again if the query repeats it at another position.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _TAIL = 16_384
 
 
 class Occurrences(NamedTuple):
-    """The rows of one token, ascending, one item per occurrence, with the places in their texts."""
+    """The occurrences of one token: their rows, ascending, and their positions in the texts."""
 
     rows: Numbers
     places: Numbers | None
 
 
 class _Run(NamedTuple):
-    """Occurrences grouped by token: those of ``tokens[i]`` are ``rows[starts[i]:starts[i + 1]]``."""
+    """Occurrences grouped by token: ``tokens[i]`` occurs in ``rows[starts[i]:starts[i + 1]]``."""
 
     tokens: Numbers
     starts: Numbers
@@ -65,12 +65,11 @@ class _State(NamedTuple):
 
 
 class Postings:
-    """Where each token occurs: an inverted list per token, appended by one thread, searched by many.
+    """An inverted list for each token; one thread appends, many search.
 
-    Occurrences arrive in row order and stay so within a token. New ones go to a short tail that is
-    searched by comparing; a full tail is grouped by token into a run, and neighbouring runs are merged
-    so that their sizes grow geometrically. Everything that a search reads hangs on one attribute that
-    is replaced whole.
+    Occurrences arrive in row order and keep it within a token. New ones go to a short tail, which a search
+    scans. A full tail is grouped by token into a run, and neighbouring runs are merged so that their sizes
+    grow geometrically. Everything that a search reads hangs on one attribute that is replaced as a whole.
     """
 
     def __init__(self, with_places: bool) -> None:
@@ -83,7 +82,7 @@ class Postings:
         return self._run_bytes + _TAIL * (12 if self._with_places else 8)
 
     def append(self, tokens: Numbers, rows: Numbers, places: Numbers) -> None:
-        """Add occurrences in rows above all rows that are in the index."""
+        """Add occurrences; their rows must be above all rows in the index."""
         state = self._state
         start, end = state.tail_length, state.tail_length + len(tokens)
         if end <= _TAIL:
@@ -102,7 +101,7 @@ class Postings:
         )
         runs = with_run(state.runs, run, _merged)
         self._run_bytes = sum(run.memory_bytes for run in runs)
-        # Searches may still read the old tail: the next one is new.
+        # Searches may still read the old tail, so the next tail is a new array.
         self._state = self._fresh_state(runs)
 
     def occurrences(self, token: int) -> Occurrences:
@@ -129,7 +128,7 @@ class Postings:
 
 
 def _grouped(tokens: Numbers, order: npt.NDArray[np.int64], rows: Numbers, places: Numbers | None) -> _Run:
-    """``order`` sorts ``tokens`` and is stable: rows and places stay ascending within a token."""
+    """A run from occurrences; ``order`` is a stable sort of ``tokens``, so rows ascend within a token."""
     ordered = tokens[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     return _Run(
@@ -166,7 +165,7 @@ OPERATORS = ("or", "and")
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """What BM25 needs to know about all documents; those of several sources add up to one corpus.
+    """The statistics of a corpus for BM25; the statistics of several sources can be added.
 
     >>> CorpusStatistics(2, 6, {"fox": 1}) + CorpusStatistics(1, 3, {"fox": 1, "dog": 1})
     CorpusStatistics(documents=3, tokens=9, document_frequency={'fox': 2, 'dog': 1})
@@ -205,7 +204,7 @@ def term_scores(
     term_counts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.float64]:
-    """What a term adds to the scores of documents that contain it ``term_counts`` times."""
+    """The part of a term in the scores of documents that contain it ``term_counts`` times."""
     relative = lengths / (statistics.average_length or 1.0)
     damping = K1 * (1 - B + B * relative)
     scores: npt.NDArray[np.float64] = (
@@ -215,7 +214,7 @@ def term_scores(
 
 
 class TextHits(NamedTuple):
-    """Matching rows, best first, equal scores in row order."""
+    """Matching rows, best first; rows with equal scores are in row order."""
 
     positions: RowPositions
     scores: npt.NDArray[np.float32]
@@ -231,9 +230,8 @@ class _Term(NamedTuple):
 class FullTextIndex:
     """The words of one text column.
 
-    Statistics are taken over the rows that a search may return: those below ``bound``
-    and, where a mask is given, allowed by it. With the mask of live rows, replaced and
-    deleted versions of a row weigh nothing, as in a table without them. Pass
+    Statistics cover the rows that a search may return: those below ``bound`` and, if there is a mask,
+    allowed by it. With a mask of the live rows, replaced and deleted versions of a row do not count. Pass
     ``statistics`` to score against a corpus that spans several sources.
 
     >>> index = FullTextIndex(FullTextParams())
@@ -274,7 +272,7 @@ class FullTextIndex:
         self._rows = end
 
     def statistics(self, query: str, bound: int, *, allowed: RowMask | None = None) -> CorpusStatistics:
-        """The corpus below ``bound`` with the document frequencies of the query's tokens."""
+        """The statistics below ``bound``, with the document frequencies of the query's tokens."""
         bound = checked_bound(bound, self._rows)
         terms = {text: self._term(text, bound, allowed) for text in distinct_texts(self._terms(query))}
         return self._statistics(terms, bound, allowed)
@@ -292,9 +290,9 @@ class FullTextIndex:
     ) -> TextHits:
         """Rows below ``bound`` (and allowed) that match, with their scores.
 
-        ``operator`` "or" asks for any of the words, "and" for all; ``phrase`` for all in
-        the query's order and distances, which needs an index with positions. A query of
-        stop words alone matches nothing, as in Lance; an empty query is refused.
+        With ``operator`` "or" a row must have any of the words, with "and" all of them. With ``phrase`` it
+        must have all words in the query's order and distances, which needs an index with positions. A query
+        that has only stop words matches nothing, as in Lance; an empty query is refused.
         """
         if operator not in OPERATORS:
             raise InvalidInputError(f"operator must be one of {OPERATORS}, not {operator!r}")
@@ -344,7 +342,7 @@ class FullTextIndex:
         return CorpusStatistics(int(np.count_nonzero(lengths)), int(lengths.sum(dtype=np.int64)), frequency)
 
     def _phrase_mask(self, query_terms: Sequence[QueryTerm], candidates: _Candidates) -> RowMask:
-        """Rows where the terms have the query's distances; alternatives at one place count as one."""
+        """Rows where the terms have the query's distances; at each position one alternative is enough."""
         starts: npt.NDArray[np.int64] | None = None
         for place in dict.fromkeys(term.place for term in query_terms):
             found = [self._starts(term.text, place) for term in query_terms if term.place == place]
@@ -356,7 +354,7 @@ class FullTextIndex:
         return mask
 
     def _starts(self, text: str, place: int) -> npt.NDArray[np.int64]:
-        """Where the phrase would start if ``text`` is its word at ``place``: row and place in one number."""
+        """Where the phrase starts if ``text`` is its word at ``place``: row and position in one number."""
         rows, places = self._postings.occurrences(self._tokenizer.number(text))
         assert places is not None
         start = places.astype(np.int64) - place
@@ -373,25 +371,25 @@ def index_of(column: pa.Array | pa.ChunkedArray, params: FullTextParams) -> Full
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Can a full-text index hold this column?"""
+    """Whether a full-text index can hold a column of this type."""
     return type_ in (pa.string(), pa.large_string())
 
 
 class _Candidates:
-    """Rows that contain a term, with consecutive numbers; many rows are numbered by themselves."""
+    """Rows that contain a term, numbered consecutively; if there are many, a row is its own number."""
 
     def __init__(self, parts: Sequence[npt.NDArray[np.int64]], bound: int) -> None:
-        # Sorting pays as long as it touches much less than all rows.
+        # Sorting pays only if the parts have far fewer rows than the whole index.
         few = 8 * sum(map(len, parts)) < bound
         self._rows = np.unique(np.concatenate(parts)) if parts and few else None
         self.size = bound if self._rows is None else len(self._rows)
 
     def locate(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers of rows that are candidates."""
+        """The numbers of ``rows``, all of which must be candidates."""
         return rows if self._rows is None else self._rows.searchsorted(rows)
 
     def locate_known(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers of those among ``rows`` that are candidates."""
+        """The numbers of those of ``rows`` that are candidates."""
         if self._rows is None:
             return rows[rows < self.size]
         return self.locate(rows[np.isin(rows, self._rows)])
@@ -404,7 +402,7 @@ class _Candidates:
 def _all_places(
     query_terms: Sequence[QueryTerm], terms: dict[str, _Term], candidates: _Candidates
 ) -> RowMask:
-    """Rows that contain, for every place of the query, one of its terms."""
+    """Rows that contain one of the terms of every position of the query."""
     everywhere = np.full(candidates.size, bool(query_terms))
     for place in dict.fromkeys(term.place for term in query_terms):
         here = np.zeros(candidates.size, np.bool_)

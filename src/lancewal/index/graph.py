@@ -1,7 +1,7 @@
 """HNSW graphs over vectors that no longer change, built in the background.
 
-A graph is built whole, tried out, and only then searched: faiss must not be searched
-while it adds. A search sees the whole graph or none.
+A graph is built completely and tested before searches use it, because faiss must not be searched
+while it adds vectors. A search sees the whole graph or none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: Rows added between two checks whether the graph is still wanted.
 _STEP = 256
-#: Rows left out at first, to measure how well the graph finds neighbours of vectors that it does not hold.
+#: Rows that are held back at first, to measure how well the graph finds neighbours of unknown vectors.
 _TRIAL_QUERIES = 48
 _TRIAL_NEIGHBOURS = 10
 _TRIAL_RECALL = 0.98
@@ -34,7 +34,7 @@ _threads = threading.local()
 
 
 def _faiss() -> Any:
-    """The library, imported with the first graph: that takes long, and most MemTables need none.
+    """The faiss library, imported with the first graph: the import is slow, and most MemTables need no graph.
 
     Untyped, because its stubs cover only part of it.
     """
@@ -57,7 +57,7 @@ class Graph:
         )
 
     def search(self, query: Vector, k: int, ef: int, mask: RowMask | None) -> Nearest:
-        """Rows near the query, at most ``k``, of those entries that ``mask`` allows."""
+        """At most ``k`` rows near the query, of the entries that ``mask`` allows."""
         _one_thread()
         params = _faiss().SearchParametersHNSW(efSearch=ef)
         if mask is not None:
@@ -74,15 +74,15 @@ class Graph:
 
 
 def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], bool]) -> Graph | None:
-    """A graph over ``held``, or None when it would not find neighbours well enough to be worth it.
+    """A graph over ``held``, or None if it would not find neighbours well enough, or if it was cancelled.
 
-    Vectors without structure (random ones, say) have no short paths between them; then
-    searching all of them is both faster and exact.
+    Vectors without structure (such as random ones) have no short paths between them; then
+    comparing all of them is faster, and exact.
     """
     _one_thread()
     count = len(held.rows)
-    # In random order, a stream that arrives topic by topic makes as good a graph as any other,
-    # and the last rows are a fair sample.
+    # In random order, a stream that arrives topic by topic makes as good a graph as any other, and the last
+    # rows are a fair sample.
     order = np.random.default_rng(count).permutation(count)
     metric = _faiss().METRIC_L2 if params.metric is Metric.L2 else _faiss().METRIC_INNER_PRODUCT
     index = _faiss().IndexHNSWFlat(params.dimension, params.m, metric)
@@ -91,7 +91,8 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
     queries = held.vectors[order[count - trial :]]
     most_ef = _widest_useful_beam(count, params.dimension)
     ef = None
-    # If a quarter of the vectors needs more than half of the widest beam, all of them need more than it.
+    # If a quarter of the vectors needs more than half of the widest beam, all of them need more than the
+    # widest beam.
     for end, limit in (((count - trial) // 4, most_ef // 2), (count - trial, most_ef)):
         for start in range(index.ntotal, end, _STEP):
             if cancelled():
@@ -102,7 +103,7 @@ def build_graph(held: Vectors, params: VectorParams, cancelled: Callable[[], boo
             return None
     assert ef is not None
     index.add(queries)
-    # The graph's own storage is the one copy that stays.
+    # Only the copy in the graph's own storage is kept.
     owned = Vectors(held.rows[order], _stored(index), held.squares[order], held.largest)
     return Graph(index, params.metric, owned, ef)
 
@@ -113,14 +114,14 @@ def _widest_useful_beam(count: int, dimension: int) -> int:
 
 
 def _stored(index: Any) -> Matrix:
-    """The vectors inside a graph, not copied; valid while the graph lives and nothing is added."""
+    """The vectors inside a graph, without a copy; valid while the graph lives and nothing is added."""
     storage = _faiss().downcast_index(index.storage)
     vectors: Matrix = _faiss().rev_swig_ptr(storage.get_xb(), index.ntotal * index.d)
     return vectors.reshape(index.ntotal, index.d)
 
 
 def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric, limit: int) -> int | None:
-    """The smallest search beam up to ``limit`` that finds nearly all neighbours."""
+    """The smallest search beam up to ``limit`` that finds nearly all neighbours; None if there is none."""
     estimate = queries @ _stored(index).T
     if metric is Metric.L2:
         estimate = 2 * estimate - squares
@@ -136,14 +137,14 @@ def _sufficient_ef(index: Any, squares: Vector, queries: Matrix, metric: Metric,
 
 
 def _one_thread() -> None:
-    """One OpenMP thread per calling thread: searches are short, and puts need the other cores."""
+    """Limit OpenMP to one thread per calling thread: searches are short, and puts need the other cores."""
     if not getattr(_threads, "limited", False):
         _faiss().omp_set_num_threads(1)
         _threads.limited = True
 
 
 class Buildable(Protocol):
-    """An index whose sealed vectors want graphs."""
+    """An index whose sealed vectors get graphs."""
 
     params: VectorParams
 
@@ -154,8 +155,8 @@ class Buildable(Protocol):
 class GraphBuilder:
     """Builds graphs, one at a time per process, oldest request first.
 
-    Its thread exists while there is work. It keeps no index alive: the graph of a dropped index is
-    abandoned.
+    Its thread exists while there is work. It does not keep indexes alive: the graph of an index that was
+    freed is abandoned.
     """
 
     def __init__(self) -> None:
@@ -170,15 +171,15 @@ class GraphBuilder:
         with self._lock:
             self._queue.append(weakref.ref(index))
             if self._thread is None and not self._stopping:
-                # A daemon, stopped by atexit between two steps: work must not keep a process alive.
+                # A daemon thread, which atexit stops between two steps: it must not keep the process alive.
                 thread = threading.Thread(target=self._run, name="lancewal-graphs", daemon=True)
                 start_thread(thread)
                 self._thread = thread
 
     def stop(self) -> None:
-        """Abandon the work; waits for the current step."""
+        """Abandon the work; wait for the current step."""
         if is_forked():
-            return  # the work and the thread are the parent's
+            return  # the work and the thread belong to the parent process
         with self._lock:
             self._stopping = True
         self._idle.wait_for(lambda: self._thread is None)

@@ -1,4 +1,4 @@
-"""What all indexes of a MemTable share: kinds, parameters, row positions and sorted runs."""
+"""What the indexes of a MemTable have in common: kinds, parameters, row positions and sorted runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def already_in(rows: int, first_row: int, count: int) -> int:
-    """How many leading rows of a batch an index that holds ``rows`` rows has already.
+    """How many leading rows of a batch are already in an index that holds ``rows`` rows.
 
-    Replays and retries insert rows again; they must not count twice. A gap would leave rows that no
-    search finds, so it is refused.
+    Replays and retries insert rows again, and these must not count twice. A gap is refused, because no
+    search would find the rows in it.
 
     >>> already_in(10, 10, 5), already_in(12, 10, 5), already_in(20, 10, 5)
     (0, 2, 5)
@@ -46,7 +46,7 @@ def not_yet_in(column: pa.Array, rows: int, first_row: int) -> pa.Array:
 
 
 def checked_bound(bound: int, rows: int) -> int:
-    """``bound``, at most the number of indexed rows; the caller searches the rows above."""
+    """``bound``, but at most the number of indexed rows; the caller searches the rows above."""
     if bound < 0:
         raise InvalidInputError(f"a visible bound is a number of rows, not {bound}")
     return min(bound, rows)
@@ -55,8 +55,7 @@ def checked_bound(bound: int, rows: int) -> int:
 def grown(array: npt.NDArray[_Scalar], used: int, needed: int) -> npt.NDArray[_Scalar]:
     """``array`` itself if ``needed`` rows fit, else a copy of at least twice its size.
 
-    A reader of the old array keeps reading what it saw: only rows above every published bound are
-    written afterwards.
+    Readers of the old array are not disturbed: later writes go only to rows above every published bound.
     """
     if needed <= len(array):
         return array
@@ -78,7 +77,7 @@ def with_run(
 ) -> tuple[_AnyRun, ...]:
     """``runs`` and ``new``, merged from the end until each is at least twice as long as the next.
 
-    A row is merged a logarithmic number of times, and a search meets few runs.
+    So a row is merged a logarithmic number of times, and a search reads few runs.
     """
     kept = [*runs, new]
     while len(kept) > 1 and len(kept[-2].rows) < 2 * len(kept[-1].rows):
@@ -96,11 +95,11 @@ class IndexKind(Enum):
 
 
 class Metric(Enum):
-    """How far two vectors are apart, as Lance's ``_distance`` gives it; smaller is nearer."""
+    """The distance between two vectors, equal to Lance's ``_distance``; smaller is nearer."""
 
     #: The squared Euclidean distance.
     L2 = "l2"
-    #: One minus the cosine of the angle; undefined, so never a hit, for a zero vector.
+    #: One minus the cosine of the angle; undefined for a zero vector, which is therefore never found.
     COSINE = "cosine"
     #: One minus the inner product.
     DOT = "dot"
@@ -108,12 +107,12 @@ class Metric(Enum):
 
 @dataclass(frozen=True)
 class BTreeParams:
-    """A BTree has no parameters that matter in memory."""
+    """The parameters of a BTree; none of them matters in memory."""
 
 
 @dataclass(frozen=True)
 class FullTextParams:
-    """Tokenizer settings, by the names and with the defaults of Lance's inverted index."""
+    """Tokenizer settings, with the names and defaults of Lance's inverted index."""
 
     base_tokenizer: str = "simple"
     language: str = "English"
@@ -130,11 +129,11 @@ class FullTextParams:
     split_on_numerics: bool = False
     preserve_original: bool = False
     index_operators: bool = False
-    #: Positions allow phrase queries; the tokenizer does not need to know.
+    #: Positions allow phrase queries; this is a setting of the index, not of the tokenizer.
     with_position: bool = False
 
     def tokenizer_options(self) -> dict[str, Any]:
-        """Keyword arguments for ``lance.tokenize``, and for an inverted index beside ``with_position``."""
+        """Keyword arguments for ``lance.tokenize``, and, with ``with_position``, for an inverted index."""
         options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "with_position"}
         if self.custom_stop_words is not None:
             options["custom_stop_words"] = list(self.custom_stop_words)
@@ -143,7 +142,7 @@ class FullTextParams:
 
 @dataclass(frozen=True)
 class VectorParams:
-    """A vector index: ``m`` links per row and level, built with a beam of ``ef_construction``."""
+    """The parameters of a vector index: ``m`` links per row and level, a beam of ``ef_construction``."""
 
     dimension: int
     metric: Metric = Metric.L2

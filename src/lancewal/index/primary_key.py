@@ -1,11 +1,11 @@
 """PrimaryKeyIndex: which row is the newest version of its key.
 
-For every row the index knows the row that it replaced and the row that replaced it. That
-answers for any bound, so that readers with different snapshots share one index.
+For every row the index knows the row that it replaced and the row that replaced it. This answers a lookup
+for any bound, so that readers with different snapshots share one index.
 
-The newest keys are in a dictionary, the fastest way to one of them, and all others in runs, sorted by
-a word of each key: a Python object takes ten times the bytes of a key. Runs are merged as they
-grow, so that there are few.
+The keys that were inserted last are in a dictionary, which is the fastest structure for a lookup. All others
+are in runs, sorted by a word of each key, because a Python object takes ten times the bytes of a key. Runs
+are merged as they grow, so that there are few.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _FIRST_CAPACITY = 256
 #: Bytes of a Python int that is a dictionary value, and of the header of a text or bytes key.
 _INT_BYTES = 32
 _OBJECT_BYTES = 49
-#: So many keys are Python objects at most.
+#: At most this many keys are Python objects.
 _MAX_OBJECTS = 16_384
-#: A run is merged with the one before it unless that one has so many times its keys.
+#: A run is merged with the run before it, unless that run has at least this many times its keys.
 _FAN_OUT = 4
 
 
 class _Seen(NamedTuple):
-    """How far the last catch-up went: the number of batches, the last one, and their rows."""
+    """How far the last catch-up went: the number of batches, the last batch, and the number of rows."""
 
     batches: int
     last: pa.RecordBatch | None
@@ -45,8 +45,10 @@ class _Seen(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Keys, sorted by their words, each with its newest row in the run; a key that is there twice is
-    there with its newest row last. Numbers are their own words: ``values`` are the other keys.
+    """Keys, sorted by their words, each with its row.
+
+    A key may occur more than once; then its newest row is last. ``values`` are the keys, or ``None`` for
+    numbers, which are their own words.
     """
 
     words: npt.NDArray[np.uint64]
@@ -55,7 +57,7 @@ class _Run(NamedTuple):
 
     @classmethod
     def of(cls, keys: pa.Array, rows: npt.NDArray[np.int64]) -> _Run:
-        """``rows`` of keys that are not null, older rows first."""
+        """A run of ``keys``, none of which is null, with their ``rows``; older rows come first."""
         words = key_words(keys)
         order = np.argsort(words, kind="stable")
         values = None if pa.types.is_primitive(keys.type) else keys.take(pa.array(order))
@@ -63,7 +65,7 @@ class _Run(NamedTuple):
 
     def merged_with(self, newer: _Run) -> _Run:
         words = np.concatenate([self.words, newer.words])
-        # A stable sort of sorted pieces is a merge.
+        # A stable sort of sorted parts is a merge.
         order = np.argsort(words, kind="stable")
         values = None
         if self.values is not None:
@@ -72,19 +74,19 @@ class _Run(NamedTuple):
         return _Run(words[order], rows, values)._without_older()
 
     def find(self, words: npt.NDArray[np.uint64], keys: pa.Array) -> npt.NDArray[np.int64]:
-        """The rows of ``keys``, of which ``words`` are; -1 where there is none."""
+        """The newest rows of ``keys``, whose words are ``words``; -1 for a key that is not in the run."""
         places = np.searchsorted(self.words, words, side="right") - 1
         asked = np.flatnonzero((places >= 0) & (self.words[places] == words))
         found = np.full(len(words), -1, np.int64)
         if self.values is None:
             found[asked] = self.rows[places[asked]]
             return found
-        # The key's type may have become a wider one since; numbers have the same words in both.
+        # The key column may have a wider type now; numbers have the same words in both types.
         wanted = keys.take(pa.array(asked)).cast(self.values.type)
         same = _equal(self.values.take(pa.array(places[asked])), wanted)
         found[asked[same]] = self.rows[places[asked[same]]]
         for number in asked[~same].tolist():
-            # Another key with the same word: rare enough to be slow.
+            # The place holds another key with the same word. This is rare, so it may be slow.
             first = np.searchsorted(self.words, words[number])
             there = self.values.slice(first, places[number] - first).to_pylist()
             key = keys[number].as_py()
@@ -93,7 +95,7 @@ class _Run(NamedTuple):
         return found
 
     def _without_older(self) -> _Run:
-        """Where a key follows itself only the last is needed: the index leads from it to the others."""
+        """Drop a key that is followed by itself: the index leads from the last row to the older ones."""
         older = np.flatnonzero(self.words[1:] == self.words[:-1])
         values = self.values
         if values is not None and len(older):
@@ -127,14 +129,14 @@ class PrimaryKeyIndex:
             raise InvalidInputError("a primary key index needs at least one key column")
         self.key_columns = tuple(key_columns)
         self._newest: dict[Hashable, int] = {}
-        # Oldest first. A key is in a run with an older row than in a later one, or in the dictionary.
+        # Oldest first. A later run, and the dictionary, has a newer row of a key than an earlier run.
         self._runs: tuple[_Run, ...] = ()
         self._type: pa.DataType | None = None
         self._previous = np.empty(_FIRST_CAPACITY, np.int64)
         self._superseded_at = np.empty(_FIRST_CAPACITY, np.int64)
         self._rows = 0
         self._key_bytes = 0
-        # Readers bring the index up to date themselves, so insertions may run concurrently.
+        # Readers bring the index up to date themselves, so insertions may be concurrent.
         self._insert_lock = threading.Lock()
         self._seen = _Seen(0, None, 0)
 
@@ -155,9 +157,9 @@ class PrimaryKeyIndex:
             self._insert([batch], first_row)
 
     def catch_up(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add the rows of ``batches``, which are all of a MemTable's, that are not in yet.
+        """Add those rows of ``batches``, which are all batches of a MemTable, that are not in the index yet.
 
-        Called before every read: rows that are in already cost nothing.
+        Called before every read; rows that are already in the index cost nothing.
         """
         with self._insert_lock:
             seen = self._seen
@@ -165,34 +167,34 @@ class PrimaryKeyIndex:
                 rows = seen.rows + self._insert(batches[seen.batches :], seen.rows)
             else:
                 rows = self._insert(batches, 0)
-            # The same rows may come in other batches: those that hold all of them are seen next.
+            # Other batches may hold the same rows, so remember only batches that hold all of them.
             if batches and rows == self._rows:
                 self._seen = _Seen(len(batches), batches[-1], rows)
 
     def live_mask(self, bound: int) -> RowMask:
-        """For each row below ``bound``: is it the newest version of its key below ``bound``?"""
+        """A mask of the rows below ``bound`` that are the newest version of their key below ``bound``."""
         self._check_bound(bound)
         live: RowMask = self._superseded_at[:bound] >= bound
         return live
 
     def newest(self, keys: Sequence[Hashable] | pa.Array, bound: int) -> RowPositions:
-        """The newest row below ``bound`` of each key, -1 where there is none.
+        """The newest row below ``bound`` of each key; -1 for a key without one.
 
         ``keys`` are in the form of :func:`lancewal.format.keys.key_values`, as an array or as
         Python values.
         """
         self._check_bound(bound)
         positions = self._found(keys)
-        # Read after the keys: it covers every position that they named.
+        # Read this array after the keys: it then covers every position that was found.
         previous = self._previous
         while (above := np.flatnonzero(positions >= bound)).size:
             positions[above] = previous[positions[above]]
         return positions
 
     def _found(self, keys: Sequence[Hashable] | pa.Array) -> RowPositions:
-        """The newest row of each key that the index has by now, -1 where there is none."""
+        """The newest row of each key in the index at this moment; -1 for a key without one."""
         wanted = _hashable(keys) if isinstance(keys, (pa.Array, pa.ChunkedArray)) else keys
-        # Before the runs: a key moves from the dictionary to a run, and is in both for a moment.
+        # Read the dictionary before the runs: a key that moves to a run is in both for a moment.
         newest = self._newest
         positions = np.fromiter(map(newest.get, wanted, repeat(-1)), np.int64, len(wanted))
         runs = self._runs
@@ -211,7 +213,7 @@ class PrimaryKeyIndex:
             raise InvalidInputError(f"bound {bound} is outside the {self._rows} rows of the key index")
 
     def _insert(self, batches: Sequence[pa.RecordBatch], first_row: int) -> int:
-        """Returns the number of rows of ``batches``, those that were in already included."""
+        """Insert the new rows of ``batches``; return the number of all their rows."""
         count: int = sum(batch.num_rows for batch in batches)
         fresh = _without_first(batches, already_in(self._rows, first_row, count))
         if fresh:
@@ -232,7 +234,7 @@ class PrimaryKeyIndex:
             self._move_to_run()
 
     def _move_to_run(self) -> None:
-        """All keys of the dictionary but the null, which no run can hold."""
+        """Move all keys of the dictionary to a run, except the null, which no run can hold."""
         keys = {key: row for key, row in self._newest.items() if key is not None}
         run = _Run.of(pa.array(list(keys), self._type), np.fromiter(keys.values(), np.int64, len(keys)))
         runs = list(self._runs)
@@ -256,7 +258,7 @@ class PrimaryKeyIndex:
         superseded_at[first:end] = _NEVER
         replacing = np.flatnonzero(replaced >= 0)
         superseded_at[replaced[replacing]] = replacing + first
-        # The arrays first, then the dictionary that leads readers into them.
+        # Publish the arrays before the dictionary, which leads readers into them.
         self._previous, self._superseded_at = previous, superseded_at
         self._newest.update(newest)
         self._rows = end
@@ -299,7 +301,7 @@ def _without_first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.Reco
 
 
 def _hashable(values: pa.Array) -> list[Hashable]:
-    """The values as Python objects, made in C."""
+    """The values as Python objects, converted in C."""
     listed: list[Hashable] = (
         values.to_numpy(zero_copy_only=False).tolist() if _is_primitive(values) else values.to_pylist()
     )

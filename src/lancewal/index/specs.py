@@ -1,4 +1,4 @@
-"""Which of the base table's indexes MemTables maintain, with the base's parameters."""
+"""The indexes of the base table that MemTables maintain, with the base's parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lancewal.storage import layout
 
 logger = logging.getLogger(__name__)
 
-#: Index types that answer equality, sets, ranges or nulls of one column; in memory a BTree serves for all.
+#: Index types that answer equality, sets, ranges or nulls of one column; in memory a BTree replaces them all.
 _ORDERED_TYPES = frozenset(["BTree", "Bitmap", "ZoneMap", "BloomFilter"])
 _FULL_TEXT_TYPE = "Inverted"
 _VECTOR_PREFIX = "IVF_"
@@ -49,13 +49,13 @@ def maintained_specs(
 ) -> list[IndexSpec]:
     """The indexes that writers of this table maintain in memory.
 
-    ``writer_defaults`` is the table's persisted writer configuration; of it
-    ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` matter here.
+    ``writer_defaults`` is the table's persisted writer configuration; only
+    ``hnsw.<index>.num_edges`` and ``hnsw.<index>.ef_construction`` are used here.
 
     With ``maintain_all`` an index that cannot be maintained is left out with a warning: the table
-    must stay writable, and searches work without it. An index that is asked for by name is refused
-    if it cannot be maintained or does not exist; without ``strict`` it is left out too, because
-    an index whose name the table stores may have been dropped since.
+    must stay writable, and searches work without it. An index in ``maintained`` is refused if it
+    cannot be maintained or does not exist. Without ``strict`` it is left out too, because an index whose
+    name the table stores may have been dropped since.
     """
     with lance_errors("read the indexes of the table"):
         found = list(dataset.describe_indices())
@@ -115,7 +115,7 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
 
 
 def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams | None:
-    """The tokenizer settings of the column's full-text index; ``None`` when it has none that works here."""
+    """The tokenizer settings of the column's full-text index; ``None`` if none works here."""
     for description in dataset.describe_indices():
         if str(description.index_type) == _FULL_TEXT_TYPE and list(description.field_names) == [column]:
             try:
@@ -126,7 +126,7 @@ def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams
 
 
 def _full_text_params(dataset: lance.LanceDataset, description: Any) -> FullTextParams:
-    # The description lacks custom stop words, which the index has in a file.
+    # The description lacks custom stop words, which the index stores in a file.
     details = {**description.details, **_stored_params(dataset, description)}
     stop_words = details.get("custom_stop_words")
     details["custom_stop_words"] = None if stop_words is None else tuple(stop_words)
@@ -135,21 +135,21 @@ def _full_text_params(dataset: lance.LanceDataset, description: Any) -> FullText
 
 
 def _stored_params(dataset: lance.LanceDataset, description: Any) -> Mapping[str, Any]:
-    """The settings of a full-text index in its own words; none before there are rows.
+    """The settings that a full-text index stores; empty if the index has no segment yet.
 
-    Lance's statistics say them too, but load the index for it, file after file.
+    Lance's statistics have them too, but Lance loads the whole index for that, file after file.
     """
     segments = list(description.segments)
     if not segments:
         return {}
-    # All segments have the settings of the first: Lance takes them over.
+    # All segments have the same settings: Lance copies those of the first.
     file = layout.child_uri(dataset.uri, f"{_INDEXES_DIR}/{segments[-1].uuid}/{_FULL_TEXT_METADATA}")
     try:
         with lance_errors(f"read the settings of index {description.name!r}"):
             metadata = LanceFileReader(file, dataset._storage_options).metadata().schema.metadata or {}
         stored = json.loads(metadata[b"params"])
     except (StorageError, KeyError, ValueError):
-        # Elsewhere, as in a shallow clone, or in the way of an earlier release.
+        # The file is elsewhere, as in a shallow clone, or has the format of an earlier release.
         statistics = dataset.stats.index_stats(str(description.name))
         stored = {}
         for segment in statistics["indices"]:

@@ -18,10 +18,10 @@ from lancewal.index.vector import VectorIndex
 
 
 class ColumnIndex(Protocol):
-    """What every index of a column can do.
+    """The interface of every index of a column.
 
-    One thread inserts while any number search. Rows are inserted in order, each batch whole or
-    not at all, and rows that are in already are skipped.
+    One thread inserts while any number of threads search. Rows are inserted in order, each batch whole or
+    not at all, and rows that are already in the index are skipped.
     """
 
     @property
@@ -30,7 +30,7 @@ class ColumnIndex(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held in addition to the MemTable's own; cheap to ask."""
+        """Bytes held in addition to the MemTable's own; cheap to read."""
 
     def insert(self, column: pa.Array, first_row: int) -> None:
         """Add the values of a batch, the first of which is at ``first_row``."""
@@ -39,8 +39,8 @@ class ColumnIndex(Protocol):
 class IndexInsertError(LanceWalError):
     """Some indexes did not take a batch; ``failures`` has the cause by index name.
 
-    The other indexes have it. The failed ones are unchanged: search rows from
-    ``IndexStore.rows_indexed`` on without them, or repeat the insertion.
+    The other indexes have the batch. The failed ones are unchanged: search the rows from
+    ``IndexStore.rows_indexed`` on without an index, or repeat the insertion.
     """
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
@@ -67,12 +67,12 @@ class IndexStore:
     def __init__(self, specs: Iterable[IndexSpec], schema: TableSchema) -> None:
         self.specs = tuple(specs)
         self._primary_key = PrimaryKeyIndex(schema.primary_key) if schema.primary_key else None
-        # Indexes of the same kind and parameters on one column answer the same: one serves both.
+        # Indexes of the same kind and parameters on one column give the same answers: one replaces both.
         self._indexes: dict[IndexSpec, ColumnIndex] = {}
         for spec in self.specs:
             if not any(_is_equivalent(spec, other) for other in self._indexes):
                 self._indexes[spec] = _new_index(spec, schema)
-        # Columns by place: looking one up by name takes as long as some insertions.
+        # Columns by position: a lookup by name takes as long as some insertions.
         self._targets = [
             (spec.name, schema.names.index(spec.column), index) for spec, index in self._indexes.items()
         ]
@@ -81,7 +81,7 @@ class IndexStore:
 
     @property
     def primary_key(self) -> PrimaryKeyIndex:
-        """The newest row of each key; only tables with a primary key have it."""
+        """The index of the newest row of each key; only tables with a primary key have it."""
         if self._primary_key is None:
             raise InvalidInputError("the table has no primary key, so no rows replace others")
         return self._primary_key
@@ -105,7 +105,7 @@ class IndexStore:
     def insert(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Add a batch of ``TableSchema.stored`` rows to every maintained index.
 
-        If an index fails, the others still take the batch; then :class:`IndexInsertError` names it.
+        If an index fails, the others still take the batch; :class:`IndexInsertError` names the failed ones.
         """
         failures: dict[str, Exception] = {}
         for name, place, index in self._targets:
@@ -128,7 +128,7 @@ class IndexStore:
         return self._first(column, FullTextIndex)
 
     def vector(self, column: str, metric: Metric | None = None) -> VectorIndex | None:
-        """The vector index of a column, with that metric if one is asked for; the first of several."""
+        """The vector index of a column, with ``metric`` if one is given; the first of several."""
         for spec, index in self._indexes.items():
             if (
                 spec.column == column

@@ -1,8 +1,8 @@
-"""Texts to token numbers, by Lance's own tokenizer behind a cache of words.
+"""Convert texts to token numbers, with Lance's own tokenizer behind a cache of words.
 
-A call of the tokenizer for one text takes about 15 microseconds. Where it splits at fixed
-characters and treats each word by itself, this module splits a whole batch, and the tokenizer
-sees every distinct word once.
+A call of the tokenizer for one text takes about 15 microseconds. If the tokenizer splits at fixed
+characters and treats each word separately, this module splits a whole batch, and the tokenizer
+gets every distinct word once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lancewal.index.kinds import FullTextParams
 
 Numbers = npt.NDArray[np.int32]
 
-#: Tokenizers that split at single characters, whatever is around them.
+#: Tokenizers that split at single characters, independent of the characters around them.
 _SPLITTING = ("simple", "whitespace")
 #: Never part of UTF-8, so it can separate texts.
 _BETWEEN = b"\xff"
@@ -31,7 +31,7 @@ _REMOVED = -1
 #: A word that the tokenizer splits further: its whole text goes to the tokenizer.
 _COMPOUND = -2
 _UNKNOWN = -3
-#: Words of which no stop word list and no length limit removes all.
+#: Words for the marker: no list of stop words and no length limit removes all of them.
 _MARKERS = (b"0", b"x", b"zqx")
 _MAX_REMEMBERED_WORDS = 200_000
 #: Bytes of a remembered word or token: dictionary entry, number and text header.
@@ -39,7 +39,7 @@ _ENTRY_BYTES = 180
 
 
 class Tokens(NamedTuple):
-    """Occurrences of tokens, text after text: token number, number of the text, place in the text."""
+    """Occurrences of tokens, text after text: token number, text number, position in the text."""
 
     tokens: Numbers
     texts: Numbers
@@ -47,14 +47,14 @@ class Tokens(NamedTuple):
 
 
 class QueryTerm(NamedTuple):
-    """A token of a query; terms at the same place are alternatives of each other."""
+    """A token of a query; terms at the same position are alternatives of each other."""
 
     text: str
     place: int
 
 
 class Tokenizer:
-    """Numbers the tokens of texts; one thread tokenizes, any number may ask for numbers."""
+    """Assigns numbers to the tokens of texts; one thread tokenizes, any thread may look up numbers."""
 
     def __init__(self, params: FullTextParams) -> None:
         self._options = params.tokenizer_options()
@@ -70,11 +70,11 @@ class Tokenizer:
         return self._token_bytes + self._word_bytes
 
     def number(self, token: str) -> int:
-        """The number of a token, -1 for one that no text contained."""
+        """The number of a token; -1 if no text contained it."""
         return self._numbers.get(token, _REMOVED)
 
     def query_terms(self, query: str) -> list[QueryTerm]:
-        """The terms of a query, as Lance counts them: a repetition at another place counts again."""
+        """The terms of a query, as Lance counts them: a repetition at another position counts again."""
         terms = (QueryTerm(token.text, token.position) for token in self._tokenize(query))
         return list(dict.fromkeys(terms))
 
@@ -139,7 +139,7 @@ class Tokenizer:
     def _learn(self, learned: dict[bytes, int]) -> dict[bytes, int]:
         """Put the tokens of new words into ``learned``, and remember them."""
         plain = [word for word in learned if word.isascii()]
-        # One call for all words: the place of a token, counted from the marker, tells its word.
+        # One call for all words: the position of a token, counted from the marker, identifies its word.
         joined = b" ".join([self._marker, *plain]).decode()
         for token in self._tokenize(joined)[1:]:
             learned[plain[token.position - 1]] = self._number(token.text)
@@ -152,7 +152,7 @@ class Tokenizer:
         return learned
 
     def _learn_one(self, word: str) -> int:
-        """The number of a word that may hide separators beyond ASCII."""
+        """The number of a word that may contain separators outside ASCII."""
         whole = lance.tokenize(word, **_unfiltered(str(self._options["base_tokenizer"])))
         if len(whole) != 1:
             return _COMPOUND
@@ -168,7 +168,7 @@ class Tokenizer:
 
 
 class _Separators(NamedTuple):
-    """A byte table that turns separators into spaces, and where Python would split but Lance does not."""
+    """A byte table that turns separators into spaces, and the bytes at which only Python splits."""
 
     table: bytes
     hazards: tuple[bytes, ...]
@@ -176,7 +176,7 @@ class _Separators(NamedTuple):
 
 @cache
 def _separators(base_tokenizer: str) -> _Separators:
-    """At which ASCII characters the tokenizer splits, found by trying each."""
+    """The ASCII characters at which the tokenizer splits, found by trying each."""
     options = _unfiltered(base_tokenizer)
     splits = [code for code in range(128) if len(lance.tokenize(f"a{chr(code)}b", **options)) == 2]
     table = bytes.maketrans(bytes(splits), b" " * len(splits))
@@ -184,7 +184,7 @@ def _separators(base_tokenizer: str) -> _Separators:
 
 
 def _unfiltered(base_tokenizer: str) -> dict[str, object]:
-    """Options under which a tokenizer only splits."""
+    """Options with which a tokenizer only splits."""
     return {
         "base_tokenizer": base_tokenizer,
         "max_token_length": None,

@@ -1,8 +1,8 @@
-"""VectorIndex: the nearest rows, exact where that is fast, by graphs where it is not.
+"""VectorIndex: the nearest rows, by exact search if that is fast, otherwise by graphs.
 
-New vectors go to an open segment that is searched exactly. A full segment is sealed,
-stays exact, and gets a graph in the background; searches switch over when the graph is
-done. An insertion never waits for a graph, and every row is found from its insertion on.
+New vectors go to an open segment that is searched exactly. A full segment is sealed, and a graph is built
+for it in the background. Searches are exact until the graph is done, and then use it. An insertion never
+waits for a graph, and every row can be found from its insertion on.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _FIRST_CAPACITY = 256
 
 
 class Segment(NamedTuple):
-    """Vectors of the rows from ``first_row`` to below ``end_row`` that have a usable one."""
+    """The usable vectors of the rows from ``first_row`` to below ``end_row``."""
 
     held: Vectors
     first_row: int
     end_row: int
     graph: Graph | None = None
-    #: Whether it has its graph, or none is worth it.
+    #: Whether the segment has its graph, or stays without one.
     settled: bool = False
 
     @property
@@ -64,14 +64,14 @@ class Segment(NamedTuple):
         rows = self.held.rows
         seen = rows < bound
         if allowed is not None:
-            # The mask may end at the bound; rows above are excluded already.
+            # The mask may end at the bound, so rows above, which are excluded already, must not index it.
             seen &= allowed[rows if self.end_row <= bound else np.where(seen, rows, 0)]
         entries: Local = np.flatnonzero(seen)
         return None if len(entries) == len(rows) else entries
 
 
 class OpenSegment(NamedTuple):
-    """Arrays with room to grow; the first ``length`` entries count."""
+    """Arrays with room to grow; only the first ``length`` entries are valid."""
 
     room: Vectors
     length: int
@@ -101,7 +101,7 @@ def open_segment(dimension: int) -> OpenSegment:
 
 
 def no_vectors(dimension: int) -> Vectors:
-    """Zero vectors of a dimension."""
+    """An empty set of vectors of a dimension."""
     return _room(0, dimension)
 
 
@@ -126,12 +126,12 @@ def segment_size(dimension: int) -> int:
 
 
 def is_vector(type_: pa.DataType) -> bool:
-    """Can a vector index hold this column?"""
+    """Whether a vector index can hold a column of this type."""
     return bool(pa.types.is_fixed_size_list(type_) and pa.types.is_floating(type_.value_type))
 
 
 def matrix_of(column: pa.Array, dimension: int) -> Matrix:
-    """The valid vectors of ``column``, one per line, without a copy where they are float32.
+    """The valid vectors of ``column``, one per row, without a copy if they are float32.
 
     A null inside a vector counts as 0, as Lance reads it.
     """
@@ -144,7 +144,7 @@ def matrix_of(column: pa.Array, dimension: int) -> Matrix:
 
 
 def prepared(rows: npt.NDArray[np.int32], matrix: Matrix, metric: Metric) -> tuple[Vectors, Vectors]:
-    """Vectors as segments hold them, and odd ones, which need a full computation.
+    """Vectors in the form that segments hold, and odd ones, whose distances must be computed in full.
 
     A vector is odd if it has infinities or is so long that its squared length overflows.
     """
@@ -161,7 +161,7 @@ def prepared(rows: npt.NDArray[np.int32], matrix: Matrix, metric: Metric) -> tup
         return Vectors(rows, units, np.ones(len(rows), np.float32), 1.0), none
     if finite.all():
         return Vectors(rows, matrix, squares, 0.0), none
-    # With NaN there is no distance.
+    # A vector with NaN has no distance.
     odd = ~finite & ~np.isnan(matrix).any(axis=1)
     return (
         Vectors(rows[finite], matrix[finite], squares[finite], 0.0),
@@ -184,7 +184,7 @@ def _with_room(array: npt.NDArray[Any], used: int, needed: int, most: int) -> np
     return larger
 
 
-#: Below this share of allowed rows, searching just those is faster than a graph over all.
+#: Below this share of allowed rows, comparing just those is faster than searching the graph over all.
 _GRAPH_SHARE = 0.25
 
 
@@ -198,8 +198,8 @@ class _State(NamedTuple):
 class VectorIndex:
     """The vectors of one column.
 
-    Null vectors are in the MemTable and never found. As in Lance, vectors with an undefined distance are
-    never found either: vectors with NaN, and zero vectors under cosine.
+    Null vectors are never found. As in Lance, vectors with an undefined distance are never found either:
+    vectors with NaN, and zero vectors under cosine.
 
     >>> index = VectorIndex(VectorParams(2, Metric.L2))
     >>> column = pa.array([[0, 0], None, [3, 4]], pa.list_(pa.float32(), 2))
@@ -240,7 +240,7 @@ class VectorIndex:
         usable, odd = prepared(rows, matrix, self.params.metric)
         with self._lock:
             sealed_before = len(self._state.sealed)
-            # One assignment: a search sees the whole batch or none of it, and a failure leaves nothing.
+            # One assignment: a search sees the whole batch or none of it, and a failure changes nothing.
             self._state = state = self._with_rows(self._state, usable, odd)
             self._sealed_bytes = _sealed_bytes(state)
             self._rows += len(column)
@@ -258,8 +258,8 @@ class VectorIndex:
     ) -> Nearest:
         """The ``k`` nearest rows below ``bound`` that ``allowed`` (a mask by row) permits.
 
-        Fewer if there are fewer. ``exact`` leaves the graphs out. A zero query under cosine has no
-        nearest rows.
+        The result is shorter if there are fewer. With ``exact`` the graphs are not used. A zero query under
+        cosine has no nearest rows.
         """
         if k <= 0:
             raise InvalidInputError(f"the number of neighbours asked for must be positive, not {k}")
@@ -297,11 +297,11 @@ class VectorIndex:
         return self._settled.wait_for(lambda: self.graphs_pending == 0, timeout)
 
     def next_without_graph(self) -> Vectors | None:
-        """For the builder: the sealed vectors of the next graph."""
+        """The sealed vectors of the next graph; called by the builder."""
         return next((segment.held for segment in self._state.sealed if not segment.settled), None)
 
     def take_graph(self, held: Vectors, graph: Graph | None) -> None:
-        """From the builder: the graph of the vectors ``held``, or None if they stay without one."""
+        """Take the graph of the vectors ``held``, or None if they stay without one; called by the builder."""
         with self._lock:
             sealed = tuple(
                 segment._replace(graph=graph, settled=True, held=graph.held if graph else held)
@@ -314,7 +314,7 @@ class VectorIndex:
         self._settled.ring()
 
     def _by_graph(self, segment: Segment, query: Vector, k: int, among: Local | None) -> Nearest | None:
-        """The nearest rows by the segment's graph; None when an exact search is better."""
+        """The nearest rows by the segment's graph; None if an exact search is better."""
         graph, count = segment.graph, len(segment.held.rows)
         assert graph is not None
         share = 1.0 if among is None else len(among) / count
@@ -356,7 +356,7 @@ def search_rows(
     *,
     allowed: RowMask | None = None,
 ) -> Nearest:
-    """The nearest rows of a column that no index holds, exactly; positions within ``column``."""
+    """The exact nearest rows of a column without an index; positions are those in ``column``."""
     if not is_vector(column.type):
         raise InvalidInputError(f"vector search needs a column of float vectors, not {column.type}")
     vector: Vector | None = checked_query(query, column.type.list_size)

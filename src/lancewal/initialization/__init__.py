@@ -1,4 +1,4 @@
-"""Tables get a write path: new ones, those that exist, and those from a backup; and lose it again."""
+"""Give a table a write path (a new table, an existing one, or one from a backup), and take it away again."""
 
 from lancewal.initialization.create import create, create_table, restore, with_key
 from lancewal.initialization.initialize import initialize

@@ -1,4 +1,4 @@
-"""New tables: with a key and a write path in one call, or from a backup."""
+"""Create new tables: with a key and a write path in one call, or from a backup."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def create(
     """Make a new Lance table with a streaming write path, and write the rows that are given.
 
     ``schema_or_data`` is an Arrow schema, or rows as :meth:`TableWriter.put` takes them: dicts, dataclasses,
-    pandas, polars, numpy, Arrow. Types of Arrow data and schemas are taken as they are. Of other rows, lists
-    of floats that all have one length become vectors of ``float32``, which Lance searches.
+    pandas, polars, numpy, Arrow. Arrow data and schemas keep their types. In other rows, lists of floats
+    that all have the same length become vectors of ``float32``, which Lance can search.
 
-    ``key`` names the primary key, one column or several in order: rows are then written by key, and deleted.
-    Its columns become non-null. Without one the table only takes rows. Sharding, writer defaults and
-    storage options are those of :func:`initialize`, and need not be given.
+    ``key`` names the primary key, one column or several in order. With a key, writers can update and delete
+    rows by key; its columns become non-null. Without a key, rows can only be appended. Sharding, writer
+    defaults and storage options are those of :func:`initialize`, and all of them are optional.
 
-    Nothing is made where a table is already, or where rows have a key twice. A call that was killed may
-    leave the table without its write path: :func:`initialize` adds it.
+    The call is refused if a table already exists, or if rows have the same key twice. A call that was killed
+    may leave the table without its write path: :func:`initialize` adds it.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "vector": [0.5, 1.0]}], key="id")
@@ -109,7 +109,7 @@ def create(
 
 
 def with_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """``columns`` for a new table: ``key`` marked in this order and not null, all others nullable."""
+    """``columns`` for a new table: ``key`` is marked in this order and not null, all others are nullable."""
     nullable = pa.schema([field.with_nullable(True).remove_metadata() for field in columns])
     return marked_key(nullable, key)
 
@@ -130,15 +130,16 @@ def create_table(
 
 
 def _write(uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping[str, str] | None) -> None:
-    """Write the first version of a table, where none is yet.
+    """Write the first version of a table; refuse a place that already has one.
 
-    Lance's ``write_dataset`` looks for a table before it writes rows, and not when it commits: of two that
-    make one at a time the later would be put over the earlier, with its write path and all it holds.
+    Lance's ``write_dataset`` checks for a table before it writes rows, but not when it commits. If two calls
+    create a table at the same time, the later one would overwrite the earlier table, its write path and all
+    its rows.
     """
     store = ObjectStore.from_uri(uri, storage_options)
     options = dict(storage_options or {}) or None
     leftovers = leftovers_at(store)
-    # After the shards were listed: those of a table that is being made are no leftovers.
+    # Check for a table after listing the shards: shards of a table that is being created are no leftovers.
     if _maker(store.uri, options) is not None:
         raise _exists(store)
     if leftovers:
@@ -149,7 +150,7 @@ def _write(uri: str | os.PathLike[str], rows: pa.Table, storage_options: Mapping
             made = write_fragments(
                 rows, store.uri, mode="create", return_transaction=True, storage_options=options
             )
-            # In one attempt: a second one would be put over what came meanwhile.
+            # One attempt only: a retry would overwrite a table that was created meanwhile.
             lance.LanceDataset.commit(store.uri, made, max_retries=0, storage_options=options)
     except (StorageError, OutcomeUnknownError) as error:
         maker = _maker(store.uri, options)
@@ -168,7 +169,7 @@ def _exists(store: ObjectStore) -> InvalidInputError:
 
 
 def _maker(uri: str, options: dict[str, str] | None) -> str | None:
-    """The transaction that made the table, as far as is known; ``None`` where there is no table."""
+    """The id of the transaction that created the table; empty if unknown, ``None`` if there is no table."""
     try:
         dataset = lance.dataset(uri, storage_options=options)
     except (OSError, ValueError):
@@ -176,7 +177,7 @@ def _maker(uri: str, options: dict[str, str] | None) -> str | None:
     try:
         first = dataset.read_transaction(1)
     except (OSError, ValueError):
-        return ""  # cleaned up
+        return ""  # the first version was cleaned up
     return "" if first is None else str(first.uuid)
 
 
@@ -188,11 +189,10 @@ def restore(
     source_options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
-    """Make a table at ``destination``, where nothing is yet, of a backup that :meth:`Table.backup` made.
+    """Restore a backup that :meth:`Table.backup` made to ``destination``, which must be empty.
 
-    ``backup`` is its id; the newest one unless told otherwise. Every file is compared with its checksum,
-    and the table is verified. ``source_options`` are for the backup's storage, ``storage_options``
-    for the table's.
+    ``backup`` is its id; the default is the newest one. Every file is compared with its checksum, and the
+    table is verified. ``source_options`` are for the backup's storage, ``storage_options`` for the table's.
 
     >>> import tempfile, lancewal
     >>> place = tempfile.mkdtemp()

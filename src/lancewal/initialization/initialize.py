@@ -50,7 +50,7 @@ from lancewal.table import Table
 logger = logging.getLogger(__name__)
 
 _DETAILS_TYPE = "/lance.table.MemWalIndexDetails"
-#: Never stored: they select a shard, and are not settings of its writer.
+#: Never stored: these keys select a shard and are not settings of its writer.
 _NOT_DEFAULTS = ("shard_id", "shard_spec_id")
 
 _COMMIT_ATTEMPTS = 5
@@ -71,37 +71,39 @@ def initialize(
     upkeep: UpkeepSettings | Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
-    """Give an existing Lance table a streaming write path. Done once per table; :func:`create` makes a new
-    one.
+    """Give an existing Lance table a streaming write path; call it once per table.
+
+    :func:`create` makes a new table.
 
     ``key`` names the primary key, one column or several in order, of a table that has none yet. All rows
-    are checked first: a key has no nulls and no value twice. Nullable columns become non-null, in the commit
-    that declares the key. Without a key a table only takes rows; with one it takes newer versions of
-    them and deletes. A key cannot be changed later.
+    are checked first: a key has no nulls and no duplicates. Nullable columns become non-null, in the commit
+    that declares the key. Without a key, rows can only be appended; with a key they can also be updated and
+    deleted. A key cannot be changed later.
 
-    Sharding need not be chosen: rows go to 4 buckets of the first key column, or to a single shard where
-    there is no key. Otherwise ``bucket=("id", 8)`` hashes a column into 1 to 1024 shards,
-    ``identity="tenant"`` makes a shard for every value of a column, ``unsharded=True`` one
-    for all rows, and with ``by_hand=True`` writers name their shard, see ``Table.shard_writer``.
-    Where the table has a primary key, the sharding column must be part of it: otherwise two
-    versions of a row could lie in different shards, where nothing tells which one is newer.
+    Sharding is optional. By default rows go to 4 buckets of the first key column that can be hashed, or to a
+    single shard if there is none. ``bucket=("id", 8)`` hashes a column into 1 to 1024 shards.
+    ``identity="tenant"`` makes a shard for every value of a column. ``unsharded=True`` makes one
+    shard for all rows. With ``by_hand=True`` writers name their shard; see ``Table.shard_writer``.
+    If the table has a primary key, the sharding column must be part of it. Otherwise two versions of a row
+    could be in different shards, and nothing would tell which one is newer.
 
     ``maintained_indexes`` names the indexes that writers keep up to date on rows that are not
-    compacted yet; by default all, also those created later; ``[]`` is none.
+    compacted yet. The default is all indexes, including those created later; ``[]`` is none.
 
-    A LanceDB application goes on as before if the table has a key: LanceDB reads the write path too, by the
-    indexes of vectors and texts that the table names as maintained, and by default it names all of them, and
-    those that are made later under the names that LanceDB gives them. It takes vector queries, texts with
-    ``fts_columns``, and for hybrid queries ``use_lsm(False)``; see the page *Beside LanceDB*.
+    A LanceDB application works as before if the table has a key. LanceDB also reads the write path, through
+    the vector and text indexes that the table names as maintained. By default the table names all of them,
+    and also those that are created later under the names that LanceDB gives them. LanceDB supports vector
+    queries, text queries with ``fts_columns``, and hybrid queries with ``use_lsm(False)``; see the page
+    *Beside LanceDB*.
 
-    ``writer_defaults`` is stored in the table and applied by every later writer, unless it is
-    given another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
+    ``writer_defaults`` is stored in the table. Every later writer applies it, unless the writer gets
+    another value. A mapping holds the persisted form (``ShardWriterConfig.to_defaults``)
     and may have further keys of your own; they are kept.
 
-    ``upkeep`` is what the table is kept within, whole or as a mapping of single settings;
-    ``Table.set_upkeep`` changes it.
+    ``upkeep`` has the limits that upkeep keeps the table within, as a whole or as a mapping of single
+    settings; ``Table.set_upkeep`` changes it.
 
-    Blob columns are refused, and so are names with which Lance or the reads above it cannot work.
+    Blob columns are refused, and so are column names that Lance or lancewal's reads cannot handle.
 
     Everything is checked first: after an :class:`InvalidInputError` the table is as it was.
     :func:`uninitialize` takes the write path away again.
@@ -154,7 +156,7 @@ def initialize(
 
 
 def key_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of a key from what a caller passed; none for none."""
+    """The columns of a key as a tuple, from the argument of a caller; empty without a key."""
     if key is None:
         return ()
     if not key or not isinstance(key, Sequence):
@@ -163,7 +165,7 @@ def key_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def marked_key(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """``columns`` with ``key`` as their primary key, in this order and not null."""
+    """``columns`` with ``key`` marked as the primary key, in this order and not null."""
     if not key:
         return columns
     check_key_columns(columns, key)
@@ -181,10 +183,10 @@ def check_new_table(
     maintained_indexes: Sequence[str] | None = None,
     dataset: lance.LanceDataset | None = None,
 ) -> TableSchema:
-    """Refuse columns and a sharding that are unfit for a table with a write path; returns what fits.
+    """Refuse columns and a sharding that are unfit for a table with a write path; return the table's schema.
 
-    Checked in memory, so that no half-made table is left. ``dataset`` is the existing table with its
-    indexes, if there is one.
+    The check happens in memory, so that it leaves no half-made table. ``dataset`` is the existing table with
+    its indexes, if there is one.
     """
     try:
         tried = lance.write_dataset(columns.empty_table(), f"memory://{secrets.token_hex(16)}")
@@ -211,7 +213,7 @@ def persisted_defaults(given: ShardWriterConfig | Mapping[str, str] | None) -> d
             )
         if key in _NOT_DEFAULTS:
             raise InvalidInputError(f"{key} names a shard and cannot be a default of all writers")
-    # They cannot be changed later, and writers would use other values.
+    # Refuse invalid defaults now: they cannot be changed later, and writers would use other values instead.
     ShardWriterConfig.check_defaults(given)
     return dict(given)
 
@@ -250,10 +252,10 @@ def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
 
 
 def _maintained(dataset: lance.LanceDataset, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of maintained indexes that the table stores: those that are ``wanted``, or all.
+    """The names of maintained indexes that the table stores: those in ``wanted``, or all.
 
-    Where all are maintained, Lance and lancewal need no names. LanceDB does: it refuses to search a column
-    whose index the table does not name. So all are named, also those that do not exist yet.
+    If all indexes are maintained, Lance and lancewal need no names. LanceDB does: it refuses to search a
+    column whose index the table does not name. So all are named, including those that do not exist yet.
     """
     with lance_errors("read the indexes of the table"):
         present = [each.name for each in dataset.describe_indices() if each.name != MEM_WAL_INDEX_NAME]
@@ -332,15 +334,15 @@ def _encode(details: MemWalDetails) -> bytes:
 
 
 def _create_shards(store: ObjectStore, router: ShardRouter) -> None:
-    """Write the first manifests of the shards that are known already.
+    """Write the first manifests of the shards that are known from the start.
 
-    The table is initialised already, and the first writer of a missing shard creates it: a
-    failure here is only a warning.
+    A failure here is only a warning: the table is initialised already, and the first writer of a missing
+    shard creates it.
     """
     shards = router.known_shards()
 
     def create(shard: Shard) -> None:
-        # Nobody can have made a rival either.
+        # ``is_new``: the table had no shards before, so there can be no other shard for the same value.
         manifests = ShardManifestStore(store, shard.shard_id)
         manifests.initialize_shard(shard.spec_id, shard.field_entries, is_new=True)
 

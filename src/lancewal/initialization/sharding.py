@@ -1,4 +1,4 @@
-"""How a table is divided into shards: what a user asks for, or one default for everybody."""
+"""How a table is divided into shards: as the user asks for, or by the default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lancewal.shard import (
     identity_result_type,
 )
 
-#: Shards of a table with a key where nobody asks for another number.
+#: The number of shards of a table with a key, unless the user asks for another.
 DEFAULT_BUCKETS = 4
 #: The spec id and the field name that Lance uses.
 _SPEC_ID = 1
@@ -24,10 +24,10 @@ _FIELD_ID = "bucket"
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a user asks for; nothing means the default.
+    """The sharding that a user asks for; without any setting, the default.
 
-    That is :data:`DEFAULT_BUCKETS` buckets of the first key column that can be hashed, and one shard for
-    a table without such a column.
+    The default is :data:`DEFAULT_BUCKETS` buckets of the first key column that can be hashed, or one shard
+    for a table without such a column.
     """
 
     bucket: tuple[str, int] | None = None
@@ -36,7 +36,7 @@ class Sharding:
     by_hand: bool = False
 
     def spec(self, schema: TableSchema) -> ShardingSpec | None:
-        """What the table says of it; ``None`` where writers name their shard."""
+        """The spec that the table stores; ``None`` if writers name their shard."""
         asked = (self.bucket is not None, self.identity is not None, self.unsharded, self.by_hand)
         if sum(map(bool, asked)) > 1:
             raise InvalidInputError("choose one of bucket, identity, unsharded and by_hand")
@@ -53,7 +53,7 @@ class Sharding:
 
 
 def num_shards(spec: ShardingSpec | None) -> int:
-    """How many shards a table has from the start; 0 where its rows or writers decide."""
+    """How many shards a table has from the start; 0 if its rows or writers decide."""
     if spec is None or spec.fields[0].transform == IDENTITY:
         return 0
     return int(spec.fields[0].parameters.get("num_buckets", "1"))

@@ -1,14 +1,11 @@
-"""Uninitialize: bring all rows into the base table and take the write path away, in an order that may be cut
-off.
+"""Uninitialize: move all rows to the base table and remove the write path, in steps that may be interrupted.
 
-1. Every shard is drained and sealed: nobody can write to it any more, of lancewal or Lance.
-2. Compaction brings all rows into the base table. A record says that the directory is not needed from here
-on.
-3. One commit drops the MemWAL index. From here on the table is an ordinary one.
-4. The shards are listed again. A writer that made a new shard looks for the index afterwards, so either it
-finds
-   that the index is gone, or the shard is found here: then the index is put back.
-5. The directory of the write path is deleted, the record last.
+1. Every shard is drained and sealed, so that no writer of lancewal or Lance can write to it any more.
+2. Compaction moves all rows to the base table. A record says that the directory is not needed from now on.
+3. One commit drops the MemWAL index. From now on the table is an ordinary Lance table.
+4. The shards are listed again. A writer that creates a shard checks for the index afterwards. So either the
+   writer sees that the index is gone, or this step sees the shard and puts the index back.
+5. The directory of the write path is deleted, and the record last.
 """
 
 from __future__ import annotations
@@ -32,9 +29,9 @@ from lancewal.table import Table
 
 logger = logging.getLogger(__name__)
 
-#: Says that the base table holds all rows that were in the directory.
+#: The record that the base table holds all rows of the write path's directory.
 _DONE_WITH = f"{layout.OWN_DIR}/uninitialized.json"
-#: Shards may turn up while others are sealed.
+#: Shards may appear while others are sealed, so sealing takes several rounds.
 _ROUNDS = 5
 
 
@@ -43,16 +40,16 @@ def uninitialize(
     *,
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Take the write path of a table away; all its rows are in the base table then.
+    """Remove the write path of a table, after moving all its rows to the base table.
 
     Lance and LanceDB use the table as before :func:`initialize`, which may be called again. The primary key
-    stays. What goes: the shards with their logs, so that the change feed ends, and rows that tagged
-    versions of the base table have not compacted yet.
+    stays. The shards and their logs are deleted, so the change feed ends. A tagged version of the base table
+    keeps only the rows that were compacted into it.
 
-    Refused with :class:`ShardOwnedError` while a writer lives, here or elsewhere: close it first. Refused too
-    while there are checkpoints, whose rows would go: drop them first. Rows that
-    are in logs alone are flushed and compacted. Where it fails before the end, the table is as it was; where
-    it was killed, call it again.
+    The call is refused with :class:`ShardOwnedError` while a writer is alive, here or elsewhere: close it
+    first. It is also refused while there are checkpoints, whose rows would be lost: drop them first. Rows
+    that only the logs hold are flushed and compacted. If the call fails, the table is as it was. If it was
+    killed, call it again.
 
     >>> import tempfile, lance, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1}], key="id")
@@ -106,7 +103,7 @@ def _refuse_owners(store: ObjectStore) -> None:
 
 
 def _seal(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
-    """Seal every shard; ``sealed`` gets those that were not."""
+    """Seal every shard; append those that were not sealed before to ``sealed``."""
     for _ in range(_ROUNDS):
         unsealed = _unsealed(store)
         if not unsealed:
@@ -125,12 +122,12 @@ def _unsealed(store: ObjectStore) -> list[UUID]:
 
 
 def _take_back(table: Table, store: ObjectStore, sealed: list[UUID]) -> None:
-    """Leave the table as it was: without the record, which would outlive rows that come later."""
+    """Undo the seals and delete the record: it would wrongly cover rows that are written later."""
     try:
         Table.open(store.uri, store.storage_options)
         store.delete(_DONE_WITH)
     except NotInitializedError:
-        return  # the index is gone all the same: calling again goes on from here
+        return  # the drop of the index took effect: the next call goes on from here
     except LanceWalError as error:
         logger.warning("the record %s stays: %s", _DONE_WITH, error)
     _unseal(table, sealed)
@@ -150,7 +147,7 @@ def _drop_index(base: BaseTable) -> None:
 
 
 def _remove(store: ObjectStore) -> None:
-    """Delete the directory of the write path, and last the record that says that this may be done."""
+    """Delete the directory of the write path, and last the record that permits this."""
     unsealed = _unsealed(store)
     if unsealed:
         raise InvalidInputError(
@@ -159,7 +156,7 @@ def _remove(store: ObjectStore) -> None:
         )
     with lance_errors(f"open the table at {store.uri}"):
         dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)
-    drop_checkpoint_tags(dataset)  # of those that were not finished
+    drop_checkpoint_tags(dataset)  # unfinished checkpoints may have left tags
     for name in store.list_directories(layout.MEM_WAL_DIR):
         path = f"{layout.MEM_WAL_DIR}/{name}"
         if path != layout.OWN_DIR:

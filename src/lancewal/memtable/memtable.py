@@ -1,7 +1,7 @@
 """MemTable: the rows of one generation, in insert order, readable while they grow.
 
-One thread inserts at a time (the writer's lock sees to that); any number read. A
-reader takes a :class:`MemTableView`, which is fixed: rows that come later are not in it.
+One thread inserts at a time (the writer's lock ensures that); any number of threads read. A reader takes a
+:class:`MemTableView`, which is fixed: rows that come later are not in it.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ logger = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.bool_]
 
-#: So few rows are cut out of their batches. More are taken from all of them at once, which
-#: joins the batches first: milliseconds for thousands of batches with vectors.
+#: Up to this many rows are sliced out of their batches one by one. More are taken in one call, which joins
+#: all batches first: that takes milliseconds for thousands of batches with vectors.
 FEW_ROWS = 256
-#: Chunks below this many rows are joined where many rows are wanted: a copy costs less
-#: than a kernel call per chunk, here and in whatever the caller does next.
+#: Chunks below this many rows are joined if many rows are wanted: a copy costs less than a kernel call per
+#: chunk, here and in the caller's next steps.
 _SMALL_CHUNK_ROWS = 256
 _FEW = 0.05
 
 
 class _Seen(NamedTuple):
-    """The first rows of a MemTable as one table, and where the deletes are."""
+    """The first rows of a MemTable as one table, and the positions of the deletes."""
 
     rows: pa.Table
     deletes: npt.NDArray[np.int64]
 
 
 class RowsSoFar:
-    """What grows with a MemTable: its indexes, and what readers found out about its rows.
+    """The data that grows with a MemTable: its indexes, and what readers computed about its rows.
 
-    Going through thousands of small batches costs more than most reads of them. A MemTable only
-    grows, so each batch is gone through once, by the first reader that sees it, and what that
-    reader found serves the others. Every method may be called from any thread.
+    Going through thousands of small batches costs more than most reads. A MemTable only grows, so only the
+    first reader that sees a batch processes it, and the others reuse the result. Every method may be called
+    from any thread.
     """
 
     def __init__(self, schema: TableSchema, indexes: IndexStore) -> None:
         self.schema = schema
         self.indexes = indexes
         self._lock = threading.Lock()
-        #: The first row of each batch, and how many there are; only ever appended to.
+        #: The first row of each batch, then the number of rows; only ever appended to.
         self.starts: list[int] = [0]
         # Both are replaced as a whole.
         self._seen = _Seen(no_rows(schema.stored), np.empty(0, np.int64))
@@ -73,7 +73,7 @@ class RowsSoFar:
         self._texts: dict[tuple[int, FullTextParams], _GrowingTextIndex] = {}
 
     def of(self, view: MemTableView) -> _Seen:
-        """The rows of ``view``, and perhaps some behind them."""
+        """The rows of ``view``, and perhaps some later ones."""
         seen = self._seen
         if seen.rows.num_rows >= view.row_count:
             return seen
@@ -95,9 +95,9 @@ class RowsSoFar:
             return self._seen
 
     def hold(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Let go of the batches that were seen: ``batches`` have the same rows, in fewer pieces.
+        """Replace the batches that were seen by ``batches``, which have the same rows in fewer pieces.
 
-        Unless another reader has seen more than they have.
+        Does nothing if another reader has seen more rows than ``batches`` have.
         """
         with self._lock:
             rows = self._seen.rows.num_rows
@@ -106,7 +106,7 @@ class RowsSoFar:
                 self._seen = _Seen(held.slice(0, rows), self._seen.deletes)
 
     def starts_of(self, batches: Sequence[pa.RecordBatch]) -> list[int]:
-        """The first row of each of ``batches``, the number of their rows, and perhaps more."""
+        """The first row of each of ``batches``, then the number of their rows; perhaps with later ones."""
         if len(self.starts) <= len(batches):
             with self._lock:
                 for batch in batches[len(self.starts) - 1 :]:
@@ -114,7 +114,7 @@ class RowsSoFar:
         return self.starts
 
     def keys(self, view: MemTableView) -> KeySet:
-        """The keys of the rows of ``view``, those of deletes included."""
+        """The keys of the rows of ``view``, including those of deletes."""
         known_rows, known = self._keys
         if known_rows == view.row_count:
             return known
@@ -129,12 +129,12 @@ class RowsSoFar:
     ) -> FullTextIndex:
         """An index of a column from row ``first`` on; its positions count from there.
 
-        ``column`` has the rows that the caller sees; the index may hold some behind them.
+        ``column`` has the rows that the caller sees; the index may also hold later ones.
         """
         key = (field_id, params)
         made = self._texts.get(key) or self._texts.setdefault(key, _GrowingTextIndex(params, first))
         if made.first != first:
-            # The MemTable's own index has got further, and the one of the rows before is not needed any more.
+            # The MemTable's own index has advanced, so this one starts again behind it.
             made = self._texts[key] = _GrowingTextIndex(params, first)
         with made.lock:
             missing = column.slice(first + made.index.rows)
@@ -155,8 +155,8 @@ class _GrowingTextIndex:
 class MemTableView:
     """The first rows of a MemTable, as many as were visible when the view was taken.
 
-    Row positions count from the MemTable's first row, all versions and tombstones
-    included; they order versions of a key.
+    Row positions count from the MemTable's first row, with all versions and tombstones. They give the order
+    of the versions of a key.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class MemTableView:
         rows: RowsSoFar,
         starts: Sequence[int] | None = None,
     ) -> None:
-        """``starts`` are those of ``batches`` where they are not the batches that ``rows`` grew by."""
+        """``starts`` are the first rows of ``batches``, if they are not the batches that ``rows`` grew by."""
         self.shard_id = shard_id
         self.generation = generation
         self.batches = batches
@@ -185,7 +185,7 @@ class MemTableView:
 
     @cached_property
     def tombstones(self) -> Mask:
-        """Which rows are deletes."""
+        """A mask of the rows that are deletes."""
         deletes = self.rows.of(self).deletes
         mask = np.zeros(self.row_count, dtype=np.bool_)
         mask[deletes[: deletes.searchsorted(self.row_count)]] = True
@@ -193,7 +193,7 @@ class MemTableView:
 
     @cached_property
     def newest_mask(self) -> Mask:
-        """Which rows are the newest version of their key here, deletes included."""
+        """A mask of the rows that are the newest version of their key in this view, deletes included."""
         if not self.schema.primary_key:
             return np.ones(self.row_count, dtype=np.bool_)
         keys = self.indexes.primary_key
@@ -202,11 +202,11 @@ class MemTableView:
 
     @cached_property
     def live_mask(self) -> Mask:
-        """Which rows a scan returns: newest version of their key, and not a delete."""
+        """A mask of the rows that a scan returns: the newest version of their key, and not a delete."""
         return self.newest_mask & ~self.tombstones
 
     def newest_positions(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """The newest row of each key (in the key index's form), -1 where there is none."""
+        """The newest row of each key (in the key index's form); -1 for a key without one."""
         index = self.indexes.primary_key
         index.catch_up(self.batches)
         return index.newest(keys, self.row_count)
@@ -216,7 +216,7 @@ class MemTableView:
         return key_values([self.stored.column(name).slice(first) for name in self.schema.primary_key])
 
     def rows_at(self, positions: npt.NDArray[np.int64]) -> pa.Table:
-        """Rows by position, in the order asked, with the tombstone column."""
+        """The rows at ``positions``, in this order, with the tombstone column."""
         if len(positions) > FEW_ROWS:
             return self.stored.take(pa.array(positions))
         pieces = []
@@ -237,13 +237,13 @@ class MemTableView:
         return bisect_right(self._starts, position, hi=len(self.batches)) - 1
 
 
-#: What Python and Arrow need per batch beside the rows (schema, arrays, buffers).
+#: The memory that Python and Arrow need for a batch besides the rows (schema, arrays, buffers).
 BATCH_OVERHEAD_BYTES = 1024
 _SMALL_ROWS = 8192
 
 
 class MemTable:
-    """An append-only run of record batches with its indexes."""
+    """An append-only sequence of record batches with its indexes."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class MemTable:
         *,
         index_on_insert: bool = True,
     ) -> None:
-        """``first_position`` is the writer-wide batch position of the first batch to come."""
+        """``first_position`` is the writer-wide batch position that the first batch will have."""
         self.shard_id = shard_id
         self.schema = schema
         self.generation = generation
@@ -290,13 +290,13 @@ class MemTable:
 
     @property
     def estimated_size(self) -> int:
-        """Bytes held: rows, bookkeeping and indexes; 0 without rows, since no flush would free them."""
+        """Bytes held by rows, bookkeeping and indexes; 0 without rows, because a flush would free nothing."""
         if not self._batches:
             return 0
         rows = self._starts[-1]
         if rows >= self._measure_at:
             self._index_bytes = self.indexes.memory_bytes
-            # Every put asks several times, and a few rows change little.
+            # Every put reads this size several times, and a few rows change it little.
             self._measure_at = rows + max(rows, _SMALL_ROWS) // 64
         return self._row_bytes + self._index_bytes
 
@@ -306,11 +306,11 @@ class MemTable:
 
     @property
     def batches(self) -> Sequence[pa.RecordBatch]:
-        """All batches, visible or not, for the flush; do not change."""
+        """All batches, visible or not, for the flush; callers must not change the list."""
         return self._batches
 
     def takes(self, rows: int, batches: int, limits: ShardWriterConfig) -> bool:
-        """Whether so many more can be inserted without going beyond a limit; an empty MemTable takes any."""
+        """Whether this many more fit without exceeding a limit; an empty MemTable takes any number."""
         count = len(self._batches)
         return not count or (
             self.estimated_size < limits.max_memtable_size
@@ -319,7 +319,7 @@ class MemTable:
         )
 
     def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> None:
-        """Add ``batches`` (in ``schema.stored``) of ``num_bytes``."""
+        """Add ``batches``, which have the schema ``schema.stored`` and a size of ``num_bytes``."""
         for batch in batches:
             self._batches.append(batch)
             self._starts.append(self._starts[-1] + batch.num_rows)
@@ -328,10 +328,10 @@ class MemTable:
             self.update_indexes()
 
     def update_indexes(self, max_rows: int | None = None) -> int:
-        """Index what is not indexed yet (whole batches, at least one, up to ``max_rows``).
+        """Index the rows that are not indexed yet: whole batches, until ``max_rows`` are reached.
 
-        An index that fails is given up for this MemTable: its rows are searched one by
-        one from there on. A put must not fail, and a shard not become unwritable, for it.
+        If an index fails, this MemTable stops indexing, and later rows are searched one by one. A failed
+        index must not make a put fail or a shard unwritable.
         """
         if self._index_failed or not self.indexes.specs:
             return 0
@@ -362,7 +362,7 @@ class MemTable:
         return 0 if self._index_failed or not self.indexes.specs else self.row_count - self._indexed_rows
 
     def view(self, end_position: int) -> MemTableView:
-        """The batches below the writer-wide ``end_position``, fixed."""
+        """A fixed view of the batches below the writer-wide ``end_position``."""
         batches = self._batches[: max(end_position - self.first_position, 0)]
         return MemTableView(self.shard_id, self.generation, batches, self._rows)
 
@@ -375,7 +375,7 @@ def scan_views(
 ) -> pa.Table:
     """The live rows of some MemTables, oldest generation first.
 
-    The newest version of a key is found across all of them before ``filter`` is asked.
+    The newest version of a key is chosen across all of them before ``filter`` is applied.
     """
     names = checked_columns(columns, schema)
     predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
@@ -393,7 +393,7 @@ def scan_views(
 def _looked_up(
     views: Sequence[MemTableView], schema: TableSchema, columns: Sequence[str], predicate: Predicate
 ) -> list[pa.Table] | None:
-    """The matching rows by the key index, where the filter names all keys; else ``None``."""
+    """The matching rows, found by the key index, if the filter names all keys; else ``None``."""
     keys = predicate.values_of(schema.primary_key[0]) if len(schema.primary_key) == 1 else None
     if keys is None:
         return None
@@ -408,12 +408,12 @@ def _looked_up(
 
 
 def deleted_rows(stored: pa.Table) -> Mask:
-    """Which rows are deletes."""
+    """A mask of the rows that are deletes."""
     return np.asarray(stored.column(TOMBSTONE).to_numpy(), np.bool_)
 
 
 def _live_masks(views: Sequence[MemTableView]) -> list[Mask]:
-    """For each view, oldest first, the rows that no later row of any view replaces or deletes."""
+    """For each view, oldest first, a mask of the rows that no later row of any view replaces or deletes."""
     masks = []
     for place, view in enumerate(views):
         mask = view.live_mask
@@ -425,7 +425,7 @@ def _live_masks(views: Sequence[MemTableView]) -> list[Mask]:
 
 
 def _superseded(older: MemTableView, newer: MemTableView) -> Mask:
-    """Which of the older view's newest rows have a version, or a delete, in the newer one.
+    """A mask of the older view's newest rows that have a version, or a delete, in the newer view.
 
     Rows that are already replaced within the older view may or may not be marked.
     """
@@ -440,7 +440,7 @@ def _superseded(older: MemTableView, newer: MemTableView) -> Mask:
 def selected(
     rows: pa.Table, mask: Mask, columns: Sequence[str], predicate: Predicate | None = None
 ) -> pa.Table:
-    """``columns`` of the rows that ``mask`` marks and ``predicate`` is true for."""
+    """``columns`` of the rows that ``mask`` marks and for which ``predicate`` is true."""
     if predicate is not None:
         mask = mask & predicate.mask(rows)
     kept = int(np.count_nonzero(mask))

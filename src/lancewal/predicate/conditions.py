@@ -26,7 +26,7 @@ _KERNELS = {
 
 
 class Condition(Protocol):
-    """Is true, false or null for each row."""
+    """A condition that is true, false or null for each row."""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -37,7 +37,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True)
 class Compare:
-    """Compares a column with a value of its type; null when either is null."""
+    """Compares a column with a value of its type; the result is null if either is null."""
 
     path: Path
     operator: str
@@ -55,8 +55,8 @@ class Compare:
 class Among:
     """Whether a column's value is in ``values``, which are distinct and not null.
 
-    ``with_null`` says that the list contained null as well: for a value that is not in the list
-    the result is then null instead of false.
+    ``with_null`` means that the list also contained null: for a value that is not in the list the result is
+    then null instead of false.
     """
 
     path: Path

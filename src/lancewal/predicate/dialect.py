@@ -1,8 +1,8 @@
-"""Lance's SQL dialect: writes values and names in it, and translates filters to DataFusion's.
+"""Lance's SQL dialect: writes values and names in it, and translates filters to DataFusion's dialect.
 
 It is DataFusion's SQL with four differences: text in double quotes is a value, names
-are quoted with backticks, a bare column name matches in any case when only one column
-can be meant, and ``regexp_match`` counts as true where it matches.
+are quoted with backticks, a bare column name matches in any case if that is unambiguous,
+and ``regexp_match`` is true if it matches.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TOKEN = re.compile(
 )
 _REGEXP_MATCH = "regexp_match"
 
-#: Lance reads the digits first, finds them too large for an integer, and takes the literal for
-#: a floating-point number, which it then refuses to compare with an integer column.
+#: The least 64-bit integer needs another form: Lance reads the digits without the sign, finds them too large
+#: for an integer, and takes the literal for a float, which it then refuses to compare with an integer column.
 _LEAST_INT64 = -(1 << 63)
 _LEAST_INT64_LITERAL = f"({_LEAST_INT64 + 1} - 1)"
 
 
 def for_datafusion(sql: str, columns: Sequence[str]) -> str:
-    """Translates ``sql`` from Lance's dialect to DataFusion's (which must not fold the case of names).
+    """Translate ``sql`` from Lance's dialect to DataFusion's (which must not fold the case of names).
 
     >>> for_datafusion('NAME = "x" AND Lower(City) = `y`', ["name", "city"])
     "name = 'x' AND lower(city) = `y`"
@@ -58,7 +58,7 @@ def for_datafusion(sql: str, columns: Sequence[str]) -> str:
 
 
 def with_readable_integers(sql: str) -> str:
-    """``sql`` with the least 64-bit integer written so that Lance and DataFusion read it as one.
+    """``sql`` with the least 64-bit integer written so that Lance and DataFusion read it as an integer.
 
     >>> with_readable_integers("a >= -9223372036854775808 AND b = '-9223372036854775808'")
     "a >= (-9223372036854775807 - 1) AND b = '-9223372036854775808'"
@@ -78,7 +78,7 @@ def with_readable_integers(sql: str) -> str:
 
 
 def literal(value: pa.Scalar) -> str:
-    """A value of a key column as Lance's SQL writes it.
+    """A value of a key column as a literal of Lance's SQL.
 
     >>> literal(pa.scalar("it's")), literal(pa.scalar(b"\\x01")), literal(pa.scalar(-3))
     ("'it''s'", "X'01'", '-3')
@@ -116,7 +116,7 @@ def among(column: str, values: pa.Array) -> str:
 
 
 def _literals(values: pa.Array) -> Iterable[str]:
-    # Integers are the usual keys, thousands at a time.
+    # A fast path: most keys are integers, and there may be thousands of them.
     if pa.types.is_integer(values.type):
         plain = values.to_pylist()
         if pa.types.is_int64(values.type) and _LEAST_INT64 in plain:
@@ -132,7 +132,7 @@ def _quoted_text(text: str) -> str:
 def _resolved(
     word: str, columns: Sequence[str], folded: dict[str, list[str]], following: list[tuple[str, str]]
 ) -> str:
-    """A bare word in the case of the function or column that it names; for keywords case is no matter."""
+    """A bare word in the case of the function or column that it names; keywords stay as they are."""
     if word in columns:
         return word
     after = next((token for kind, token in following if kind != "space"), "")
@@ -143,7 +143,7 @@ def _resolved(
 
 
 def _with_boolean_matches(tokens: list[str]) -> str:
-    """Adds ``IS NOT NULL`` to every ``regexp_match(…)`` that is used as a boolean."""
+    """Add ``IS NOT NULL`` to every ``regexp_match(…)`` that is used as a boolean."""
     out: list[str] = []
     open_calls: list[bool] = []
     for place, token in enumerate(tokens):

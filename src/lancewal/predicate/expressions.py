@@ -1,4 +1,4 @@
-"""Splits DataFusion's expressions into conditions that Arrow evaluates, and the rest.
+"""Split DataFusion's expressions into conditions that Arrow evaluates, and the rest.
 
 A literal gets the type of the column that it is compared with, as in Lance.
 """
@@ -32,7 +32,7 @@ _LITERAL_GETTERS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A boolean expression, and the same as a condition if Arrow can evaluate it."""
+    """A boolean expression, and the equivalent condition if Arrow can evaluate it."""
 
     expression: Expr
     condition: Condition | None = None
@@ -53,7 +53,7 @@ class ConditionBuilder:
             yield self._part(expression)
 
     def _part(self, expression: Expr) -> Part:
-        """As in Lance, literals are typed below ``AND`` and ``OR`` only."""
+        """Convert one operand of ``AND``. As in Lance, only literals below ``AND`` and ``OR`` are typed."""
         operator = _operator(expression)
         if operator in ("AND", "OR"):
             left, right = (self._part(side) for side in expression.rex_call_operands())
@@ -69,7 +69,10 @@ class ConditionBuilder:
         return self._leaf(expression, strict=True)
 
     def _leaf(self, expression: Expr, *, strict: bool) -> Part:
-        """``strict`` is False below ``NOT``, where Lance leaves literals to DataFusion."""
+        """Convert an expression that is no ``AND`` or ``OR``.
+
+        ``strict`` is False below ``NOT``, where Lance leaves the type of literals to DataFusion.
+        """
         variant = expression.variant_name()
         if variant == "Not":
             (inner,) = expression.rex_call_operands()
@@ -110,7 +113,7 @@ class ConditionBuilder:
         return Part(expression, Compare(path, operator, value))
 
     def _distinction(self, expression: Expr, strict: bool) -> Part:
-        """DataFusion evaluates it, with a typed literal."""
+        """Convert ``IS [NOT] DISTINCT FROM``, which DataFusion evaluates, with a typed literal."""
         subject, literal = expression.rex_call_operands()
         path = _path(subject)
         if path is None or literal.variant_name() != "Literal" or _is_plain(self._type(path)):
@@ -128,7 +131,7 @@ class ConditionBuilder:
         if path is None or any(choice.variant_name() != "Literal" for choice in choices):
             return Part(expression)
         type_ = self._type(path)
-        # Lance types the list for a plain column only, not for a struct's field.
+        # Lance types the list only for a top-level column, not for a field of a struct.
         values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
@@ -173,9 +176,9 @@ class ConditionBuilder:
         return type_
 
     def _typed(self, expression: Expr, type_: pa.DataType | None, strict: bool) -> pa.Scalar | None:
-        """A literal as a value of the column's type; ``None`` where DataFusion decides.
+        """A literal as a value of the column's type; ``None`` if DataFusion decides on its type.
 
-        When ``strict`` it refuses, as Lance does, a value that the type cannot hold.
+        With ``strict`` a value that the type cannot hold is refused, as in Lance.
         """
         if type_ is None or not (_is_plain(type_) or pa.types.is_floating(type_)):
             return None
@@ -186,7 +189,7 @@ class ConditionBuilder:
             return pa.scalar(None, type_) if kind == "Null" else None
         if _takes(type_, value):
             try:
-                # Arrow makes 16-bit floats from numpy's only.
+                # Arrow makes 16-bit floats only from those of numpy.
                 return pa.scalar(np.float16(value) if type_ == pa.float16() else value, type_)
             except (pa.ArrowInvalid, OverflowError):
                 if not strict:
@@ -200,7 +203,7 @@ class ConditionBuilder:
 
 
 def _is_plain(type_: pa.DataType | None) -> bool:
-    """Types that Arrow and DataFusion compare alike."""
+    """Whether Arrow and DataFusion compare values of this type in the same way."""
     return type_ is not None and bool(
         pa.types.is_integer(type_)
         or pa.types.is_boolean(type_)

@@ -3,7 +3,7 @@
 Arrow evaluates comparisons of integers, booleans, text and binary with literals, and their
 combinations by ``AND``, ``OR`` and ``NOT``. DataFusion, the engine that Lance uses, evaluates
 everything else. Literals take the column's type as in Lance: ``f = 0.1`` finds
-a 32-bit 0.1, and ``id = 1.5`` is refused where ``id`` is an integer.
+a 32-bit 0.1, and ``id = 1.5`` is refused if ``id`` is an integer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lancewal.predicate.conditions import Among, Condition
 from lancewal.predicate.expressions import ConditionBuilder, columns_of
 from lancewal.storage import Shelf
 
-# DataFusion is loaded with the first filter that needs it: a put does not.
+# DataFusion is loaded with the first filter that needs it, because puts do not need it.
 if TYPE_CHECKING:
     from datafusion import DataFrame, Expr, SessionContext
 
 Mask = npt.NDArray[np.bool_]
 
-#: If fewer than this share of the rows remain, it pays to copy them before DataFusion sees them.
+#: If less than this share of the rows remains, it pays to copy them before DataFusion filters them.
 _FEW = 0.5
 
 _EQUALITY = re.compile(
@@ -54,7 +54,7 @@ class Predicate:
 
     @classmethod
     def parse(cls, sql: str, schema: pa.Schema) -> Predicate:
-        """Parse ``sql`` over the columns of ``schema``; refuses anything that is not a predicate over them.
+        """Parse ``sql`` over the columns of ``schema``; refuse anything that is not a predicate over them.
 
         >>> rows = pa.table({"id": [1, 2, 3], "name": ["a", None, "b"]})
         >>> Predicate.parse("id > 1 AND name IS NOT NULL", rows.schema).mask(rows).tolist()
@@ -92,7 +92,7 @@ class Predicate:
         return self._rest_columns.union(*(condition.columns for condition in self.conditions))
 
     def values_of(self, column: str) -> pa.Array | None:
-        """All distinct values that ``column`` can have in a matching row; ``None`` for any.
+        """All distinct values that ``column`` can have in a matching row; ``None`` if it can have any.
 
         >>> schema = pa.schema({"id": pa.int64()})
         >>> Predicate.parse("id IN (1, 1, 2) AND id != 9", schema).values_of("id").to_pylist()
@@ -106,14 +106,14 @@ class Predicate:
         return found
 
     def only_names_values_of(self, columns: Sequence[str]) -> bool:
-        """Whether it only requires that some of ``columns`` have listed values."""
+        """Whether the predicate only requires that some of ``columns`` have listed values."""
         return self._rest is None and all(
             isinstance(each, Among) and not each.negated and len(each.path) == 1 and each.path[0] in columns
             for each in self.conditions
         )
 
     def mask(self, rows: pa.Table | pa.RecordBatch) -> Mask:
-        """The rows for which it is true; null does not count as true."""
+        """A mask of the rows for which the predicate is true; null does not count as true."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         mask = np.ones(table.num_rows, np.bool_)
         for condition in self.conditions:
@@ -135,7 +135,7 @@ class Predicate:
 
 
 def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
-    """Reads ``column = number`` and ``column = 'text'``, the commonest filters, without a parser."""
+    """Read ``column = number`` and ``column = 'text'``, the most common filters, without a parser."""
     match = _EQUALITY.fullmatch(sql)
     if match is None or (place := schema.get_field_index(match["column"])) < 0:
         return None
@@ -149,13 +149,13 @@ def _single_equality(sql: str, schema: pa.Schema) -> Among | None:
     try:
         return Among((match["column"],), pa.array([value], type_))
     except (pa.ArrowInvalid, OverflowError):
-        # The number is too large: the parser refuses it with a message.
+        # The number is too large; the parser then refuses it with a message.
         return None
 
 
 @lru_cache(maxsize=1)
 def _context() -> SessionContext:
-    """One for the process; DataFusion's contexts may be used from any thread."""
+    """The DataFusion context of the process; it may be used from any thread."""
     from datafusion import SessionConfig, SessionContext
 
     config = SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"})
@@ -163,9 +163,9 @@ def _context() -> SessionContext:
     return SessionContext(config.with_target_partitions(1))
 
 
-#: For each schema a table without rows, against which filters are parsed.
+#: For each schema, an empty table against which filters are parsed.
 _frames: Shelf[pa.Schema, DataFrame] = Shelf()
-#: Memory that DataFusion needs for a column, roughly.
+#: The approximate memory that DataFusion needs for a column.
 _COLUMN_BYTES = 1024
 
 
@@ -179,7 +179,7 @@ def _new_frame(schema: pa.Schema) -> DataFrame:
 
 
 def _parse(frame: DataFrame, sql: str, schema: pa.Schema, what: str = "filter") -> Expr:
-    # Most filters mean the same in both dialects; translating is slower.
+    # Try without translating first: that is faster, and most filters mean the same in both dialects.
     if '"' not in sql:
         with suppress(Exception):
             return frame.parse_sql_expr(sql)
@@ -223,7 +223,7 @@ class Expression:
 
     @classmethod
     def parse(cls, sql: str, schema: pa.Schema) -> Expression:
-        """Parse ``sql`` over the columns of ``schema``; refuses what is no expression over them.
+        """Parse ``sql`` over the columns of ``schema``; refuse anything that is not an expression over them.
 
         >>> rows = pa.table({"id": [1, 2], "n": [10, None]})
         >>> Expression.parse("n + id", rows.schema).evaluate(rows).to_pylist()
@@ -239,7 +239,7 @@ class Expression:
         return cls(sql, parsed)
 
     def evaluate(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Its value for each row; refuses rows for which it has none, as in a division by zero."""
+        """The value for each row; refuses rows without one, as in a division by zero."""
         return _evaluate(self._parsed, rows, self.sql, "expression")
 
 

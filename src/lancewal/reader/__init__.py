@@ -1,4 +1,4 @@
-"""Merged reads: one consistent state of a table, scanned, looked up and searched."""
+"""Merged reads: scans, lookups and searches of one consistent state of a table."""
 
 from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.front import Queries

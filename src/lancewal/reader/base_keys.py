@@ -1,10 +1,10 @@
-"""Where in the base table the rows of some keys are: told by the BTree on the key, and by what is kept.
+"""Find the rows of keys in the base table, through the BTree on the key and through cached keys.
 
-Lance reads the fragments that the BTree does not cover with all columns that were asked for, to find one
-row in them. So the BTree is asked for the fragments that it covers alone. The keys of the others are read by
-themselves, once for each fragment, and kept in the process's cache: they are few, because indexes are brought
-up to date, or the table is small and has no BTree. A table that is large and has none is scanned: there
-Lance reads the key column, and of the other columns only the rows that were found.
+To find one row in fragments that the BTree does not cover, Lance reads all requested columns of these
+fragments. So the BTree is used only for the fragments that it covers. The keys of the other fragments are
+read once for each fragment, without other columns, and kept in the process's cache. They are few, because
+indexes are brought up to date, or because the table is small and has no BTree. A large table without a BTree
+is scanned: there Lance reads the key column, and the other columns only of the rows that it found.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from lancewal.storage import Shelf, process_cache
 Addresses = npt.NDArray[np.uint64]
 
 _NOWHERE: Addresses = np.empty(0, np.uint64)
-#: Keys in one ``IN``: Lance's planner slows down beyond.
+#: Keys in one ``IN``: Lance's planner slows down beyond this number.
 KEYS_AT_A_TIME = 5_000
-#: An index search for a key costs as much as comparing so many keys of the base. It is
-#: several times as much, but a level is read again and again before it is compacted.
+#: The assumed cost of an index search for one key, in key comparisons of a scan. A single search costs
+#: several times as much, but its result is reused: a level is read many times before it is compacted.
 _ROWS_PER_SEARCH = 50
-#: Up to so many keys are kept of a table. Sorting them takes as long as scanning so many some ten times.
+#: The most keys that are cached of a table. Sorting that many takes as long as about ten scans of them.
 MOST_KEPT = 1 << 20
-#: A word, a row id and the number of a fragment.
+#: The size of a word, a row id and a fragment number.
 _KEPT_KEY_BYTES = 20
 
 
 class BaseOverlap:
     """Row addresses, in one version of the base, of the keys that newer levels hold.
 
-    They are asked of the BTree on the key. Without it every key of the base has to be compared with those
-    of newer levels. With it the cost is that of the newer keys, and for SSTables it is paid once for
-    each base version.
+    They come from the BTree on the key. Without a BTree every key of the base must be compared with the keys
+    of newer levels. With a BTree the cost depends on the number of newer keys only, and for SSTables it is
+    paid once for each base version.
     """
 
     def __init__(self, base: BaseTable) -> None:
         self._base = base
         self._known: weakref.WeakKeyDictionary[KeySet, Addresses] = weakref.WeakKeyDictionary()
-        # Those of all levels that were asked for last.
+        # The levels of the last call, and the addresses of all of them together.
         self._joined: tuple[list[weakref.ref[KeySet]], Addresses] = [], _NOWHERE
-        #: Whether a BTree covers all fragments; one that does not would be a slow search.
+        #: Whether a BTree covers all fragments; a search with an incomplete one would be slow.
         self.usable = bool(base.indexed_fragments) and _covers_all(base)
 
     def addresses(self, levels: Sequence[KeySet]) -> Addresses | None:
@@ -88,9 +88,9 @@ def _covers_all(base: BaseTable) -> bool:
 
 
 def positions_of(dead: Addresses, addresses: Addresses) -> npt.NDArray[np.int64]:
-    """Where in ``addresses`` those that are ``dead`` stand, ascending.
+    """The ascending positions in ``addresses`` of those that are ``dead``.
 
-    Costs little more than the dead among them where ``addresses`` ascend, as in a scan in order.
+    If ``addresses`` ascend, as in a scan in order, the cost depends mostly on the number of dead ones.
     """
     if not len(addresses) or not len(dead):
         return np.empty(0, np.int64)
@@ -107,8 +107,9 @@ def positions_of(dead: Addresses, addresses: Addresses) -> npt.NDArray[np.int64]
 class KeptKeys:
     """The keys of some fragments as ascending ``words`` (see ``key_words``), and the row id of each.
 
-    ``version`` is the version of the base that it was made for, ``fragments`` the ids of the fragments by all
-    that decides on their rows, and ``owners`` the fragment of each row. A word may stand for several keys.
+    ``version`` is the version of the base that they are for. ``fragments`` maps the metadata of each
+    fragment, which determines its rows, to its id. ``owners`` has the fragment id of each row. Several keys
+    may share a word.
     """
 
     version: tuple[int, int]
@@ -118,7 +119,7 @@ class KeptKeys:
     owners: npt.NDArray[np.uint32]
 
     def find(self, words: Addresses) -> Addresses:
-        """The row ids of all keys with these words."""
+        """The row ids of all keys that have one of these words."""
         low = np.searchsorted(self.words, words, "left")
         counts = np.searchsorted(self.words, words, "right") - low
         if not counts.any():
@@ -128,21 +129,21 @@ class KeptKeys:
         return found
 
 
-#: By the table's address and the field ids of its key. One for each table: a new version needs few other
-#: fragments than the one before.
+#: By the table's address and the field ids of its key. One entry for each table is enough: a new version
+#: shares most of its fragments with the version before.
 _kept: Shelf[tuple[str, tuple[int, ...]], KeptKeys] = Shelf()
 _NONE_KEPT = KeptKeys((0, 0), {}, _NOWHERE, _NOWHERE, np.empty(0, np.uint32))
 
 
 class KeyPlaces:
-    """Which fragments of one version of the base to ask for keys, and how."""
+    """Decides, for one version of the base, which fragments are searched for keys through which means."""
 
     def __init__(self, base: BaseTable) -> None:
         self._base = base
 
     @cached_property
     def scans(self) -> list[dict[str, Any]]:
-        """Arguments for the scans that find the keys that are not kept; Lance gets the filter with them."""
+        """Arguments for the scans that find the keys that are not cached; the caller adds the filter."""
         if _covers_all(self._base):
             return [{}] if self._base.manifest.fragment_ids else []
         covered = self._base.indexed_fragments
@@ -155,18 +156,18 @@ class KeyPlaces:
 
     @cached_property
     def are_kept(self) -> bool:
-        """Whether there are fragments that the BTree does not cover, with few enough keys to be kept."""
+        """Whether there are fragments that the BTree does not cover, with few enough keys to be cached."""
         rows = sum(each.metadata.num_rows for each in self._others)
         most = min(MOST_KEPT, process_cache.max_bytes // (8 * _KEPT_KEY_BYTES))
         return bool(self._others) and rows <= most
 
     @cached_property
     def are_fast(self) -> bool:
-        """Whether every fragment's keys are in the BTree, or kept."""
+        """Whether the keys of every fragment are in the BTree or in the cache."""
         return not self._others or self.are_kept
 
     def kept(self) -> KeptKeys:
-        """The keys of the fragments that the BTree does not cover; those that are not kept yet are read."""
+        """The keys of the fragments that the BTree does not cover; reads those that are not cached yet."""
         base = self._base
         place = base.uri, tuple(base.schema.field_ids[name] for name in base.schema.primary_key)
         version = base.version, base.committed_at
@@ -203,7 +204,7 @@ class KeyPlaces:
 
     @cached_property
     def _identities(self) -> Mapping[str, lance.LanceFragment]:
-        """The same by their files, deletions included: no two files ever have the same name."""
+        """These fragments by their metadata, deletions included; unique, as file names are never reused."""
         return {str(each.metadata.to_json()): each for each in self._others}
 
     def _read(
@@ -216,7 +217,7 @@ class KeyPlaces:
             scanner = self._base.dataset.scanner(
                 columns=names, fragments=fragments, with_row_id=True, with_row_address=True
             )
-            # Nobody enforces that keys are not null; such a row has no key to be found by.
+            # Lance does not enforce that keys are not null, and a row with a null key cannot be looked up.
             found = scanner.to_table().drop_null()
         words = key_words(one_array(key_values([found.column(name) for name in names])))
         owners = numbers(one_array(found.column("_rowaddr"))) >> np.uint64(32)

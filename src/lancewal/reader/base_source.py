@@ -1,4 +1,4 @@
-"""BaseSource: one version of the base table, below everything that is newer."""
+"""BaseSource: one version of the base table, the oldest level of a read."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from lancewal.reader.source import (
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
 from lancewal.sstable import KeyProbe, refusing
 
-#: Adding a key of one set to another costs as much as asking a second set for so many rows.
+#: Adding one key to a joint set costs as much as probing a second set for this many rows.
 _ROWS_PER_UNITED_KEY = 8
 
 
-#: The least that a batch is worth reading for, and the most that is held of one.
+#: The intended size of a batch, and the bounds for its number of rows.
 _BATCH_BYTES = 16 << 20
 _MIN_BATCH_ROWS = 1024
 _MAX_BATCH_ROWS = 65_536
-#: Words are learned anew for each batch that is read to be searched.
+#: The batch size for a text search that reads rows: every batch is indexed by itself, which costs time.
 _SEARCHED_ROWS = 32_768
-#: So many rows that a full-text index lacks are indexed in memory, once for each version.
+#: Up to this many rows that a full-text index lacks are indexed in memory, once for each version.
 _MAX_FRESH_ROWS = 1 << 16
-#: Values of variable length are taken to be of this size.
+#: The assumed size of a value of variable length.
 _VARIABLE_BYTES = 64
-#: Where pieces between rows to leave out are larger than this, they are passed on uncopied.
+#: If the pieces between dropped rows are larger than this on average, they are passed on without a copy.
 _UNCOPIED_BYTES = 64 << 10
 
 
@@ -82,7 +82,7 @@ class BaseSource:
         fragment_ids: frozenset[int] | None = None,
         earlier: BaseSource | None = None,
     ) -> None:
-        """What is known of shards is taken over from an ``earlier`` version that has the same ones."""
+        """Reuse what ``earlier``, a source for another version, knows about shards, if they are the same."""
         self.base = base
         self.pruner: ShardPruner = ShardPruner.of(base, None if earlier is None else earlier.pruner)
         self.indexes = LanceIndexes(lambda: base.dataset)
@@ -94,7 +94,7 @@ class BaseSource:
         self._places = KeyPlaces(base)
 
     def of_fragments(self, fragment_ids: frozenset[int]) -> BaseSource:
-        """A part of the table, for one of several tasks; only :meth:`batches` and :meth:`nearest` know."""
+        """A part of the table, for one of several tasks; only for :meth:`batches` and :meth:`nearest`."""
         return BaseSource(self.base, fragment_ids)
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
@@ -112,7 +112,8 @@ class BaseSource:
             scanned, kept = scanned + batch.num_rows, kept + batch.num_rows - len(dead)
             yield from without_rows(batch.select(list(request.columns)), dead)
         if request.limit is not None and scanned == limit and kept < request.limit:
-            # Nobody enforces keys: the base had one of them more than once.
+            # Lance does not enforce unique keys. The base had a key more than once, so more rows were dropped
+            # than the limit allowed for.
             for batch in self._scan(
                 read, sql_of(request.predicate), None, with_row_address=by_address, offset=scanned
             ):
@@ -135,33 +136,33 @@ class BaseSource:
 
     @property
     def finds_keys_fast(self) -> bool:
-        """Whether a key is looked up without reading all keys that no BTree covers."""
+        """Whether a lookup avoids a scan of all keys that no BTree covers."""
         return self._places.are_fast
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
-        """A key that is twice in the base, which Lance does not rule out, has two rows here."""
+        """Find the rows of keys. A key that is twice in the base, which Lance permits, has two rows here."""
         read = [*columns, *(name for name in self._key_names if name not in columns)]
         parts = list(self._rows_of(keys, read))
         if not parts:
             return Found.nothing()
         rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
         found = pc.index_in(_keys_of(rows, self._key_names), value_set=keys.values)
-        if found.null_count:  # rows that were found by a word which stands for several keys
+        if found.null_count:  # several keys may share a word: these rows have another key
             rows, found = rows.filter(found.is_valid()), found.drop_null()
         known = numbers(one_array(found)).astype(np.int64)
         return Found(known, rows.select(list(columns)), known)
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows by Lance's row ids, in the order asked."""
+        """The rows with these row ids of Lance, in the given order."""
         with lance_errors("read rows of the base table"):
             taken = self._dataset._take_rows(pa.array(rows, pa.uint64()), columns=list(columns))
         return self._joinable(taken)
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
-        """Through Lance, which searches fragments that its index does not cover one by one."""
+        """Search with Lance, which compares every row of the fragments that its index does not cover."""
         if self._is_empty_for(None):
             return Hits.none(self)
-        # An index is searched as a whole: parts of a table compare their rows one by one.
+        # An index can only be searched as a whole, so a part of a table compares its rows one by one.
         use_index = self._fragment_ids is None and self.indexes.metric(query.column) is query.metric
 
         def fetch(k: int) -> Candidates:
@@ -208,10 +209,10 @@ class BaseSource:
         return [covered, self._indexed_words(query, newer, fresh.fragments)] if fresh.rows else [covered]
 
     def _fresh_fragments(self, field_id: int) -> _Fresh:
-        """What a compaction brought that the column's full-text index lacks, if it is little.
+        """The new fragments that the column's full-text index lacks, if they have few rows.
 
-        Lance reads all texts of such fragments for every search. None where Lance may find rows of theirs in
-        the index all the same: with stable row ids a row keeps its id in its new fragment.
+        Lance reads all texts of these fragments for every search. The result is empty for a table with stable
+        row ids: there a row keeps its id in its new fragment, so Lance may still find it in the index.
         """
         segments = [
             each
@@ -234,12 +235,12 @@ class BaseSource:
         return "" if predicate is None else ", filter pushed down"
 
     def _is_empty_for(self, predicate: Predicate | None) -> bool:
-        """Whether there is no row, and no filter that Lance would have to judge: it may refuse one."""
+        """Whether Lance need not be asked: there is no row, and no filter that Lance might refuse."""
         return not self.base.manifest.fragment_ids and (predicate is None or predicate.is_simple)
 
     def _superseded(self, newer: Newer) -> Newer | Addresses:
-        """The rows to leave out: by address where an index told them, else by key."""
-        # The keys of all fragments would be searched for the rows of some.
+        """The rows to leave out: by address if an index finds them, else by key."""
+        # Not for a part of the table: the search would cover all fragments.
         if self._overlap.usable and self._fragment_ids is None and newer.levels:
             addresses = self._overlap.addresses(newer.levels)
             if addresses is not None:
@@ -257,7 +258,7 @@ class BaseSource:
         return np.flatnonzero(superseded.contains(keys))
 
     def _rows_of(self, keys: KeyProbe, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows that have one of the keys, and maybe some more; the key is among ``columns``."""
+        """The rows that have one of the keys, and maybe some more; ``columns`` must include the key."""
         for where in self._places.scans:
             for start in range(0, len(keys), KEYS_AT_A_TIME):
                 asked = [column.slice(start, KEYS_AT_A_TIME) for column in keys.columns]
@@ -279,7 +280,7 @@ class BaseSource:
                 asked = projection(columns, self.base.schema.names)
                 found = self._dataset.scanner(columns=asked, filter=sql, **where).to_table()
                 return self._joinable(found)
-            # Each column has a wanted value, but not every combination was asked for.
+            # The filter checks each column by itself, so it also finds combinations that nobody asked for.
             candidates = self._dataset.scanner(
                 columns=self._key_names, filter=sql, with_row_id=True, **where
             ).to_table()
@@ -326,7 +327,7 @@ class BaseSource:
         self, query: WordsQuery, newer: Newer, fragments: Sequence[lance.LanceFragment] | None = None
     ) -> IndexedLevel:
         """The words of all rows, or of some fragments, indexed in memory."""
-        # A version of a table that was deleted and made anew would be another one: its files tell.
+        # A table that was deleted and created again may have the same version number, but not the same files.
         files = self.indexes.once("files", lambda: _data_files(self._dataset))
         part = None if fragments is None else tuple(each.fragment_id for each in fragments)
         key = (files, self.base.version, query.column, query.params, part)
@@ -374,7 +375,7 @@ class BaseSource:
 
 
 def without_rows(batch: pa.RecordBatch, dead: Rows) -> Iterator[pa.RecordBatch]:
-    """``batch`` without the rows at some ascending positions; in pieces where that saves a large copy."""
+    """``batch`` without the rows at the ascending positions ``dead``; in pieces to avoid a large copy."""
     if len(dead) == 0:
         yield batch
     elif batch.nbytes > (len(dead) + 1) * _UNCOPIED_BYTES:
@@ -402,7 +403,7 @@ def _keys_of(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
 
 
 def byte_width(type_: pa.DataType) -> int:
-    """About how many bytes a value takes."""
+    """The approximate size of a value in bytes."""
     if pa.types.is_fixed_size_list(type_):
         return int(type_.list_size) * byte_width(type_.value_type)
     if type_.num_fields:

@@ -1,7 +1,7 @@
-"""One front for all searches: by vector, by words or by both, for one query or a batch of them.
+"""The common entry of all searches: by vector, by text or by both, for one query or a batch of them.
 
-The columns are chosen here where only one can be meant. All queries of a batch see the same state. A hybrid
-search joins the ranks of its two searches by reciprocal rank fusion.
+If only one column fits, the caller need not name it. All queries of a batch see the same state. A hybrid
+search merges the ranks of its two searches by reciprocal rank fusion.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from lancewal.reader.search import checked_nearest, checked_words, find_words, n
 
 #: The column with a query's number in its batch.
 QUERY = "_query"
-#: The column with a row's rank in both searches of a hybrid one.
+#: The column with a row's combined relevance in a hybrid search.
 RELEVANCE = "_relevance"
-#: Damps the first ranks; 60 is what reciprocal rank fusion was published with.
+#: Damps the first ranks; 60 is the constant of the paper on reciprocal rank fusion.
 _DAMPING = 60.0
-#: So many times ``k`` rows of each search are ranked: a row may be good in both and best in neither.
+#: Each search ranks this many times ``k`` rows: a row may be good in both searches and best in neither.
 _DEPTH = 4
 _LEAST_DEPTH = 50
 _ADDED = ("_distance", "_score")
 
-#: A search for its best rows: how many, and with which columns.
+#: A search; its arguments are the number of rows and the columns.
 Search = Callable[[int, Sequence[str] | None], pa.Table]
 
 
 @dataclass(frozen=True)
 class Queries:
-    """What to search for: a vector, a text or both; of a batch a list of each."""
+    """What to search for: a vector, a text or both; in a batch, a list of each."""
 
     vector: Any
     text: Any
@@ -46,7 +46,7 @@ class Queries:
 
     @classmethod
     def of(cls, query: Any = None, vector: Any = None, text: Any = None) -> Queries:
-        """Tells texts from vectors, and one query from a batch; refuses what is neither or both."""
+        """Tell texts from vectors, and one query from a batch; refuse any other input."""
         if query is not None:
             kind = "text" if _is_text(query) else "vector"
             if (text if kind == "text" else vector) is not None:
@@ -74,7 +74,7 @@ class Queries:
         return cls(_vector_batch(vector), _text_batch(text), is_batch=True)
 
     def of_batch(self) -> Iterator[tuple[Any, Any]]:
-        """The vector and the text of every query of a batch, ``None`` where there is none."""
+        """The vector and the text of every query of a batch; ``None`` for a missing one."""
         count = len(self.text if self.vector is None else self.vector)
         nothing = [None] * count
         return zip(self.vector or nothing, self.text or nothing, strict=True)
@@ -90,7 +90,7 @@ def search(
     columns: Sequence[str] | None,
     metric: str | None = None,
 ) -> pa.Table:
-    """The best ``k`` rows of every query, of the rows that ``scan`` is about."""
+    """The best ``k`` rows for every query, among the rows of ``scan``."""
     snapshot, predicate = scan.snapshot, scan.predicate
     if metric is not None and queries.vector is None:
         raise InvalidInputError("a metric compares vectors, and none is searched for")
@@ -125,7 +125,7 @@ def search(
 def _hybrid(
     vector: Search, text: Search, schema: TableSchema, k: int, columns: Sequence[str] | None
 ) -> pa.Table:
-    """The ``k`` rows with the most relevance in both searches together; ties go by the vector search."""
+    """The ``k`` rows with the highest combined relevance; in a tie the vector search decides."""
     if not schema.primary_key:
         raise InvalidInputError(
             "hybrid search needs a primary key, by which the rows of both searches are recognised; run "
@@ -165,7 +165,7 @@ def _the_vector_column(snapshot: Snapshot) -> str:
 
 
 def _the_text_column(snapshot: Snapshot) -> str:
-    """The only one with a full-text index; where none has one, the only text."""
+    """The only column with a full-text index; if there is no such index, the only text column."""
     fitting = [field.name for field in snapshot.schema.plain if is_text(field.type)]
     indexed = [name for name in fitting if snapshot.base_source.indexes.text_params(name) is not None]
     return _only(indexed or fitting, "text_column", f"{'indexed ' if indexed else ''}columns of text")

@@ -1,4 +1,4 @@
-"""Searches of SSTables and base tables by Lance's own indexes, and what those indexes say."""
+"""Search SSTables and base tables with Lance's own indexes, and read the settings of these indexes."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SAMPLE_ROWS = 128
-#: Listing the rows of a word that is in most of them would take longer than the search.
+#: Listing all rows of a frequent word would take longer than the search.
 _MAX_COUNTED = 10_000
 _MAX_REMEMBERED_WORDS = 10_000
 
 
 class LanceIndexes:
-    """The indexes of one version of a Lance dataset. What was found stays true, so it is asked once."""
+    """The indexes of one version of a Lance dataset. They never change, so results are cached."""
 
     def __init__(self, dataset: Callable[[], lance.LanceDataset]) -> None:
-        """``dataset`` opens it: a handle that was kept would keep the files of a deleted SSTable."""
+        """``dataset`` opens the dataset. No handle is kept: it would hold the files of a deleted SSTable."""
         self._dataset = dataset
         self._known: dict[Any, Any] = {}
         self.surplus = Surplus()
 
     def once(self, what: object, find: Callable[[], T]) -> T:
-        """``find()`` the first time, what it gave ever after. Two threads may both be the first."""
+        """The cached result of ``find()``. Two threads that come first together may both call it."""
         if what not in self._known:
             self._known[what] = find()
         return cast("T", self._known[what])
 
     def hint(self, message: str, *args: object) -> None:
-        """Say in the log, once, why a search is slow."""
+        """Log once why a search is slow."""
         self.once(("hint", message, args), lambda: logger.info(message, *args))
 
     def metric(self, column: str) -> Metric | None:
-        """The metric of the column's vector index; ``None`` when it has none that we know."""
+        """The metric of the column's vector index; ``None`` if it has no index or an unknown metric."""
         return self.once(("metric", column), lambda: _metric(self._dataset(), column))
 
     def nearest(
@@ -81,12 +81,12 @@ class LanceIndexes:
         use_index: bool,
         **options: Any,
     ) -> pa.Table:
-        """The ``k`` nearest rows with some columns, the distance and what ``options`` ask for."""
+        """The ``k`` nearest rows with ``columns``, the distance and what ``options`` add."""
         nearest: dict[str, Any] = {"column": column, "q": query.vector, "k": k, "metric": query.metric.value}
         nearest["use_index"] = use_index
         if use_index:
-            # Not ``nprobes``: that is a limit too, and with a filter or a large ``k`` the nearest
-            # partitions may hold fewer rows than were asked for.
+            # Not ``nprobes``: it is also a maximum, and with a filter or a large ``k`` the nearest
+            # partitions may hold fewer than ``k`` rows.
             nearest |= {"minimum_nprobes": query.nprobes, "refine_factor": query.refine_factor}
         with lance_errors("search for vectors"), refusing(sql_of(query.predicate)):
             found = (
@@ -102,12 +102,13 @@ class LanceIndexes:
                 .to_table()
             )
         if use_index and found.num_rows < k:
-            # A graph may be left without a way to rows that match. Few match, so comparing all is cheap.
+            # With a filter, a graph search may not reach all matching rows. Few rows match, so comparing all
+            # of them is cheap.
             return self.nearest(query, column, k, columns=columns, use_index=False, **options)
         return found
 
     def text_params(self, column: str) -> FullTextParams | None:
-        """The tokenizer settings of the column's full-text index; ``None`` when it has none."""
+        """The tokenizer settings of the column's full-text index; ``None`` if it has no such index."""
 
         def find() -> FullTextParams | None:
             with lance_errors("read the indexes of a table"):
@@ -116,12 +117,12 @@ class LanceIndexes:
         return self.once(("words", column), find)
 
     def statistics(self, column: str, params: FullTextParams, text: str, fresh: int = 0) -> CorpusStatistics:
-        """Document frequencies of the words of ``text`` as Lance finds them, lengths from a sample.
+        """Document frequencies of the words of ``text``, counted by Lance, and lengths from a sample.
 
-        Without the ``fresh`` rows, if there are some that the index does not cover.
+        The ``fresh`` rows, which the index does not cover, are left out.
 
-        Rows that newer levels replace count, as they do in Lance's own scores. A word in more than
-        some thousand rows counts by its share of the sample.
+        Rows that newer levels replace are included, as in Lance's own scores. The frequency of a word in
+        10,000 rows or more is estimated from the sample.
         """
         rows = row_count(self._dataset())
         if not rows:
@@ -173,7 +174,7 @@ def _metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
         for description in dataset.describe_indices():
             if list(description.field_names) == [column] and str(description.index_type).startswith("IVF"):
                 named = dict(description.details).get("metric_type")
-                # Older versions of Lance left it out of the description.
+                # Older versions of Lance leave the metric out of the description.
                 segments = [] if named else dataset.stats.index_stats(description.name)["indices"]
                 metric = str(named or next((part.get("metric_type") for part in segments), "")).lower()
                 if metric in known:
@@ -182,9 +183,9 @@ def _metric(dataset: lance.LanceDataset, column: str) -> Metric | None:
 
 
 def _words(params: FullTextParams, text: str) -> dict[str, str]:
-    """The terms of a query, each with a word that means it.
+    """The terms of a query, each with a word of the query that yields it.
 
-    A term itself will not do: stemmed or cut once more it may become another.
+    Searching for the term itself could find other rows: stemmed or cut again, it may become another term.
     """
     words = {term.text: term.text for term in query_terms(params, text)}
     for word in text.split():
@@ -195,18 +196,19 @@ def _words(params: FullTextParams, text: str) -> dict[str, str]:
 
 
 def nearest_candidates(rows: Rows, found: pa.Table, live: Mask) -> Candidates:
-    """What :meth:`LanceIndexes.nearest` found: ``rows`` in its order."""
+    """Candidates from the result of :meth:`LanceIndexes.nearest`; ``rows`` are in the order of ``found``."""
     distances = numbers(found.column(DISTANCE)).astype(np.float32)
     return Candidates(rows, distances, live).in_order(largest_first=False)
 
 
 @dataclass(frozen=True)
 class LanceLevel:
-    """A large SSTable or base, searched by Lance's full-text index.
+    """A large SSTable or base, searched with Lance's full-text index.
 
-    Its rows carry the scores that Lance gives them against the level's own statistics, which are those of
-    many rows. ``row_column`` is what the source knows its rows by, ``_rowid`` or ``_rowaddr``. ``live`` tells
-    which of the rows found no newer level hides, with ``keys`` as columns; it hides ``superseded`` at most.
+    Lance scores its rows against the level's own statistics, which are good enough because the level has many
+    rows. ``row_column``, ``_rowid`` or ``_rowaddr``, identifies rows for the source. ``live`` gets the found
+    rows with the columns ``keys`` and says which of them no newer level replaces; newer levels replace
+    ``superseded`` rows at most.
     """
 
     query: WordsQuery
@@ -219,7 +221,7 @@ class LanceLevel:
     superseded: int
     row_column: str
     filter: str | None
-    #: Rows of the dataset that its index does not cover, and another level searches.
+    #: The number of rows that the index does not cover; another level searches them.
     fresh: int = 0
 
     waits = True

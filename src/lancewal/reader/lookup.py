@@ -1,4 +1,4 @@
-"""Rows by primary key: newest level first, and no further than the first that knows the key."""
+"""Look up rows by primary key: newest level first, up to the first level that knows the key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lancewal.sstable import KeyProbe
 from lancewal.writer import Intake, is_key_sequence, is_tabular
 
 _FOUND, _NOT_FOUND = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-# All results share them, so nobody may write to them.
+# All results share these arrays, so they must be read-only.
 _FOUND.flags.writeable = _NOT_FOUND.flags.writeable = False
 
 _Part = tuple[pa.Table, Rows]
@@ -25,7 +25,7 @@ _Part = tuple[pa.Table, Rows]
 
 @dataclass(frozen=True)
 class LookupResult:
-    """The rows of the keys that were found, in the order asked, and for every key whether it was.
+    """The rows of the keys that were found, in the order of the keys, and for every key whether it was found.
 
     >>> import tempfile, lancewal
     >>> table = lancewal.create(tempfile.mkdtemp() + "/t", [{"id": 1, "text": "a"}], key="id")
@@ -48,9 +48,9 @@ def lookup(
 ) -> LookupResult:
     """The newest rows of ``keys``, which are the key columns in key order and of their exact types.
 
-    A key that was asked for twice is answered twice. ``row_source`` adds the columns
-    ``_source`` and ``_shard_id``. ``ahead`` is what the snapshot's base says of a single key, if it was
-    asked already.
+    A key that is given twice has its row twice in the result. ``row_source`` adds the columns ``_source``
+    and ``_shard_id``. ``ahead`` is the result of the snapshot's base for a single key, if it was looked up
+    in advance.
     """
     names = checked_columns(columns, snapshot.schema)
     shown = shown_schema(snapshot.schema, names, row_source)
@@ -66,7 +66,7 @@ def lookup_shown(
     row_source: bool,
     ahead: Found | None = None,
 ) -> LookupResult:
-    """As :func:`lookup`, for columns that were checked and the schema to show them with."""
+    """Like :func:`lookup`, for columns that are already checked, with the schema of the result."""
     if len(keys[0]) == 1:
         return _one(snapshot, KeyProbe(keys), names, shown, row_source, ahead)
     distinct, number_of = _distinct(keys)
@@ -92,7 +92,7 @@ def _one(
     row_source: bool,
     ahead: Found | None,
 ) -> LookupResult:
-    """The way of a single key, which is asked for so often that it goes without bookkeeping."""
+    """Look up a single key. This is the most frequent case, so it avoids the bookkeeping for several keys."""
     prepared = False
     for source in snapshot.newest_levels_first():
         if not source.in_memory and not prepared:
@@ -101,7 +101,7 @@ def _one(
         is_known = ahead is not None and source is snapshot.base_source
         found = ahead if is_known and ahead is not None else source.look_up(key, columns)
         if len(found.numbers):
-            # A key that is twice in the base, which Lance does not rule out, is answered once.
+            # A key may be twice in the base, because Lance permits that; return one row.
             rows = found.rows if len(found.numbers) == 1 else found.rows.slice(len(found.numbers) - 1)
             rows = labelled(rows, source) if row_source else rows
             return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
@@ -111,7 +111,7 @@ def _one(
 
 
 def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
-    """Every key once, and for every key asked the number of its one."""
+    """The distinct keys, and for every given key the number of its distinct key."""
     probe = KeyProbe(keys)
     if len(probe) < 2:
         return probe, np.arange(len(probe))
@@ -124,7 +124,7 @@ def _distinct(keys: Sequence[pa.Array]) -> tuple[KeyProbe, Rows]:
 
 
 def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source: bool) -> list[_Part]:
-    """The rows of the keys, level by level, with the numbers of the keys that they are for."""
+    """The rows of the keys, level by level, each with the number of its key."""
     parts: list[_Part] = []
     unknown = np.ones(len(keys), np.bool_)
     locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
@@ -132,7 +132,7 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
     prepared = False
 
     def ask(source: Source, asked: Mask) -> None:
-        """Look for the keys that ``asked`` marks, and for those that are here no more."""
+        """Look up the keys that ``asked`` marks; clear the marks of those that the source knows."""
         nonlocal prepared
         numbers = np.flatnonzero(asked)
         if not len(numbers):
@@ -157,7 +157,7 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
 
 
 def is_one_key(keys: Any, schema: TableSchema) -> bool:
-    """Whether a caller asks for one key, and so for one row."""
+    """Whether the argument of a caller is a single key, so that the answer is a single row."""
     if isinstance(keys, tuple):
         several = not keys or any(isinstance(each, dict | tuple) for each in keys)
         return not several and len(schema.primary_key) > 1
@@ -165,7 +165,7 @@ def is_one_key(keys: Any, schema: TableSchema) -> bool:
 
 
 def asked_keys(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]:
-    """What a caller passed as keys, as key columns in key order."""
+    """Convert the keys that a caller passed to key columns in key order."""
     if isinstance(keys, dict):
         keys = [keys]
     if isinstance(keys, (list, tuple)) and keys and all(isinstance(key, (dict, tuple)) for key in keys):
@@ -182,7 +182,7 @@ def asked_keys(keys: Any, schema: TableSchema, intake: Intake) -> list[pa.Array]
 
 
 def _from_records(keys: Sequence[Any], schema: TableSchema) -> pa.Table:
-    """Composite keys as dictionaries or tuples in key order, as a table."""
+    """Convert composite keys, given as dictionaries or as tuples in key order, to a table."""
     names = schema.primary_key
     columns: list[list[Any]] = [[] for _ in names]
     for key in keys:

@@ -1,7 +1,7 @@
 """MemorySource: a MemTable, or the tail of a WAL, as one level of a merged read.
 
-A filter is asked of the rows that a BTree of the MemTable leaves, where that helps. The tail of a long
-WAL has its keys in memory and its rows not: :class:`StreamedSource` fetches those that are wanted.
+If a BTree of the MemTable narrows a filter down to few rows, only these are tested. For a long WAL tail only
+the keys are in memory: :class:`StreamedSource` fetches the rows that are needed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from lancewal.reader.source import (
 from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.sstable import KeyProbe
 
-#: With more than this share of the rows left, asking every row is as fast.
+#: If a BTree leaves more than this share of the rows, testing every row is as fast.
 _MAX_SHARE = 0.125
 _FIRST = pa.array([0])
 
 
 @dataclass(frozen=True)
 class Narrowed:
-    """Rows, ascending, among which all are that match; found by the BTree on ``column``."""
+    """Ascending rows that include all matching ones; found by the BTree on ``column``."""
 
     column: str
     rows: Rows
@@ -51,7 +51,7 @@ class Narrowed:
 def narrowed(
     predicate: Predicate, indexes: IndexStore, written_name: Callable[[str], str | None], row_count: int
 ) -> Narrowed | None:
-    """The rows below ``row_count`` that some BTree leaves to ask; ``None`` where none helps.
+    """The rows below ``row_count`` that must be tested after the best BTree; ``None`` if no BTree helps.
 
     ``written_name`` gives the name that the MemTable has for a column.
     """
@@ -87,7 +87,7 @@ class _End(NamedTuple):
 
 @dataclass
 class _Wanted:
-    """What conditions that must all be met say about one column."""
+    """The conditions on one column, all of which must be met."""
 
     values: pa.Array | None = None
     lows: list[_End] = field(default_factory=list)
@@ -105,12 +105,12 @@ class _Wanted:
             ends.append(_End(condition.value, condition.operator in (">=", "<=")))
 
     def fits(self, type_: pa.DataType) -> bool:
-        """Whether all values are of the type that an index holds."""
+        """Whether all values have the type of the index."""
         values = [self.values] if self.values is not None else []
         return all(each.type == type_ for each in [*values, *(end.value for end in self.lows + self.highs)])
 
     def matches(self, index: BTreeIndex) -> Matches:
-        """A superset of the rows that meet the conditions, by the strictest of them."""
+        """A superset of the rows that meet the conditions."""
         if not all(end.value.is_valid for end in self.lows + self.highs):
             return Matches([])
         if self.values is not None:
@@ -127,7 +127,7 @@ class _Wanted:
 
 
 def _strictest(ends: Sequence[_End], choose: Callable[..., _End]) -> _End | None:
-    """The highest of the low ends, or the lowest of the high ones; exclusive if one of them is."""
+    """The highest low end, or the lowest high end; exclusive if one of the equal ends is."""
     if not ends:
         return None
     value = choose(ends, key=lambda end: end.value.as_py()).value
@@ -135,7 +135,7 @@ def _strictest(ends: Sequence[_End], choose: Callable[..., _End]) -> _End | None
 
 
 def _wanted(conditions: Iterable[Condition]) -> dict[str, _Wanted]:
-    """By column, what all of the conditions say that a BTree understands."""
+    """By column, the conditions that a BTree can answer."""
     found: dict[str, _Wanted] = {}
     for condition in _flat(conditions):
         if len(condition.path) == 1:
@@ -161,7 +161,7 @@ class MemorySource:
     identity = None
 
     def __init__(self, view: MemTableView, schema: TableSchema, written: TableSchema | None = None) -> None:
-        """``written`` is the schema of the rows where the view has not all of their columns."""
+        """``written`` is the schema of the rows, if the view does not have all of their columns."""
         self._view = view
         self._schema = schema
         self._written = written or view.schema
@@ -215,7 +215,7 @@ class MemorySource:
         return self._marked(rows, columns)[0]
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
-        """Through the MemTable's index, and row by row where rows are not indexed (yet)."""
+        """Search the MemTable's index, and compare the rows that are not in it one by one."""
         rows, name = self.row_count, self.written_name(query.column)
         if name is None:
             return Hits.none(self)
@@ -234,7 +234,7 @@ class MemorySource:
         return Hits.joined(self, parts)
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
-        """The rows that the MemTable's index holds, and the others."""
+        """One level for the rows in the MemTable's index, and one for the others."""
         rows, name = self.row_count, self.written_name(query.column)
         if name is None:
             return []
@@ -265,7 +265,7 @@ class MemorySource:
         )
 
     def matching(self, predicate: Predicate | None, newer: Newer) -> Mask:
-        """By row position, which rows are live, not superseded by ``newer``, and match."""
+        """A mask of the rows that are live, not superseded by ``newer``, and match."""
         if predicate is None:
             return self._live(newer)
         found = self._found(predicate, newer)
@@ -277,11 +277,11 @@ class MemorySource:
         return self._live(newer) & predicate.mask(rows)
 
     def narrowed(self, predicate: Predicate) -> Narrowed | None:
-        """The rows that a BTree leaves to ask; ``None`` where all are asked."""
+        """The rows that must be tested after a BTree; ``None`` if all must be."""
         return narrowed(predicate, self._view.indexes, self.written_name, self.row_count)
 
     def _found(self, predicate: Predicate, newer: Newer) -> Rows | None:
-        """The positions that :meth:`matching` marks, where a BTree leaves few to ask."""
+        """The positions that :meth:`matching` marks, if a BTree leaves few rows to test; else ``None``."""
         left = self.narrowed(predicate)
         if left is None:
             return None
@@ -296,14 +296,14 @@ class MemorySource:
         return rows[kept]
 
     def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
-        """A column from ``first_row`` on, in order, each part with the position of its first row.
+        """A column from ``first_row`` on, in ordered parts, each with the position of its first row.
 
         Parts that hold no ``wanted`` row may be left out.
         """
         yield first_row, self._rows([name]).column(0).slice(first_row)
 
     def written_name(self, column: str) -> str | None:
-        """What the MemTable, and its indexes, call a column; ``None`` when it has not got it."""
+        """The name of a column in the MemTable and its indexes; ``None`` if they do not have it."""
         sources = self._column_sources
         return column if sources is None else sources[column].stored_name
 
@@ -314,7 +314,7 @@ class MemorySource:
         return live & ~newer.contains(self._view.keys()) if len(newer) else live
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
-        """Rows by position, and which of them are deletes."""
+        """The rows at ``positions``, and which of them are deletes."""
         stored = self._view.rows_at(positions)
         return self._aligned(stored, columns), deleted_rows(stored)
 
@@ -335,7 +335,7 @@ class MemorySource:
 
     @cached_property
     def _column_sources(self) -> dict[str, ColumnSource] | None:
-        """``None`` when the rows were written with the very schema that is shown."""
+        """Where each shown column comes from; ``None`` if the rows were written with the shown schema."""
         written, shown = self._written, self._schema
         as_stored = shown.shows_as_stored
         if as_stored and written.columns is shown.columns and written.version == shown.version:
@@ -347,20 +347,20 @@ class MemorySource:
 
 
 class Parts(Protocol):
-    """The rows of a level in pieces that can be had alone: all columns of the table and the tombstones."""
+    """The rows of a level, with tombstones, in parts that can be fetched separately."""
 
     @property
     def starts(self) -> Rows:
-        """The first row of each part, none of which is empty, and the number of rows."""
+        """The position of the first row of each part, then the number of rows. No part is empty."""
 
     def fetch(self, places: Sequence[int], *, ahead: bool) -> Iterator[pa.Table]:
-        """Parts by their number, ascending; ``ahead`` where most of them will be needed."""
+        """The parts with these ascending numbers; ``ahead`` prefetches, if most of them will be needed."""
 
 
 class StreamedSource(MemorySource):
-    """Rows that are fetched part by part, and only those parts that hold a wanted row.
+    """Rows that are fetched part by part, and only the parts that hold a wanted row.
 
-    ``view`` holds the keys and the tombstones of all rows: it tells which of them count.
+    ``view`` holds the keys and tombstones of all rows, from which it knows which rows are live.
     """
 
     def __init__(self, view: MemTableView, schema: TableSchema, parts: Parts) -> None:
@@ -371,7 +371,7 @@ class StreamedSource(MemorySource):
         predicate = request.predicate
         wanted = self._wanted(predicate, newer)
         names = list(dict.fromkeys([*request.columns, *(predicate.columns if predicate else ())]))
-        # With a limit the first part may be enough.
+        # With a limit the first part may be enough, so nothing is prefetched.
         for first, rows in self._read(wanted, names, ahead=request.limit is None):
             mask = wanted[first : first + rows.num_rows]
             yield from selected(rows, mask, request.columns, predicate).to_batches()
@@ -429,7 +429,7 @@ class StreamedSource(MemorySource):
         return found, deleted
 
     def _wanted(self, predicate: Predicate | None, newer: Newer) -> Mask:
-        """The rows that count, as far as their keys tell."""
+        """The live rows; if the predicate uses key columns only, those of them that match."""
         live = self._live(newer)
         if predicate is not None and self._is_about_keys(predicate):
             live = live & predicate.mask(self._view.stored.select(sorted(predicate.columns)))
@@ -449,8 +449,8 @@ class StreamedSource(MemorySource):
 
 
 def _copied(rows: pa.Table, places: Rows) -> pa.Table:
-    """Rows by place. Taken, not cut out: a slice would hold all rows."""
+    """The rows at ``places``, as a copy: a slice would keep all rows in memory."""
     if len(places) > FEW_ROWS:
         return rows.take(pa.array(places))
-    # Arrow joins all chunks before it takes a row from one.
+    # Slice first: Arrow's ``take`` joins all chunks before it takes a row.
     return pa.concat_tables([rows.slice(place, 1).take(_FIRST) for place in places.tolist()])

@@ -1,7 +1,7 @@
-"""The levels of a table at one moment, and which rows newer ones hide: found once, kept for the next read.
+"""The levels of a table at one moment, and which of their rows newer levels hide.
 
-SSTables do not change, so what their keys say of each other is kept for each set of SSTables, within the
-process's cache. Rows in memory change with every put: their keys are asked of each SSTable's.
+SSTables do not change, so the hidden rows of each set of SSTables are kept in the process's cache. Rows in
+memory change with every put, so each read compares their keys with those of each SSTable.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lancewal.sstable import KeyProbe
 from lancewal.storage import Shelf, lazy_property, ordered_map
 
 R = TypeVar("R")
-#: A level with what is newer than it.
+#: A level, and the keys and rows of newer levels that hide its rows.
 Level = tuple[Source, Newer]
 
 _REMOTE_READERS = 64
-#: Levels that are read side by side whatever their size, and the bytes up to which more are.
+#: How many levels are read in parallel whatever their size, and how many bytes more levels may hold.
 _LEVELS_AT_ONCE = 4
 _AHEAD_BYTES = 128 << 20
 
@@ -40,14 +40,14 @@ _keys: Shelf[tuple[Hashable, ...], KeySet] = Shelf()
 def merged(levels: Sequence[ShardLevel], readers: int) -> Iterator[tuple[ShardLevel, Newer]]:
     """Levels that may hold versions of the same keys, newest first, each with what is newer than it.
 
-    Levels in memory come first. Nothing is read or compared before the level that needs it is asked for.
-    ``readers`` is how many SSTables may be read at a time.
+    Levels in memory come first. Reads and comparisons happen only when the level that needs them is
+    requested. ``readers`` is how many SSTables may be read at a time.
     """
     memory, flushed = _split(levels)
     hidden: list[Hidden] = []
     for place, level in enumerate(memory):
         if place < 2:
-            # One set that grows with its MemTable is cheaper to ask than all keys are to compare.
+            # Probing one key set, which grows with its MemTable, is cheaper than comparing all keys.
             yield level, Newer([above.keys() for above in memory[:place]])
         else:
             hidden = hidden or _hide(memory, readers)
@@ -64,7 +64,7 @@ def merged(levels: Sequence[ShardLevel], readers: int) -> Iterator[tuple[ShardLe
 
 
 class NewerThanBase(Newer):
-    """The keys of all levels above the base, gathered when they are needed."""
+    """The keys of all levels above the base, collected on first use."""
 
     def __init__(self, levels: Sequence[ShardLevel], readers: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class NewerThanBase(Newer):
 
 
 def _split(levels: Sequence[ShardLevel]) -> tuple[list[ShardLevel], list[ShardLevel]]:
-    """Those in memory, and SSTables."""
+    """The levels in memory, and the SSTables."""
     return [each for each in levels if each.in_memory], [each for each in levels if not each.in_memory]
 
 
@@ -111,11 +111,11 @@ def _identities(flushed: Sequence[ShardLevel]) -> tuple[Hashable, ...]:
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """One shard: its levels that the base does not hold yet, newest first."""
+    """One shard: the levels that the base does not hold yet, newest first."""
 
     manifest: ShardManifest
     sources: tuple[ShardLevel, ...]
-    #: Whether its rows in memory come from a writer of this process, not from the WAL.
+    #: Whether the rows in memory come from a writer of this process, not from the WAL.
     is_live: bool
 
     @property
@@ -129,7 +129,7 @@ class ShardSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All levels of a table at one moment. ``find_pruned`` names the shards that were not asked for."""
+    """All levels of a table at one moment. ``find_pruned`` returns the shards that were left out."""
 
     base_source: BaseSource
     shards: tuple[ShardSnapshot, ...]
@@ -154,10 +154,10 @@ class Snapshot:
 
     @cached_property
     def groups(self) -> list[tuple[ShardIdentity, list[ShardLevel]]]:
-        """Levels that may hold versions of the same keys, newest first; keys of groups are disjoint.
+        """Groups of levels that may hold versions of the same keys, newest first; groups share no key.
 
-        A group is a shard, unless a key can be in several; their levels are in the order of
-        :func:`~lancewal.reader.source.newest_first`. With each goes the identity of one of its shards.
+        A group is one shard, unless a key can be in several shards. Then their levels are in the order of
+        :func:`~lancewal.reader.source.newest_first`. Each group has the identity of one of its shards.
         """
         filled = {shard.identity: shard for shard in self.shards if shard.sources}
         return [
@@ -166,7 +166,7 @@ class Snapshot:
         ]
 
     def newest_levels_first(self) -> list[Source]:
-        """Every level, in an order in which the first one that has a key has its newest version."""
+        """Every level, ordered so that the first level with a key has its newest version."""
         levels: list[Source] = []
         for _, group in self.groups:
             levels += group
@@ -174,7 +174,7 @@ class Snapshot:
         return levels
 
     def levels(self) -> Iterator[tuple[Source, Newer]]:
-        """Every level, newest first, the base last, with what is newer than it."""
+        """Every level with what is newer than it; newest first, the base last."""
         yield from self.levels_above_base()
         yield self.base_source, self.newer_than_base
 
@@ -193,20 +193,20 @@ class Snapshot:
         return NewerThanBase(levels, self._key_readers)
 
     def ask_levels(self, ask: Callable[[Source, Newer], R], levels: Iterable[Level] | None = None) -> list[R]:
-        """What every level answers, newest level first, or what some of them do."""
+        """The answers of all levels, or of ``levels``, newest level first."""
         asked = self.levels() if levels is None else levels
         return list(ordered_map(lambda level: ask(*level), asked, self.levels_at_once))
 
     @cached_property
     def levels_at_once(self) -> int:
-        """How many levels are read side by side, each of which holds a batch of its rows meanwhile."""
+        """How many levels are read in parallel; each of them holds a batch of rows in memory."""
         sizes = [each.num_bytes or _AHEAD_BYTES for each in self._flushed]
         small = min(_REMOTE_READERS, _AHEAD_BYTES // max(sizes, default=1)) if self.is_remote else 0
-        # The base is one more.
+        # One more for the base.
         return min(1 + len(sizes), max(_LEVELS_AT_ONCE, small))
 
     def prepare_lookup(self, keys: KeyProbe) -> None:
-        """Open what a lookup of these keys needs of all SSTables at once, where each is far away."""
+        """Open what a lookup of these keys needs of all SSTables in parallel, if the storage is remote."""
         if self.is_remote:
             unopened = [each for each in self._flushed if not each.is_open_for(keys)]
             list(ordered_map(lambda each: each.open_for(keys), unopened, min(len(unopened), _REMOTE_READERS)))
@@ -221,7 +221,7 @@ class Snapshot:
 
 
 def _in_order(shards: Sequence[ShardSnapshot]) -> list[ShardLevel]:
-    """The levels of some shards, newest first; those of one shard are in that order already."""
+    """The levels of some shards, newest first; the levels of a single shard already are."""
     if len(shards) == 1:
         return list(shards[0].sources)
     levels = [(shard.shard_id, source) for shard in shards for source in shard.sources]

@@ -1,4 +1,4 @@
-"""Which shards can hold the rows that a predicate is about."""
+"""Find the shards that can hold rows that match a predicate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ShardIdentity:
-    """What never changes about a shard: its spec, and the stored values of its sharding fields."""
+    """The part of a shard that never changes: its spec, and the stored values of its sharding fields."""
 
     shard_id: UUID
     spec_id: int
@@ -45,9 +45,9 @@ class ShardIdentity:
 class ShardPruner:
     """Rules shards out by the values that their sharding column can have.
 
-    Only where that column belongs to the primary key, or there is none: elsewhere an
-    update may have moved a key to another shard, and a shard that holds no matching row may
-    still hold the newer version that hides one.
+    This works only if the column belongs to the primary key, or if there is no key. Otherwise an update may
+    have moved a key to another shard, and a shard without a matching row may still hold the newer version
+    that hides one.
     """
 
     def __init__(self, details: MemWalDetails, schema: TableSchema) -> None:
@@ -64,7 +64,7 @@ class ShardPruner:
 
     @classmethod
     def of(cls, base: BaseTable, known: ShardPruner | None) -> ShardPruner:
-        """That of a version; ``known`` itself, if it says the same of shards."""
+        """The pruner of a base version; ``known`` itself, if sharding and columns are the same."""
         details, schema = base.details, base.schema
         same = known is not None and (
             known._details.sharding_specs == details.sharding_specs
@@ -75,10 +75,10 @@ class ShardPruner:
 
     @cached_property
     def named(self) -> Mapping[UUID, ShardIdentity]:
-        """Shards that are known by their ids alone: those of the buckets, where there is one spec.
+        """The shards whose ids alone tell their values: the shards of buckets, if there is one spec.
 
-        Every router, LanceDB's too, sends the rows of a bucket to the shard with its name. (The ids of
-        identity shards are names as well, but of values that nobody can list.)
+        The id of such a shard is derived from its bucket, and every router, including LanceDB's, uses it.
+        (The ids of identity shards are derived from values too, but those values cannot be listed.)
         """
         specs = self._details.sharding_specs
         if len(specs) != 1 or not self._fields or specs[0].fields[0].transform != BUCKET:
@@ -92,11 +92,10 @@ class ShardPruner:
         }
 
     def key_groups(self, shards: Sequence[ShardIdentity]) -> list[list[ShardIdentity]]:
-        """The shards in groups, such that all versions of a key are in the shards of one group.
+        """Group the shards so that all versions of a key are in the shards of one group.
 
-        Shards that say which value they hold are alone, or with those that say the same. Lance
-        names the spec but no value when it makes a shard, and then any key may be in it: all
-        shards are one group.
+        Shards with the same stored value form a group. When Lance creates a shard, it stores the spec but
+        no value. Such a shard may hold any key, so then all shards are one group.
         """
         specs = {shard.spec_id for shard in shards}
         if len(shards) > 1 and (len(specs) != 1 or not specs <= self._fields.keys()):
@@ -107,15 +106,15 @@ class ShardPruner:
         return [list(shards)] if None in groups else list(groups.values())
 
     def stored_value(self, shard: ShardIdentity) -> bytes | None:
-        """The sharding value of all rows of a shard; ``None`` where any row may be in it.
+        """The sharding value of all rows of a shard; ``None`` if it may hold any row.
 
-        A shard without a stored value holds nulls, or was made by somebody who did not say.
+        A shard without a stored value holds nulls, or its creator did not store the value.
         """
         known = self._fields.get(shard.spec_id)
         return None if known is None else dict(shard.values).get(known[0].field_id)
 
     def matching(self, predicate: Predicate | None) -> KeyLocator | None:
-        """Where rows that fulfil the predicate can be; ``None``: in any shard."""
+        """A locator for the rows that match the predicate; ``None`` if they can be in any shard."""
         if predicate is None:
             return None
         values = {spec_id: predicate.values_of(name) for spec_id, (_, name) in self._fields.items()}
@@ -123,13 +122,13 @@ class ShardPruner:
         return KeyLocator(placed) if placed else None
 
     def may_match(self, shard: ShardIdentity, predicate: Predicate | None) -> bool:
-        """Whether a row of the shard can fulfil the predicate."""
+        """Whether a row of the shard can match the predicate."""
         wants, stored = self.matching(predicate), self.stored_value(shard)
         values = None if wants is None else wants.stored_values(shard.spec_id)
         return values is None or stored is None or stored in values
 
     def locate(self, schema: TableSchema, keys: Sequence[pa.Array]) -> KeyLocator:
-        """Where keys, given as key columns in key order, can be."""
+        """A locator for keys, which are given as key columns in key order."""
         columns = dict(zip(schema.primary_key, keys, strict=True))
         placed = {
             spec_id: (field, columns[column])
@@ -140,16 +139,16 @@ class ShardPruner:
 
 
 class KeyLocator:
-    """Tells which of some keys, or of the values that a filter allows, a shard can hold."""
+    """Tells which of the given keys, or of the values that a filter allows, a shard can hold."""
 
     def __init__(self, placed: Mapping[int, tuple[ShardingField, pa.Array]]) -> None:
-        """By spec: its sharding field, and the column of the keys that it is computed from."""
+        """``placed`` has, by spec, the sharding field and the column of values that it is computed from."""
         self._placed = placed
         self._values: dict[int, pa.Array] = {}
         self._stored: dict[int, set[bytes]] = {}
 
     def stored_values(self, spec_id: int) -> set[bytes] | None:
-        """The values of the shards of a spec that can hold any of the keys; ``None``: all of them can."""
+        """The stored values of the shards of a spec that can hold one of the keys; ``None`` if all can."""
         placed = self._placed.get(spec_id)
         if placed is None:
             return None
@@ -162,7 +161,7 @@ class KeyLocator:
         return stored
 
     def keys_in(self, shard: ShardIdentity) -> Mask | None:
-        """Which keys can be in the shard; ``None``: any of them."""
+        """A mask of the keys that can be in the shard; ``None`` if all can."""
         placed = self._placed.get(shard.spec_id)
         stored = None if placed is None else dict(shard.values).get(placed[0].field_id)
         if placed is None or stored is None:
@@ -172,7 +171,7 @@ class KeyLocator:
         if values is None:
             values = self._values[shard.spec_id] = _sharding_values(field, column)
         value = decode_shard_value(stored, result_type_to_arrow(field.result_type))
-        # Of its exact type: Arrow takes a bare number for a signed one.
+        # Give the scalar its exact type: Arrow takes a bare number for a signed one.
         value = pa.scalar(value, values.type)
         return np.asarray(pc.equal(values, value).to_numpy(zero_copy_only=False), np.bool_)
 

@@ -1,7 +1,7 @@
-"""Runs of WAL entries in memory: what a tail is kept as.
+"""Runs of WAL entries in memory, which make up a tail.
 
-Entries are often small, and one in memory costs kilobytes beside its rows. So small ones are copied into
-one batch, and runs are joined as they grow: any number of entries makes a few runs.
+Entries are often small, and each entry in memory costs kilobytes besides its rows. So small entries are
+copied into one batch, and runs are joined as they grow: any number of entries makes only a few runs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from lancewal.memtable import BATCH_OVERHEAD_BYTES
 from lancewal.reader.source import Rows
 from lancewal.storage import Lease
 
-#: Entries are read into runs of so many bytes, and runs joined up to so many.
+#: Entries are read into runs of up to ``_READ_BYTES``, and runs are joined up to ``_RUN_BYTES``.
 _READ_BYTES = 2 << 20
 _RUN_BYTES = 16 << 20
-#: Batches that are smaller on average are copied into one.
+#: Batches that are smaller than this on average are copied into one.
 _SMALL_BATCH = 128 << 10
-#: A run is joined with the one before it unless that one has so many times its rows.
+#: A run is joined with the run before it, unless that run has at least this many times its rows.
 _FAN_OUT = 2
-#: What the key index of a tail takes beside the keys.
+#: The memory of a tail's key index besides the keys.
 _INDEX_BYTES_PER_ROW = 48
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Entries side by side, of one generation and written for one version of the base table.
+    """Consecutive entries of one generation that were written for one version of the base table.
 
-    ``batches`` hold all columns, or keys and tombstones alone. ``positions`` are those of the entries,
-    ``ends`` the numbers of rows up to the end of each.
+    ``batches`` hold all columns, or only keys and tombstones. ``positions`` are the positions of the entries,
+    ``ends`` the numbers of rows up to the end of each entry.
     """
 
     generation: int | None
@@ -42,7 +42,7 @@ class Run:
     written_for: int | None
     positions: Rows
     ends: Rows
-    #: Of the entries on storage.
+    #: The size of the entries on storage.
     num_bytes: int
     is_whole: bool
     batches: tuple[pa.RecordBatch, ...]
@@ -50,7 +50,7 @@ class Run:
 
     @classmethod
     def of(cls, entries: Sequence[WalEntry], schema: TableSchema) -> Run:
-        """All columns of entries that are alike; see :func:`in_some`."""
+        """A run with all columns of entries that :func:`in_some` put together."""
         batches = [batch for entry in entries for batch in entry.rows(schema)]
         return cls(
             entries[0].generation,
@@ -68,7 +68,7 @@ class Run:
 
     @cached_property
     def held_bytes(self) -> int:
-        """What the rows take, with the index of their keys."""
+        """The memory of the rows and of the index of their keys."""
         rows = sum(int(batch.get_total_buffer_size()) for batch in self.batches)
         return rows + BATCH_OVERHEAD_BYTES * len(self.batches) + _INDEX_BYTES_PER_ROW * self.num_rows
 
@@ -90,12 +90,12 @@ class Run:
         )
 
     def is_like(self, other: Run) -> bool:
-        """Whether the two may become one."""
+        """Whether the two runs may be joined."""
         mine = self.generation, self.written_for, self.is_whole
         return mine == (other.generation, other.written_for, other.is_whole)
 
     def joined(self, later: Run) -> Run:
-        """This run and the one behind it as one."""
+        """This run and the next one as one run."""
         one = replace(
             self,
             positions=np.concatenate([self.positions, later.positions]),
@@ -107,7 +107,7 @@ class Run:
         return replace(one, lease=Lease.joined(leases, one.held_bytes) if leases else None)
 
     def key_batches(self, schema: TableSchema) -> list[pa.RecordBatch]:
-        """Keys and tombstones alone, not copied."""
+        """Only keys and tombstones, without a copy."""
         if not self.is_whole:
             return list(self.batches)
         names, held = [*schema.primary_key, TOMBSTONE], keys_of(schema).stored
@@ -117,7 +117,7 @@ class Run:
         ]
 
     def keys_only(self, schema: TableSchema) -> Run:
-        """Keys and tombstones alone, in memory of their own, under what they need of the lease."""
+        """A copy with only keys and tombstones; it keeps the part of the lease that it needs."""
         rows = pa.Table.from_batches(self.key_batches(schema)).take(pa.array(np.arange(self.num_rows)))
         less = replace(self, is_whole=False, batches=tuple(rows.combine_chunks().to_batches()))
         return (
@@ -126,7 +126,7 @@ class Run:
 
 
 def in_some(entries: Iterable[WalEntry]) -> Iterator[list[WalEntry]]:
-    """Entries in order, as many at a time as make one run."""
+    """Split ordered entries into lists that make one run each."""
     some: list[WalEntry] = []
     num_bytes = 0
     for entry in entries:
@@ -143,19 +143,19 @@ def in_some(entries: Iterable[WalEntry]) -> Iterator[list[WalEntry]]:
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, ...]:
-    """The same rows, in one batch where these are small."""
+    """The same rows, in one batch if the batches are small."""
     filled = [batch for batch in batches if batch.num_rows]
     if len(filled) < 2 or sum(batch.nbytes for batch in filled) > _SMALL_BATCH * len(filled):
         return tuple(filled)
     try:
         return tuple(pa.Table.from_batches(filled).combine_chunks().to_batches())
     except pa.ArrowException:
-        # Dictionaries, for one, may have more words together than their numbers can tell apart.
+        # For example, joined dictionaries may have more values than their index type can number.
         return tuple(filled)
 
 
 def in_fewer(runs: Iterable[Run]) -> list[Run]:
-    """Runs in order, joined such that each has several times the rows of the next, or as many as it may."""
+    """Join ordered runs until each has at least twice the rows of the next, or is as large as it may be."""
     fewer: list[Run] = []
     for run in runs:
         while fewer and fewer[-1].is_like(run) and fewer[-1].num_rows < _FAN_OUT * run.num_rows:
@@ -167,6 +167,6 @@ def in_fewer(runs: Iterable[Run]) -> list[Run]:
 
 
 def keys_of(schema: TableSchema) -> TableSchema:
-    """The key columns of ``schema`` alone."""
+    """A schema with only the key columns of ``schema``."""
     columns = pa.schema([schema.columns.field(name) for name in schema.primary_key])
     return TableSchema(columns, schema.primary_key)

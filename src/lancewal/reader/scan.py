@@ -1,9 +1,8 @@
 """Scan: all rows of a table, each key once, in its newest version.
 
-Levels are read from the newest to the oldest. Each leaves out the rows whose keys a newer
-level holds, deletes included, and only then is a row asked whether it matches: filters may be
-pushed into a level because the keys that hide its rows are the newer levels' whole
-key sets, not the matching part of them.
+Levels are read from the newest to the oldest. Each level leaves out the rows whose keys a newer level holds,
+deletes included. A filter may be pushed down into a level, because the keys that hide rows are all keys of
+the newer levels, not only those of matching rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lancewal.reader.merge import ShardSnapshot, Snapshot
 from lancewal.reader.source import Request, Source, labelled, shown_schema
 from lancewal.storage import check_process, ordered_map, read_times
 
-#: A filter that names at most so many keys is answered by looking them up.
+#: A filter that names at most this many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
 
 _Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
@@ -52,7 +51,7 @@ class Scan:
         with_row_source: bool = False,
         planned_in: float = 0.0,
     ) -> None:
-        """``planned_in`` is how many seconds it took to get to the snapshot."""
+        """``planned_in`` is how many seconds it took to get the snapshot."""
         for name, number in (("limit", limit), ("offset", offset)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
                 raise InvalidInputError(f"{name} must be a number of rows, 0 or more, not {number!r}")
@@ -61,7 +60,7 @@ class Scan:
         self.limit = limit
         self.offset = offset or 0
         self._planned_in = planned_in
-        # Rows of a table with blobs can be counted, but not shown as a whole.
+        # Rows of a table with blobs can be counted, but not be read with all columns.
         self._shows_blobs = columns is None and bool(snapshot.schema.blob_columns)
         shown = snapshot.schema.without_blobs.names if self._shows_blobs else columns
         self._columns = checked_columns(shown, snapshot.schema)
@@ -79,7 +78,7 @@ class Scan:
             return pa.Table.from_batches(self._batches(), self.schema)
 
     def to_pandas(self) -> Any:
-        """All rows at once as a frame of pandas, which you install yourself."""
+        """All rows at once as a pandas DataFrame; pandas must be installed."""
         return self.to_table().to_pandas()
 
     def to_batches(self) -> pa.RecordBatchReader:
@@ -105,14 +104,14 @@ class Scan:
         return remaining if self.limit is None else min(remaining, self.limit)
 
     def explain(self) -> str:
-        """What is read, what was left out, and what is pushed down, as text."""
+        """Describe what is read, what was left out, and what is pushed down."""
         return _explained(self)
 
     def pinned_keys(self) -> list[pa.Array] | None:
-        """The key columns of all keys that the filter allows, when it names them and they are few.
+        """The key columns of all keys that the filter allows, if it names them and they are few.
 
-        Only where it is nothing but simple conditions: others are left to Lance wherever
-        the rows are, so that what Lance refuses is refused whether or not a row is in memory.
+        The filter must consist of simple conditions only. Lance evaluates all others, wherever the rows are,
+        so that a filter that Lance refuses is refused whether or not a row is in memory.
         """
         names = self.snapshot.schema.primary_key
         if self.predicate is None or not names or not self.predicate.is_simple:
@@ -161,7 +160,8 @@ class Scan:
                 return
 
     def _all(self) -> Iterator[pa.RecordBatch]:
-        # With a limit the first levels may be enough; nearby none waits for long.
+        # Prefetch only from remote storage, where each level waits, and only without a limit: with a limit
+        # the first levels may be enough.
         ahead = self.snapshot.levels_at_once if self.snapshot.is_remote and self.limit is None else 1
         for source, first, rest in ordered_map(_opened, self._levels(), ahead):
             for batch in chain(first, rest):
@@ -170,7 +170,7 @@ class Scan:
                     yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
 
     def _levels(self) -> Iterator[_Level]:
-        """What is to be read, newest first, the base last."""
+        """The levels to read, newest first, the base last."""
         enough = None if self.limit is None else self.limit + self.offset
         request = Request(self._columns, self.predicate, enough)
         for source, newer in self.snapshot.levels():
@@ -198,7 +198,7 @@ def _opened(level: _Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.Re
 
 
 def _explained(scan: Scan) -> str:
-    """Sources from the newest to the oldest, pruned shards, and where the filter is evaluated."""
+    """Describe the sources, newest first, the pruned shards, and where the filter is evaluated."""
     snapshot = scan.snapshot
     lines = [f"Scan of {snapshot.base.uri} at base version {snapshot.base.version}"]
     lines.append(f"  columns: {', '.join(scan.schema.names)}")

@@ -1,7 +1,7 @@
-"""Searches over all levels, by vector and by words: the best rows, each key in its newest version only.
+"""Search all levels by vector or by words: the best rows, each key in its newest version only.
 
-Every level leaves out superseded rows before its own cut to ``k``, so the merged result is short only
-when the table is.
+Every level drops superseded rows before it cuts its result to ``k`` rows. So the merged result has fewer
+than ``k`` rows only if the table has no more matches.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from lancewal.reader.words import query_terms
 from lancewal.storage import ordered_map
 
 DEFAULT_NPROBES = 20
-#: Candidates per row asked for that Lance ranks again by exact distance: quantised
-#: distances must not compete with exact ones of other levels.
+#: For each wanted row Lance ranks this many candidates again by exact distance, because quantised distances
+#: must not compete with the exact distances of other levels.
 DEFAULT_REFINE_FACTOR = 5
 
 
@@ -55,7 +55,7 @@ def checked_nearest(
     nprobes: int | None = None,
     refine_factor: int | None = None,
 ) -> NearestQuery:
-    """Refuse what cannot be searched; the metric defaults to that of the column's index, else L2."""
+    """Check a vector query; the default metric is that of the column's index, or L2 without an index."""
     type_ = _checked_column(snapshot, column)
     if not is_vector(type_):
         raise InvalidInputError(
@@ -89,12 +89,12 @@ def nearest(
 ) -> pa.Table:
     """The ``k`` nearest rows, nearest first, with their distance as ``_distance``.
 
-    ``levels`` are those to search, where others search the rest; by default all.
+    ``levels`` restricts the search to some levels, if other tasks search the rest.
     """
     refuse_added(snapshot.schema, DISTANCE)
     shown = checked_columns(columns, snapshot.schema)
     parts: list[Hits] = []
-    # Under cosine a zero vector has no direction: nothing is near it.
+    # A zero vector has no direction, so it has no cosine distance to any row.
     if query.metric is not Metric.COSINE or query.vector.any():
         parts = snapshot.ask_levels(lambda source, newer: source.nearest(query, newer), levels)
     return _best_rows(snapshot, parts, query.k, shown, DISTANCE, largest_first=False)
@@ -109,7 +109,7 @@ def checked_words(
     phrase: bool = False,
     predicate: Predicate | None = None,
 ) -> WordsQuery:
-    """Refuse what cannot be searched. A query of stop words alone is allowed and finds nothing."""
+    """Check a full-text query. A query that has only stop words is allowed and finds nothing."""
     type_ = _checked_column(snapshot, column)
     if not is_text(type_):
         raise InvalidInputError(f"column {column!r} is {type_}; full-text search needs text")
@@ -121,7 +121,7 @@ def checked_words(
     params = indexes.text_params(column)
     if params is None:
         indexes.hint("column %s has no full-text index in the base table: every row is read", column)
-        # Without an index nothing was left out at its creation.
+        # Without an index the rows are indexed now, with positions if the query needs them.
         params = FullTextParams(with_position=phrase)
     if phrase and not params.with_position:
         raise InvalidInputError(
@@ -141,7 +141,8 @@ def find_words(
 ) -> pa.Table:
     """The ``k`` best rows, best first, with their score as ``_score``.
 
-    ``levels`` are those to search, where others search the rest; then ``corpus`` is that of all of them.
+    ``levels`` restricts the search to some levels, if other tasks search the rest; ``corpus`` must then have
+    the statistics of all levels.
     """
     refuse_added(snapshot.schema, SCORE)
     shown = checked_columns(columns, snapshot.schema)
@@ -154,7 +155,7 @@ def find_words(
 
 
 def words_statistics(snapshot: Snapshot, query: WordsQuery, levels: Iterable[Level]) -> CorpusStatistics:
-    """What some levels add to the statistics of the table."""
+    """The part of ``levels`` in the statistics of the table."""
     if not query_terms(query.params, query.text):
         return CorpusStatistics()
     found = text_levels(snapshot, query, levels)
@@ -165,7 +166,7 @@ def words_statistics(snapshot: Snapshot, query: WordsQuery, levels: Iterable[Lev
 def text_levels(
     snapshot: Snapshot, query: WordsQuery, levels: Iterable[Level] | None = None
 ) -> list[TextLevel]:
-    """All levels, newest first, in the parts that full-text search sees."""
+    """All levels, newest first, split into the parts that full-text search uses."""
     parts = snapshot.ask_levels(lambda source, newer: source.words(query, newer), levels)
     return [level for levels in parts for level in levels]
 
@@ -192,7 +193,7 @@ def _best_rows(
 ) -> pa.Table:
     """The best ``k`` of all hits as a table with ``value_name`` as its last column.
 
-    Of equally good rows those of the level that comes first in ``parts`` come first.
+    Equally good rows keep the order of their levels in ``parts``.
     """
     parts = [part for part in parts if len(part)]
     shown = pa.schema([*(snapshot.schema.plain.field(name) for name in columns), (value_name, pa.float32())])
@@ -219,7 +220,7 @@ def _best_rows(
 
 
 def _checked_column(snapshot: Snapshot, column: str) -> pa.DataType:
-    """The type of a column to search; refuses one that the table does not have."""
+    """The type of a column to search; refuses a column that the table does not have."""
     if column not in snapshot.schema.field_ids:
         raise InvalidInputError(
             f"the table has no column {column!r}; its columns are {', '.join(snapshot.schema.names)}"
@@ -228,7 +229,7 @@ def _checked_column(snapshot: Snapshot, column: str) -> pa.DataType:
 
 
 def _checked_number(name: str, value: Any) -> int:
-    """A whole number of at least 1."""
+    """``value`` as a whole number; refuses anything below 1."""
     try:
         number = 0 if isinstance(value, bool) else operators.index(value)
     except TypeError:

@@ -1,7 +1,7 @@
 """Source: one level of a table, which is a MemTable or log tail, an SSTable, or the base table.
 
-Every level answers the same questions. It leaves out rows that a newer version in the level itself
-replaces, and rows whose keys a newer level has: :class:`Newer` tells which.
+All levels have the same interface. A level leaves out rows that a newer version in the level itself
+replaces, and rows whose keys a newer level has; :class:`Newer` has these keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float32]
 
 ABSENT = -1
-#: Times as many rows as a search wants; one odd query must not make the next one slow.
+#: Bounds of :attr:`Surplus.factor`, so that one odd query does not make the next one slow.
 _LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
 
 DISTANCE = "_distance"
@@ -41,65 +41,65 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class Source(Protocol):
-    """One level. ``newer`` is what the levels above it say."""
+    """One level. ``newer`` has the keys and hidden rows that the levels above it know of."""
 
     @property
     def name(self) -> str:
-        """As the column ``_source`` shows it."""
+        """The name that the column ``_source`` shows."""
 
     @property
     def shard_id(self) -> UUID | None:
-        """The base table has none."""
+        """The shard of the level; ``None`` for the base table."""
 
     @property
     def generation(self) -> int: ...
 
     @property
     def in_memory(self) -> bool:
-        """Whether the rows were not flushed yet; other levels wait for I/O."""
+        """Whether the rows are not flushed yet; other levels wait for I/O."""
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
-        """The rows that the request is about."""
+        """The rows that the request asks for."""
 
     def count(self, predicate: Predicate | None, newer: Newer) -> int:
-        """How many rows :meth:`batches` would give, without reading more than it takes."""
+        """How many rows :meth:`batches` would return; reads no more than counting needs."""
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
-        """The newest rows of some keys, each of which is asked for once."""
+        """The newest rows of ``keys``, which are distinct."""
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """The ``k`` rows whose vectors are nearest."""
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
-        """The level as full-text search sees it: some parts, each indexed in one way."""
+        """The parts of the level for full-text search, each of which is indexed in one way."""
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows that a search found, in the order asked."""
+        """Rows that a search found, in the order of ``rows``."""
 
     def explain(self, predicate: Predicate | None) -> str:
         """How the rows are read and filtered."""
 
 
 class ShardLevel(Source, Protocol):
-    """A level above the base. Its keys, those of deletes included, hide rows of older levels."""
+    """A level above the base. Its keys, including those of deletes, hide rows of older levels."""
 
     @property
     def identity(self) -> Hashable:
-        """What is found out about the keys of an SSTable is kept by this; rows in memory have none."""
+        """The cache key for what is known about the keys of an SSTable; ``None`` for rows in memory."""
 
     def keys(self) -> KeySet:
-        """All keys here, whatever a filter says."""
+        """All keys of the level, independent of any filter."""
 
     def key_values(self) -> pa.Array:
-        """The key of every row that could be shown, in the type that the table's key has."""
+        """The key of every row that may be visible, in the type of the table's key."""
 
     def hide(self, superseded: Mask) -> Hidden:
-        """What is left when the rows of some of :meth:`key_values` go."""
+        """The hidden rows of the level; ``superseded`` marks keys of :meth:`key_values`."""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """By row number, which rows of a level newer levels hide, ``None`` if none, and how many others live."""
+    """A mask of the rows of a level that newer levels hide (``None``: none), and the number of live rows."""
 
     rows: Mask | None
     live: int
@@ -110,7 +110,7 @@ class Hidden:
 
 
 class Newer:
-    """What is newer than one level: rows that are known to be hidden, and keys that hide others."""
+    """What newer levels hide in one level: rows that are known to be hidden, and keys that hide others."""
 
     def __init__(self, keys: Iterable[KeySet] = (), hidden: Hidden | None = None) -> None:
         self._keys = keys
@@ -118,21 +118,21 @@ class Newer:
 
     @lazy_property
     def keys(self) -> list[KeySet]:
-        """Sets to be asked one by one, none of them empty."""
+        """The non-empty key sets, which must be probed one by one."""
         return [keys for keys in self._keys if len(keys)]
 
     @lazy_property
     def levels(self) -> list[KeySet]:
-        """The keys of each newer level that has any."""
+        """The non-empty key set of each newer level."""
         return self.keys
 
     @property
     def hidden_rows(self) -> Mask | None:
-        """By row number, those that are known to be hidden; ``None`` if none is."""
+        """A mask of the rows that are known to be hidden; ``None`` if there are none."""
         return None if self.hidden is None else self.hidden.rows
 
     def __len__(self) -> int:
-        """How many keys there are, at most."""
+        """An upper bound of the number of keys."""
         return sum(map(len, self.keys))
 
     def contains(self, keys: pa.Array) -> Mask:
@@ -152,15 +152,15 @@ class Request:
 
 
 def sql_of(predicate: Predicate | None) -> str | None:
-    """A filter as Lance takes it."""
+    """A filter in the form that Lance accepts."""
     return None if predicate is None else predicate.sql
 
 
 class Found(NamedTuple):
-    """What a level knows of some keys, which are numbered in the order asked.
+    """The result of a lookup in one level. Keys are numbered in the order of the request.
 
-    ``known`` are the numbers of the keys that it has, deletes included. ``rows`` are those that are
-    not deleted, and ``numbers`` tells which key each row is for.
+    ``known`` are the numbers of the keys that the level has, deletes included. ``rows`` are the rows that
+    are not deleted, and ``numbers`` has the number of the key of each row.
     """
 
     known: Rows
@@ -169,16 +169,16 @@ class Found(NamedTuple):
 
     @classmethod
     def nothing(cls) -> Found:
-        """None of the keys."""
+        """The result of a level that has none of the keys."""
         return _NOTHING
 
     @classmethod
     def at(cls, positions: Rows, take: Callable[[Rows], tuple[pa.Table, Mask]]) -> Found:
-        """The rows at ``positions``, one for each key, ``ABSENT`` for a key that is not here.
+        """The rows at ``positions``, one for each key; ``ABSENT`` is for a key that the level does not have.
 
-        ``take`` gives rows by position, and which of them are deletes.
+        ``take`` returns the rows at some positions, and which of them are deletes.
         """
-        if len(positions) == 1:  # so often that it goes without numpy's masks
+        if len(positions) == 1:  # the most frequent case, so it avoids numpy's masks
             if positions[0] == ABSENT:
                 return _NOTHING
             rows, deleted = take(positions)
@@ -236,7 +236,7 @@ class TextLevel(Protocol):
         """Whether its rows are scored against its own statistics, not those of the whole table."""
 
     def statistics(self) -> CorpusStatistics:
-        """What its live rows add to the statistics of the table."""
+        """The part of its live rows in the statistics of the table."""
 
     def search(self, corpus: CorpusStatistics) -> Hits:
         """Its best ``k`` rows, best first."""
@@ -271,10 +271,10 @@ class Hits:
         superseded: int,
         surplus: Surplus,
     ) -> Hits:
-        """The best ``k`` live rows of a level that has ``rows`` rows, ``superseded`` of them replaced.
+        """The best ``k`` live rows of a level of ``rows`` rows, of which at most ``superseded`` are replaced.
 
-        ``fetch(n)`` gives the best ``n`` rows, fewer when there are no more. It is asked for more
-        until enough are left: a row that was replaced must not take a fresh one's place.
+        ``fetch(n)`` returns the best ``n`` rows, or fewer if there are no more. It is called for more rows
+        until ``k`` of them are live: a replaced row must not take the place of a live one.
         """
         wanted = min(surplus.candidates(k) if superseded else k, rows)
         while wanted:
@@ -294,9 +294,9 @@ class Hits:
 
 @dataclass
 class Surplus:
-    """How many more rows than wanted a search asks a level for, because newer ones hide some.
+    """How many times ``k`` rows a search requests from a level, because newer levels hide some of them.
 
-    Twice as many as the search before needed: asking again costs a round trip or two.
+    The factor is twice what the search before needed, because a second request costs a round trip or two.
     """
 
     factor: float = _LEAST_SURPLUS
@@ -305,37 +305,37 @@ class Surplus:
         return math.ceil(self.factor * k)
 
     def learn(self, k: int, needed: int) -> None:
-        """So many rows were needed to have ``k`` that live."""
+        """Note that ``needed`` rows were necessary to get ``k`` live ones."""
         self.factor = min(max(_LEAST_SURPLUS, 2 * needed / k), _MOST_SURPLUS)
 
 
 class Candidates(NamedTuple):
-    """What Lance found in one level, best first, and which of it no newer level replaces."""
+    """Rows that Lance found in one level, best first; ``live`` marks those that no newer level replaces."""
 
     rows: Rows
     values: Values
     live: Mask
 
     def in_order(self, *, largest_first: bool) -> Candidates:
-        """Best first, and equally good ones by row: Lance leaves their order open."""
+        """Sorted: best first, and equally good ones by row, because Lance does not define their order."""
         order = np.lexsort((self.rows, -self.values if largest_first else self.values))
         return Candidates(self.rows[order], self.values[order], self.live[order])
 
 
 def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool, int, UUID]:
-    """The order of levels of several shards that may hold versions of one key.
+    """A sort key for the levels of several shards that may hold versions of one key.
 
-    What is newer in two shards nothing on storage says, so it is a rule: rows in memory or in
-    the WAL before flushed ones, then the higher generation, then the lower shard id. Reads of every kind
-    follow it, and compaction does: it brings levels into the base in the opposite order, so
-    that at no moment an older level lies over a newer one. (Flushing moves rows in the order; only the
-    rows of one shard are for certain in the order of their puts.)
+    Nothing on storage says which of two shards has the newer row, so a rule decides: rows in memory or in
+    the WAL come before flushed ones, then the higher generation, then the lower shard id. All reads follow
+    this rule. Compaction follows it too: it merges levels into the base in the opposite order, so that an
+    older level never lies above a newer one. (A flush changes the place of rows in this order. Only the rows
+    of one shard are certainly in the order of their puts.)
     """
     return not in_memory, -generation, shard_id
 
 
 def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
-    """What a read of ``columns`` returns."""
+    """The schema of a read of ``columns``."""
     if row_source:
         refuse_added(schema, SOURCE, SHARD_ID)
     fields = [schema.plain.field(name) for name in columns]

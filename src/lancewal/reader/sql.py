@@ -1,4 +1,4 @@
-"""SQL on one table: DataFusion plans the query, the merged view gives the columns that it needs."""
+"""SQL on one table: DataFusion plans the query, and a merged read supplies the columns that it needs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lancewal.storage import scrubbed
 if TYPE_CHECKING:
     from datafusion import DataFrame, LogicalPlan, SessionContext
 
-#: What a query calls the table.
+#: The name of the table in a query.
 TABLE_NAME = "t"
 
 
 def run_sql(query: str, columns: pa.Schema, read: Callable[[Sequence[str]], pa.Table]) -> pa.Table:
-    """The result of ``query`` on the table ``t``, whose rows ``read`` gives for some columns.
+    """The result of ``query`` on the table ``t``; ``read`` returns its rows with the given columns.
 
-    The query is planned on the table without rows first, so that only columns which it uses are read.
+    The query is first planned on the table without rows, so that only the columns that it uses are read.
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
     >>> run_sql("SELECT max(n) AS most FROM t WHERE id < 3", rows.schema, rows.select).to_pylist()
@@ -28,7 +28,7 @@ def run_sql(query: str, columns: pa.Schema, read: Callable[[Sequence[str]], pa.T
     """
     plain = columns.remove_metadata()
     needed = _needed(_planned(query, plain.empty_table()), plain.names)
-    # A query that needs no column, as count(*), still needs the number of rows.
+    # A query that needs no column, such as count(*), still needs the number of rows.
     rows = read(needed or plain.names[:1])
     frame = _planned(query, rows.replace_schema_metadata(None))
     try:
@@ -43,7 +43,7 @@ def _planned(query: str, rows: pa.Table) -> DataFrame:
     context = _context()
     batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
     context.register_record_batches(TABLE_NAME, [batches])
-    # Nothing but reading: no files are made or read, no settings changed.
+    # Allow reads only: a query must not create or read files, or change settings.
     only_select = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
     try:
         return context.sql_with_options(query, only_select)
@@ -54,7 +54,7 @@ def _planned(query: str, rows: pa.Table) -> DataFrame:
 def _context() -> SessionContext:
     from datafusion import SessionConfig, SessionContext
 
-    # Names of columns as they are written, as filters take them.
+    # Column names keep their case, as in filters.
     return SessionContext(SessionConfig({"datafusion.sql_parser.enable_ident_normalization": "false"}))
 
 
@@ -66,7 +66,7 @@ def _needed(frame: DataFrame, names: Sequence[str]) -> list[str]:
         raise _refused(error) from None
     shown = plan.display_indent()
     if "Subquery" in shown or shown.startswith("DescribeTable"):
-        return list(names)  # what stands in expressions, or is described, is no input of the plan
+        return list(names)  # subqueries in expressions, and described tables, are not among the plan's inputs
     used = set(_scanned(plan))
     return [name for name in names if name in used]
 

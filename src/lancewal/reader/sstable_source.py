@@ -32,7 +32,7 @@ from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, is_large
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
 from lancewal.storage import Shelf
 
-#: Of so few rows all are compared: as fast as an index, and exact whatever the vectors are.
+#: Up to this many rows, every vector is compared: this is as fast as an index, and always exact.
 EXACT_SSTABLE_ROWS = 4096
 
 #: By :attr:`SsTableSource.identity`.
@@ -40,7 +40,7 @@ _key_sets: Shelf[Hashable, KeySet] = Shelf()
 
 
 class SsTableSource:
-    """One SSTable, shown as the columns of ``schema``. Rows are known by their offset."""
+    """One SSTable, shown as the columns of ``schema``. Rows are identified by their offset."""
 
     in_memory = False
 
@@ -64,7 +64,7 @@ class SsTableSource:
 
     @cached_property
     def identity(self) -> Hashable:
-        """The SSTable, which never changes, and what the table's key columns are."""
+        """The SSTable, which never changes, and the ids and types of the table's key columns."""
         schema = self._schema
         types = [str(schema.plain.field(name).type) for name in schema.primary_key]
         return self._sstable.uri, *(schema.field_ids[name] for name in schema.primary_key), *types
@@ -82,7 +82,7 @@ class SsTableSource:
         live = int(np.count_nonzero(~superseded & ~tombstones))
         if not superseded.any():
             return Hidden(None, live)
-        # Offsets between those listed belong to older versions, which no scan returns.
+        # Offsets that are not listed belong to older versions, which no scan returns.
         rows = np.ones(int(offsets.max()) + 1, np.bool_)
         rows[offsets] = superseded
         return Hidden(rows, live)
@@ -118,7 +118,7 @@ class SsTableSource:
 
     @property
     def num_bytes(self) -> int | None:
-        """What its rows took in memory; ``None`` if Lance wrote it."""
+        """The size of its rows in memory; ``None`` if Lance wrote the SSTable."""
         return self._sstable.entry.in_memory_bytes
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
@@ -133,7 +133,7 @@ class SsTableSource:
         return pa.Table.from_batches([self._sstable.take(rows, self._schema, columns)])
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
-        """A large one through Lance; of a small one every row is compared."""
+        """Search a large SSTable with Lance's index; compare every row of a small one."""
         name = self._stored_name(query.column)
         if name is None:
             return Hits.none(self)
@@ -162,7 +162,7 @@ class SsTableSource:
         if large and self._indexes.text_params(name) == query.params:
             sql = sql_of(query.predicate)
             if name in map(self._stored_name, self._schema.primary_key):
-                # The only column that a deleted row still has.
+                # A deleted row still has its key columns, so the index finds it there.
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"
 
             def live_rows(rows: Rows, _: pa.Table) -> Mask:
@@ -184,12 +184,12 @@ class SsTableSource:
         return "" if predicate is None else ", filter pushed down"
 
     def _superseded(self, newer: Newer) -> Mask | None:
-        """By row offset, which rows newer levels replace; ``None`` when none is."""
+        """A mask, by row offset, of the rows that newer levels replace; ``None`` if there are none."""
         hidden = self._hidden(newer)
         return None if hidden is None else hidden.rows
 
     def _hidden(self, newer: Newer) -> Hidden | None:
-        """What newer SSTables and rows in memory hide together; ``None`` where nothing is known."""
+        """What newer SSTables and rows in memory hide together; ``None`` if nothing is known to be hidden."""
         dead = newer.hidden_rows
         if not len(newer) or (dead is not None and dead.all()):
             return newer.hidden
@@ -205,7 +205,7 @@ class SsTableSource:
         return map(_offsets, self._sstable.scan(self._schema, [], filter=predicate, with_offsets=True))
 
     def _compared(self, query: NearestQuery, dead: Mask | None) -> Hits:
-        """Every row's distance, batch by batch."""
+        """Compare the vector of every row, batch by batch."""
         parts = []
         found = self._sstable.scan(self._schema, [query.column], filter=query.predicate, with_offsets=True)
         for batch in found:
@@ -224,7 +224,7 @@ class SsTableSource:
         return FixedIndex(index, np.concatenate(offsets))
 
     def _stored_name(self, column: str) -> str | None:
-        """What the SSTable's own dataset calls a column; ``None`` when it has not got it."""
+        """The name of a column in the SSTable's own dataset; ``None`` if the dataset does not have it."""
         return self._sstable.columns_for(self._schema)[column]
 
     def _takes_filter(self, predicate: Predicate | None) -> bool:

@@ -1,41 +1,42 @@
 """One consistent state of a table: as data, and opened as its levels.
 
-As data it is the version of the base table and, of each shard, the manifest and where the WAL ended
-(:class:`TableState`). That can be sent to another process and opened there, later too.
+As data, a state is the version of the base table and, for each shard, the manifest and the end of the WAL
+(:class:`TableState`). It can be sent to another process and opened there, also later.
 
-What is read in which order decides whether a row is missed or seen twice while writers
-flush, jobs compact and collectors delete beside the reader:
+The order of the reads decides whether a row is missed or seen twice while writers flush, jobs compact and
+garbage collectors delete beside the reader:
 
 1. **MemTables of writers in this process**, before the shard's manifest. A MemTable that
-   is published between the two is then in both, and is told by its generation: the manifest's
+   is published between the two reads is then in both. Its generation shows this: the manifest's
    ``current_generation`` is above it, so the view is dropped, and the SSTable holds all of
-   its rows. The other way round it could be in neither: not yet in the manifest, no
-   longer in memory. Views count only if the manifest still names the writer's epoch; a
+   its rows. In the opposite order the MemTable could be in neither: not yet in the manifest, and no
+   longer in memory. Views count only if the manifest still names the writer's epoch, because a
    writer that was superseded does not know what its successor wrote.
-2. **The shard's manifest**, then, where no writer lives here, **the end of its WAL**, then the
-   manifest once more. Entries vanish when they are flushed and collected meanwhile, and then the WAL
-   seems to end where they began; or rows were published that the first manifest lacks, and newer
-   ones follow them in the WAL. So the end is believed only when both manifests tell of the same rows.
-   The first one may be that of an earlier read: if it is still the newest afterwards, it was so before.
+2. **The shard's manifest**, then, if no writer of this process has the shard, **the end of its WAL**, then
+   the manifest once more. Two things can go wrong in between. Entries may be flushed and collected, and then
+   the WAL seems to end where they began. Or rows may be published that the first manifest lacks, and newer
+   rows follow them in the WAL. So the end counts only if both manifests describe the same rows. The first
+   manifest may come from an earlier read: if it is still the newest afterwards, it was the newest before.
 3. **The base version with its markers**, last. A compaction between 2 and 3 only raises a
-   marker, and SSTables at or below it are left out here. Were the base read first, a
-   compaction followed by pruning would hide the rows from both reads. Beside the second look at the
-   manifest the base may be read: it is later than a manifest that was known before and has not
-   changed. If it has changed, the base is read again.
-4. A marker that has reached ``current_generation`` as read means that the base holds
-   generations which this reader knows as MemTable or WAL rows, or not at all: those rows
-   would lie over newer ones. The snapshot starts again. So it does where a compaction in several commits
-   has announced such a generation, whose rows the base may hold in part. Where the marker is not about this
-   shard's generations at all (a copied table, see :mod:`lancewal.sstable.lineage`) it says nothing.
-5. **The WAL entries**, up to the end that was found. One that vanished was flushed since 2: the
-   snapshot starts again.
+   marker, and SSTables at or below the marker are left out here. If the base were read first, a
+   compaction followed by pruning would hide the rows from both reads. The base may be read at the same time
+   as the manifest is read again: if the manifest has not changed, the base is later than the manifest. If
+   the manifest has changed, the base is read again.
+4. If a marker has reached the ``current_generation`` that was read, the base holds generations that this
+   reader knows as MemTable or WAL rows, or not at all. Those rows would lie above newer ones, so the
+   snapshot starts again. It also starts again if a compaction in several commits has announced such a
+   generation, because the base may hold a part of its rows. A marker that is not about this shard's
+   generations (in a copied table, see :mod:`lancewal.sstable.lineage`) is ignored.
+5. **The WAL entries**, up to the end that was found. An entry that has vanished was flushed since step 2:
+   the snapshot starts again.
 
-A shard that appears after the listing is left out: its rows are younger than the read. If the base may hold
-a part of them, the snapshot starts again.
+A shard that appears after the listing is left out, because its rows are younger than the read. If the base
+may hold a part of them, the snapshot starts again.
 
-With ``max_staleness`` a shard, the listing and the base are kept for that long, each since it was asked
-for, and never set back. What keeps a snapshot right is the order of 2 and 3 for each shard, so a base goes
-with shards that were read before it, however long before. Rows of writers in this process are taken anew.
+With ``max_staleness`` a shard, the listing and the base are each kept for that long, counted from the moment
+of the request, and never replaced by something older. A snapshot is correct if steps 2 and 3 are in order for
+each shard. So a base may be used with shards that were read before it, however long before. Rows of writers
+in this process are always read again.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ T = TypeVar("T")
 #: Each attempt fails only when a flush or a compaction got in between.
 _ATTEMPTS = 16
 _REMOTE_READERS = 64
-#: What an open version of a table is taken to hold in memory.
+#: The assumed memory of an open version of a table.
 _BASE_BYTES = 1 << 20
 
 
@@ -82,14 +83,14 @@ _BASE_BYTES = 1 << 20
 class ShardPlace:
     """One shard of a state: its manifest, and where its WAL ended.
 
-    Where a writer of this process has the rows in memory, they are ``views``, oldest first, and nothing
-    of the WAL is needed. Only what is read and used in this process has them.
+    If a writer of this process has the rows in memory, ``views`` has its MemTables, oldest first, and the WAL
+    is not needed. Views exist only in the process that read them.
     """
 
     manifest: ShardManifest
     wal_end: int
     views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
-    #: When its manifest was known and the rest not yet, by the clock of the process that read it.
+    #: A moment after the manifest was read and before the rest was, by the clock of the reading process.
     read_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
@@ -107,9 +108,9 @@ class ShardPlace:
 
 @dataclass(frozen=True)
 class TableState:
-    """A state of the table as data. Equal ones have equal rows.
+    """A state of the table as data. Equal states have equal rows.
 
-    ``checksum`` is that of the version's manifest: another table may be made at the same place.
+    ``checksum`` is the checksum of the version's manifest: another table may be created at the same place.
     """
 
     uri: str
@@ -118,11 +119,11 @@ class TableState:
     checksum: int
 
     def positions(self) -> dict[UUID, int]:
-        """The place in the change feed from which on nothing is part of this state."""
+        """The position in the change feed where this state ends; rows from there on are not part of it."""
         return {place.shard_id: place.wal_end for place in self.shards}
 
     def base(self, storage_options: Mapping[str, str]) -> BaseSource:
-        """The base table of this state; kept, because every task of a query asks for it."""
+        """The base table of this state; cached, because every task of a query needs it."""
         key = (self.uri, frozenset(storage_options.items()))
         known = _bases.get(key)
         if known is None or not self._is_of(known.base):
@@ -139,7 +140,7 @@ class TableState:
         return (base.version, base.manifest.checksum) == (self.version, self.checksum)
 
     def open(self, storage_options: Mapping[str, str], shards: Sequence[ShardPlace]) -> Snapshot:
-        """The levels of some shards of this state; of SSTables nothing is read yet."""
+        """The levels of ``shards`` in this state; SSTables are not read yet."""
         base = self.base(storage_options)
         store = ObjectStore.from_uri(self.uri, storage_options)
         try:
@@ -152,41 +153,41 @@ class TableState:
         return Snapshot(base, tuple(opened), is_remote=not store.is_local)
 
 
-#: By table and storage options the version that was last asked for. One of each: what Lance keeps with
-#: an open version is not counted.
+#: By table and storage options, the version that was used last. Only one version of each, because the memory
+#: that Lance keeps for an open version is not counted.
 _bases: Shelf[tuple[str, frozenset[tuple[str, str]]], BaseSource] = Shelf()
 
 
 def read_state(store: ObjectStore) -> TableState:
-    """The newest state of the table, of rows that are durable."""
+    """The newest state of the table, with durable rows only."""
     return StateReader(store, live_writers=False).state()
 
 
 class ShardReader:
-    """Reads one shard's state; keeps what a later read can use again."""
+    """Reads the state of one shard; keeps what a later read can reuse."""
 
     def __init__(self, store: ObjectStore, shard_id: UUID, *, live_writers: bool = True) -> None:
         self._store = store
         self._shard_id = shard_id
         self._live_writers = live_writers
-        # A local look at one version costs as much as at another; remote ones are had together.
+        # Locally each probe of a version costs the same, so they go one by one. Remote probes go in parallel.
         self._manifests = ShardManifestStore(
             store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
         )
         self._sstables: dict[str, SsTableSource] | None = None
-        #: The newest manifest when it was last looked for.
+        #: The newest manifest at the last read.
         self._manifest: ShardManifest | None = None
         self._keeping = threading.Lock()
         self._kept: ShardPlace | None = None
         self._kept_at = float("-inf")
         #: Known once the shard was read; it never changes.
         self.identity: ShardIdentity | None = None
-        #: Whether what is not in the newest snapshot may be closed.
+        #: Whether SSTables that are not in its latest snapshot may be closed.
         self._is_newest = True
 
     @classmethod
     def at(cls, store: ObjectStore, place: ShardPlace) -> ShardReader:
-        """A reader of one state of the shard; others may read newer ones beside it."""
+        """A reader of one state of the shard; other readers may read newer states at the same time."""
         reader = cls(store, place.shard_id, live_writers=False)
         reader.identity = place.identity
         reader._is_newest = False
@@ -201,23 +202,23 @@ class ShardReader:
         return ShardTail(self._store, self._shard_id)
 
     def read(self) -> ShardPlace | None:
-        """Steps 1 and 2, up to the second look at the manifest; ``None`` for a shard that has none yet."""
+        """Steps 1 and 2, up to the second read of the manifest; ``None`` for a shard without a manifest."""
         views, epoch = self._live_rows()
         manifest = self._manifest
         if manifest is None or (views and epoch != manifest.writer_epoch):
             manifest = self.newest_manifest()
             if manifest is None:
                 return None
-        # Not before: a base that another thread read since then would pass for one that goes with it.
+        # Take the time after the manifest: a base that another thread read before it must not count as later.
         now = time.monotonic()
         if views and epoch == manifest.writer_epoch:
             return ShardPlace(manifest, first_unsettled(manifest), views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
 
     def confirmed(self, place: ShardPlace) -> ShardPlace:
-        """The second look: ``place`` itself, or what the manifest says that has come since.
+        """Read the manifest again; return ``place`` itself, or a new place if the manifest has changed.
 
-        With the latter a base goes that is read after this.
+        With a new place, the base must be read after this call.
         """
         for _ in range(_ATTEMPTS):
             newest = self.newest_manifest() or self._manifests.require_latest()
@@ -241,27 +242,27 @@ class ShardReader:
         return manifest
 
     def keep(self, place: ShardPlace) -> None:
-        """Have later reads use ``place``, for as long as they may."""
+        """Keep ``place`` for later reads, which use it while it is fresh enough."""
         with self._keeping:
             kept = self._kept
             if kept is not None and place.read_at < self._kept_at:
-                # Of two reads at a time either may have seen more, whichever began first.
+                # Either of two concurrent reads may have seen more, whichever began first.
                 read_at = max(kept.read_at, place.read_at)
                 place = replace(max(kept, place, key=_progress), read_at=read_at)
             self._kept = place
             self._kept_at = time.monotonic()
 
     def kept(self, after: float) -> ShardPlace | None:
-        """What was read after that time, with the rows that a writer of this process has by now."""
+        """The place that was read after that time, with the present rows of a writer of this process."""
         place = self._kept
         if place is None or place.read_at <= after:
             return None
         views, epoch = self._live_rows()
         if not views:
-            # Its writer was closed, and may have put rows before.
+            # If the place has views, their writer was closed since, and may have put rows before that.
             return None if place.views else place
         manifest = place.manifest
-        # What was flushed since is no longer in memory, and not in this manifest either.
+        # Rows that were flushed since are no longer in memory, and this manifest does not list them.
         if epoch != manifest.writer_epoch or views[0].generation > manifest.current_generation:
             return None
         return replace(place, wal_end=first_unsettled(manifest), views=views)
@@ -274,7 +275,7 @@ class ShardReader:
         try:
             tables = writer.in_memory_memtable_refs()
         except LanceWalError:
-            # It was closed, or may hold rows that the log never got: the WAL knows better.
+            # The writer was closed, or may hold rows that never reached the WAL: read the WAL instead.
             return (), 0
         return (*tables.frozen, tables.active), writer.epoch
 
@@ -282,7 +283,7 @@ class ShardReader:
         """Step 4: the newest generation that ``base`` holds of the shard, which was read before it."""
         held = held_generation(base, self._store, place.manifest)
         reached = held
-        # In a copied table neither is about this shard.
+        # In a copied table neither the marker nor the announcement is about this shard.
         if base.details.compacted and held == base.compacted_generation(self._shard_id):
             reached = max(held, base.announced_generation(self._shard_id))
         if reached >= place.manifest.current_generation:
@@ -321,7 +322,7 @@ class ShardReader:
                 if source is None:
                     source = SsTableSource(SsTable.open(self._store, self._shard_id, entry), base.schema)
                 opened[entry.path] = source.shown_as(base.schema)
-        # What no reader needs any more is let go with the old dictionary.
+        # SSTables that no reader needs any more are released with the old dictionary.
         self._sstables = opened
         if self._is_newest and (known is None or known.keys() != opened.keys()):
             keep_sstables(self._store, self._shard_id, opened.keys())
@@ -329,18 +330,18 @@ class ShardReader:
 
 
 def _rows_of(manifest: ShardManifest) -> tuple[int, int]:
-    """What changes with every flush and publication."""
+    """The fields of a manifest that change with every flush and publication."""
     return manifest.current_generation, manifest.replay_after_wal_entry_position
 
 
 def _progress(place: ShardPlace) -> tuple[int, bool, int]:
-    """Ascends with what a reader may have seen; views are taken anew by every read."""
+    """A sort key: larger for the place that shows more. Views are not compared; each read takes new ones."""
     return place.manifest.version, bool(place.views), place.wal_end
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which of some shards a read is about. Of ``unknown`` ones only their manifests tell."""
+    """Which shards a read needs. For ``unknown`` ones only their manifests can tell."""
 
     shards: Sequence[ShardReader]
     wanted: Sequence[ShardReader]
@@ -352,12 +353,12 @@ class _Chosen:
 
 
 class _ShardsByValue:
-    """Shards by spec and sharding value, so that those of a key are found however many there are."""
+    """Shards by spec and sharding value, to find the shards of a key fast among many."""
 
     def __init__(self, shards: list[ShardReader], pruner: ShardPruner) -> None:
         self.shards = shards
         self.pruner = pruner
-        #: Those that were never read, and whose ids say nothing.
+        #: Shards that were never read, and whose ids do not tell their values.
         self.unknown: list[ShardReader] = []
         self._places: dict[int, dict[bytes | None, list[int]]] = {}
         for place, shard in enumerate(shards):
@@ -369,7 +370,7 @@ class _ShardsByValue:
                 of_spec.setdefault(pruner.stored_value(identity), []).append(place)
 
     def holding(self, wants: KeyLocator) -> list[ShardReader]:
-        """The shards that can hold what is wanted, in their order."""
+        """The shards that can hold the wanted keys, in their order."""
         found: list[int] = []
         for spec_id, by_value in self._places.items():
             values = wants.stored_values(spec_id)
@@ -381,12 +382,12 @@ class _ShardsByValue:
 class StateReader:
     """Reads the newest state of one table; keeps handles, keys and WAL tails between reads. Thread-safe.
 
-    Unless a state may be stale, what it keeps never decides what is read: every state asks storage
-    for the newest manifests, WAL entries and base version.
+    Unless a state may be stale, the kept data never decides what is read: every state requests the newest
+    manifests, WAL entries and base version from storage.
     """
 
     def __init__(self, store: ObjectStore, *, live_writers: bool = True, max_staleness: float = 0.0) -> None:
-        """Without ``live_writers``, writers of this process are read as those of any other: by their WAL.
+        """Without ``live_writers``, the rows of this process's writers are read from the WAL, as all others.
 
         ``max_staleness`` is how many seconds ago a snapshot may have been read.
         """
@@ -394,15 +395,15 @@ class StateReader:
         self._live_writers = live_writers
         self._max_staleness = max_staleness
         self._shards: tuple[list[ShardReader], float] = [], float("-inf")
-        #: The directories when they were last listed.
+        #: The directories of the last listing.
         self._names: list[str] = []
         self._by_value: _ShardsByValue | None = None
         self._keeping = threading.Lock()
         self._base: BaseSource | None = None
         self._base_at = float("-inf")
-        #: The version that was last found to hold no part of the rows of a shard that was not listed.
+        #: The last base version that was found to hold no rows of an unlisted shard.
         self._complete = 0
-        #: How often another table was found at the place of the one before.
+        #: How often another table was found at the same place.
         self._replaced = 0
 
     def base(self) -> BaseTable:
@@ -410,7 +411,7 @@ class StateReader:
         return self._newest_base().base
 
     def known_base(self) -> BaseSource:
-        """A version to interpret a request by; the snapshot that follows tells whether it was the newest."""
+        """A version for interpreting a request; the snapshot that follows shows whether it was the newest."""
         return self._base or self._newest_base()
 
     def state(self) -> TableState:
@@ -418,12 +419,12 @@ class StateReader:
         return self._retried(lambda _: self._read_state())
 
     def snapshot(self, wants: KeyLocator | None = None, *, max_staleness: float | None = None) -> Snapshot:
-        """The state, opened; shards that ``wants`` is false for are left out."""
-        check_process()  # also where nothing is asked of storage: Lance would hang
+        """The state, opened; shards that cannot hold what ``wants`` locates are left out."""
+        check_process()  # even if storage is not used: Lance would hang in a forked process
         staleness = self._max_staleness if max_staleness is None else max_staleness
 
         def take(attempt: int) -> Snapshot:
-            # What is kept may be too old to be read any more; what is new is not.
+            # A kept state may be too old to be readable, so a retry reads a new one.
             return self._take_snapshot(wants, staleness if attempt == 1 else 0.0)
 
         return self._retried(take)
@@ -456,7 +457,7 @@ class StateReader:
     def _read_places(
         self, wants: KeyLocator | None, after: float
     ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, _Chosen]:
-        """Steps 1 to 3 in their order, but for what was read after that time; and which shards that was."""
+        """Steps 1 to 3 in order, reusing what was read after the time ``after``; also returns the shards."""
         now, replaced = time.monotonic(), self._replaced
         found: dict[ShardReader, ShardPlace | None] = {}
 
@@ -469,7 +470,7 @@ class StateReader:
         known, listed_at = self._shards
         shards = known
         if listed_at <= after or not self._has_live_shards(known):
-            # Beside the listing: those that were there before.
+            # Read the shards that are known already while the directories are listed.
             _, shards = self._both(lambda: read(known), self._readers)
         self._all_of(ShardReader.newest_manifest, self._chosen(shards, wants).unknown)
         read(shards)
@@ -502,7 +503,7 @@ class StateReader:
     def _refuse_parts_of_others(self, base: BaseTable, shards: Sequence[ShardReader]) -> None:
         """Start again if ``base`` may hold a part of the rows of a shard that came after the listing.
 
-        Once for each version: a shard that it has rows of is found by every later listing.
+        One check for each version is enough: every later listing finds a shard that this version has rows of.
         """
         if not base.details.compacted or not base.announced or base.version == self._complete:
             return
@@ -529,14 +530,14 @@ class StateReader:
                     reader = ShardReader(self._store, shard_id, live_writers=self._live_writers)
                 if reader is not None:
                     found.append(reader)
-            # What another thread has listed meanwhile it may have shown as well.
+            # Keep shards that another thread listed meanwhile: a read may have shown their rows already.
             others = known.values() if self._shards is not before else ()
             found += others
             self._shards, self._names = (found, max(now, listed_at)), names
         return found
 
     def _has_live_shards(self, shards: Sequence[ShardReader]) -> bool:
-        """Whether the shards that writers of this process have are among those that were listed."""
+        """Whether ``shards`` include all shards that have a writer in this process."""
         uri = self._store.uri.rstrip("/")
         live = (
             {shard_id for table, shard_id in open_writers() if table == uri} if self._live_writers else None
@@ -544,17 +545,17 @@ class StateReader:
         return not live or live <= {shard.shard_id for shard in shards}
 
     def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
-        """``call`` for every shard, at once where each waits for the network."""
+        """Call ``call`` for every shard, in parallel if each call waits for the network."""
         if self._store.is_local or len(shards) < 2:
             return [call(shard) for shard in shards]
         return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
 
     def _both(self, first: Callable[[], R], second: Callable[[], T]) -> tuple[R, T]:
-        """What both return: at once where each waits for the network, else in this order."""
+        """Call both, in parallel if they wait for the network, else in this order."""
         return both(first, second, at_once=not self._store.is_local)
 
     def _base_after(self, after: float) -> BaseSource:
-        """The base as it was read after that time, or else the newest."""
+        """The kept base if it was read after that time, else the newest."""
         is_recent = self._base_at > after
         return self._base if is_recent and self._base is not None else self._newest_base()
 
@@ -573,13 +574,13 @@ class StateReader:
             known = BaseSource(newest, earlier=None if is_another else known)
         with self._keeping:
             if is_another and self._base is before:
-                # All that is kept of shards is about the old one, whose shards may have had the same ids.
+                # All kept data about shards belongs to the old table, whose shards may have the same ids.
                 self._shards, self._names = ([], float("-inf")), []
                 self._replaced += 1
-            # One that another thread found meanwhile may be newer, whichever look began first.
+            # A base that another thread found meanwhile may be newer, whichever read began first.
             if self._base is None or self._base is before or self._base.base.version < known.base.version:
                 self._base = known
-            # In this order: whoever looks at the time first never takes an older base for a recent one.
+            # Set the time after the base: a thread that reads the time first must not get an older base.
             self._base_at = max(self._base_at, now)
         return known
 

@@ -1,7 +1,7 @@
-"""The reads that a table and each of its checkpoints offer, and the state that each of them is about.
+"""The reads of a table and of its checkpoints.
 
-A :class:`TableView` is what users call. Its reader chooses the state: a :class:`TableReader` the newest one,
-again for each read, a :class:`FixedReader` that of a checkpoint.
+Users call a :class:`TableView`. Its reader chooses the state: a :class:`TableReader` takes the newest state
+for each read, a :class:`FixedReader` always takes the state of a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
 
-#: How old a state may be that a read shows: seconds, or a timedelta; ``None`` for the newest.
+#: The maximum age of the state that a read shows: seconds, or a timedelta; ``None`` for the newest state.
 MaxStaleness = float | timedelta | None
 
 
 class TableReader(StateReader):
-    """Reads one table, merged. Thread-safe."""
+    """Merged reads of one table. Thread-safe."""
 
     def __init__(
         self, store: ObjectStore, *, live_writers: bool = True, max_staleness: MaxStaleness = None
@@ -58,14 +58,14 @@ class TableReader(StateReader):
         *,
         max_staleness: float | None = None,
     ) -> Scan:
-        """A scan of the state that the table has now, or had up to ``max_staleness`` seconds ago."""
+        """A scan of the present state of the table, or of a state up to ``max_staleness`` seconds ago."""
         began = time.perf_counter()
         with span("lancewal.plan", table=self._store.uri):
             snapshot, predicate = self._planned(filter, max_staleness)
         return Scan(snapshot, columns, predicate, limit, offset, with_row_source, time.perf_counter() - began)
 
     def _planned(self, filter: str | None, max_staleness: float | None) -> tuple[Snapshot, Predicate | None]:
-        """The state that a scan is about, and the filter for its columns."""
+        """The state for a scan, and the filter parsed for its columns."""
         while True:
             source = self.known_base()
             schema = source.base.schema
@@ -74,14 +74,14 @@ class TableReader(StateReader):
             except InvalidInputError:
                 if self._newest_base() is source:
                     raise
-                # It may be about a column that the newest version has.
+                # The filter may name a column that only the newest version has.
                 continue
             snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
             if predicate is None or _same_columns(snapshot.schema, schema):
                 return snapshot, predicate
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
-        """The newest rows of some keys: one value, a list of values, or Arrow data with the key columns."""
+        """The newest rows of ``keys``: one value, a list of values, or Arrow data with the key columns."""
         max_staleness = None
         while True:
             source = self.known_base()
@@ -109,10 +109,11 @@ class TableReader(StateReader):
         columns: Sequence[str] | None,
         take: Callable[[], Snapshot],
     ) -> tuple[Snapshot, Found | None]:
-        """The snapshot, and what the base says of a key, which far away is asked at the same time.
+        """The snapshot, and the base's rows of a single key, looked up at the same time on remote storage.
 
-        A newer version may turn up meanwhile: then nobody has asked. Nor where the key is likely to be found
-        without a request, or only by reading all keys of the base.
+        The base's result is ``None`` if a newer base version was found meanwhile. The base is not searched in
+        advance on local storage or with ``max_staleness``, where this saves little, nor where it would mean
+        reading all keys of the base.
         """
         is_far = not self._store.is_local and not self._max_staleness
         if len(keys[0]) > 1 or not is_far or not source.finds_keys_fast:
@@ -122,7 +123,7 @@ class TableReader(StateReader):
             try:
                 return source.look_up(KeyProbe(keys), checked_columns(columns, source.base.schema))
             except LanceWalError:
-                return None  # whoever needs the answer asks again, and hears why there is none
+                return None  # a lookup that needs the base searches it again and raises the error then
 
         snapshot, found = both(take, ask, at_once=True)
         return snapshot, found if snapshot.base_source is source else None
@@ -137,8 +138,8 @@ class TableReader(StateReader):
 class FixedReader(TableReader):
     """Reads ``state``, which is called ``name`` in errors. Thread-safe.
 
-    Somebody has to keep the files that the state names. A read that misses one is a
-    :class:`~lancewal.errors.StorageError`: there is no newer state to turn to.
+    The caller must make sure that the files of the state are kept. A read that misses one raises a
+    :class:`~lancewal.errors.StorageError`, because it cannot retry with a newer state.
     """
 
     def __init__(self, store: ObjectStore, state: TableState, name: str) -> None:
@@ -152,9 +153,9 @@ class FixedReader(TableReader):
             raise self._gone(error) from error
 
     def snapshot(self, wants: KeyLocator | None = None, *, max_staleness: float | None = None) -> Snapshot:
-        """The levels of the state; shards that ``wants`` is false for are left out."""
+        """The levels of the state; shards that cannot hold what ``wants`` locates are left out."""
         if max_staleness is not None:
-            # A lookup asks once more when rows were gone, for a newer state.
+            # Only a lookup that found rows missing passes this, to retry with a newer state.
             raise self._gone("rows of its log were removed")
         base = self._newest_base()
         chosen = self._chosen(self._fixed, wants)
@@ -176,10 +177,10 @@ class FixedReader(TableReader):
 
 
 class TableView:
-    """Rows of a table to scan, look up and search: the newest ones, or those of a checkpoint.
+    """A table to scan, look up and search: its newest state, or the state of a checkpoint.
 
-    A :class:`~lancewal.Table` is one that follows the table. ``table.at(name)`` gives one that shows the
-    rows and columns which the table had when the checkpoint was made. Thread-safe.
+    A :class:`~lancewal.Table` is a view that follows the table. ``table.at(name)`` returns a view with the
+    rows and columns that the table had when the checkpoint was made. Thread-safe.
 
     >>> import tempfile, lancewal
     >>> vectors = pa.array([[1.0, 0.0], [0.0, 1.0]], pa.list_(pa.float32(), 2))
@@ -210,22 +211,22 @@ class TableView:
 
     @property
     def uri(self) -> str:
-        """Where the table lies."""
+        """The address of the table."""
         return self._store.uri
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, read anew."""
+        """The columns, read again from storage."""
         return self._reader.base().schema.plain
 
     @property
     def table_schema(self) -> TableSchema:
-        """The columns with Lance's field ids, and the key. Read anew."""
+        """The columns with Lance's field ids, and the key; read again from storage."""
         return self._reader.base().schema
 
     @property
     def primary_key(self) -> tuple[str, ...]:
-        """The key columns in key order; empty for an append-only table. Read anew."""
+        """The key columns in key order; empty for an append-only table. Read again from storage."""
         return self._reader.base().schema.primary_key
 
     def scan(
@@ -236,15 +237,16 @@ class TableView:
         offset: int | None = None,
         with_row_source: bool = False,
     ) -> Scan:
-        """All rows, each key once, in its newest version; a fixed state, read when it is asked for.
+        """All rows, each key once, in its newest version.
 
-        ``filter`` is SQL as Lance takes it. It, ``limit`` and ``offset`` apply to the newest
-        versions only. ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
+        The scan is fixed to the state of this moment; its rows are read when they are requested. ``filter``
+        is SQL in Lance's dialect. ``filter``, ``limit`` and ``offset`` apply to the newest versions only.
+        ``with_row_source`` adds the columns ``_source`` and ``_shard_id``.
         """
         return self._reader.scan(columns, filter, limit, offset, with_row_source)
 
     def count_rows(self, filter: str | None = None) -> int:
-        """How many rows there are, without reading more than keys and the filter's columns."""
+        """How many rows there are; reads keys and the filter's columns at most."""
         return self._reader.scan(filter=filter).count_rows()
 
     @overload
@@ -261,12 +263,12 @@ class TableView:
     ) -> LookupResult | dict[str, Any] | None: ...
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult | dict[str, Any] | None:
-        """The newest rows of some keys.
+        """The newest rows of ``keys``.
 
-        One key (a value; a dict, or a tuple in key order, where the key has several columns)
-        gives its row as a dict, or ``None``. A list of keys, an Arrow array, or a table or
-        frame with the key columns gives a :class:`LookupResult`: the rows that were found in
-        the order asked, and for every key whether it was.
+        One key (a value; or, for a key of several columns, a dict or a tuple in key order) returns its row
+        as a dict, or ``None``. A list of keys, an Arrow array, or a table or frame with the key columns
+        returns a :class:`LookupResult`: the rows that were found, in the order of the keys, and for every
+        key whether it was found.
         """
         with read_times.timed(self.uri, "lookup"):
             result = self._reader.lookup(keys, columns)
@@ -290,16 +292,17 @@ class TableView:
     ) -> pa.Table:
         """The ``k`` best rows for a vector, for a text, or for both together, best first.
 
-        ``query`` is a text or a vector; ``text`` and ``vector`` say which, and both make a hybrid search. The
-        rows come with ``_distance``, ``_score`` or ``_relevance``, as from :meth:`vector_search`,
-        :meth:`full_text_search` and :meth:`hybrid_search`, which take more settings.
+        ``query`` is a text or a vector; ``text`` and ``vector`` name the kind explicitly, and both together
+        make a hybrid search. The rows come with ``_distance``, ``_score`` or ``_relevance``, as from
+        :meth:`vector_search`, :meth:`full_text_search` and :meth:`hybrid_search`, which take more settings.
 
-        The columns need no name where there is one of vectors, and one text with a full-text index (or one
-        text at all, where none has an index). Otherwise ``vector_column`` and ``text_column`` name them.
+        The vector column need not be named if there is only one. The text column need not be named if only
+        one has a full-text index, or if there is no such index and only one text column. Otherwise
+        ``vector_column`` and ``text_column`` name them.
 
-        A batch of queries, as a list of vectors or texts or an array of two dimensions, gives the ``k`` best
-        rows of each, query by query, with the query's number from 0 on as ``_query``. All of them see
-        the same state of the table.
+        A batch of queries, as a list of vectors or texts or a two-dimensional array, returns the ``k`` best
+        rows of each query, query by query, with the number of the query, from 0 on, as ``_query``. All
+        queries see the same state of the table.
 
         >>> import tempfile, lancewal
         >>> vectors = pa.array([[1.0, 0.0], [0.0, 1.0]], pa.list_(pa.float32(), 2))
@@ -337,11 +340,11 @@ class TableView:
     ) -> pa.Table:
         """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with ``_distance``.
 
-        Fresh and old rows together, each key in its newest version; ``filter`` is applied
-        before the search. ``metric`` is "l2" (squared), "cosine" or "dot", by default that of
+        The search covers fresh and old rows, each key in its newest version. ``filter`` is applied
+        before the search. ``metric`` is "l2" (squared), "cosine" or "dot"; the default is the metric of
         the column's index. A column without an index is compared row by row. ``nprobes`` and
-        ``refine_factor`` are Lance's, for the base table's index. Null vectors are never found;
-        under cosine neither are zero vectors, and a zero query finds nothing.
+        ``refine_factor`` are Lance's settings for searches of its indexes. Null vectors are never found. With
+        "cosine", zero vectors are not found either, and a zero query finds nothing.
         """
         with read_times.timed(self.uri, "search"):
             scan = self._reader.scan(filter=filter)
@@ -363,10 +366,10 @@ class TableView:
     ) -> pa.Table:
         """The ``k`` rows that match the words of ``query`` best, best first, with ``_score``.
 
-        ``operator`` "or" asks for any of the words, "and" for all of them; ``phrase`` for all
-        next to each other, which needs a base index with positions. Words are taken as the
-        column's index takes them (stemming, stop words); a query of stop words alone finds
-        nothing. A column without an index is read row by row.
+        With ``operator`` "or" a row must have any of the words, with "and" all of them. With ``phrase`` the
+        words must be next to each other; this needs a base index with positions. Words are treated as in
+        the column's index (stemming, stop words); a query that has only stop words finds nothing. A column
+        without an index is read row by row.
         """
         with read_times.timed(self.uri, "search"):
             scan = self._reader.scan(filter=filter)
@@ -386,8 +389,8 @@ class TableView:
     ) -> pa.Table:
         """The ``k`` rows that a vector and a text search rank best together, best first, with ``_relevance``.
 
-        Ranks are joined by reciprocal rank fusion: a row counts ``1 / (60 + its rank)`` in each search that
-        finds it. Needs a primary key, by which rows of both are recognised.
+        Ranks are merged by reciprocal rank fusion: each search that finds a row adds ``1 / (60 + its rank)``.
+        Needs a primary key, to match the rows of both searches.
         """
         with read_times.timed(self.uri, "search"):
             return search(
@@ -402,8 +405,8 @@ class TableView:
     def sql(self, query: str) -> pa.Table:
         """The result of an SQL query, in which the table is called ``t``.
 
-        Any SELECT that DataFusion takes, on the newest versions of all rows; names of columns as they are
-        written. Columns that the query uses are read into memory.
+        The query is any SELECT that DataFusion supports. It sees the newest versions of all rows. Column
+        names keep their case. The columns that the query uses are read into memory.
 
         >>> import tempfile, lance, lancewal
         >>> uri = tempfile.mkdtemp() + "/table"
@@ -422,7 +425,7 @@ def _same_columns(first: TableSchema, second: TableSchema) -> bool:
 
 
 def _seconds(max_staleness: MaxStaleness) -> float:
-    """A setting as seconds; refuses what is no duration."""
+    """The setting in seconds; refuses a value that is not a duration."""
     given: Any = max_staleness
     if isinstance(given, timedelta):
         given = given.total_seconds()

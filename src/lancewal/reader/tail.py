@@ -1,11 +1,11 @@
-"""What a shard's WAL holds beyond its SSTables, for readers without the writer's help.
+"""The tail of a shard's WAL, beyond its SSTables, for readers that do not use a writer of this process.
 
-Rows stay in memory under a lease of the process's cache. Of entries that get no lease the keys are
-kept, which say what is newest, and their rows are fetched again by whoever needs them
-(:class:`~lancewal.reader.memory_source.StreamedSource`). Keys that get no lease push rows out.
+Rows stay in memory under a lease of the process's cache. If an entry gets no lease, only its keys are kept,
+which decide what is newest; its rows are fetched again when a read needs them
+(:class:`~lancewal.reader.memory_source.StreamedSource`). If keys get no lease, they evict rows.
 
-Both are kept as a few runs (:mod:`lancewal.reader.runs`), however many entries there are. What was found
-out about rows, such as the index of their keys, goes by their number, so it stays when runs are joined.
+Both are kept as a few runs (:mod:`lancewal.reader.runs`), however many entries there are. Data about rows,
+such as the index of their keys, refers to row numbers, so it stays valid when runs are joined.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from lancewal.reader.source import Rows
 from lancewal.shard import WalTailer, WatchedTip, first_unsettled, is_flushed
 from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
 
-#: A tail that nobody read for so long makes room for others.
+#: A tail that was not read for this long is dropped to make room for others.
 _IDLE_SECONDS = 60.0
 
 
 class SnapshotMovedError(ConflictError):
-    """What a reader listed is no longer all there is; reading again from the start helps."""
+    """The table changed while its state was read; start the read again."""
 
 
 class LogRoom:
-    """Leases for decoded entries. Where one is refused, tails that nobody reads are let go."""
+    """Leases for decoded entries. If the cache refuses a lease, idle tails are dropped."""
 
     def __init__(self, cache: Cache = process_cache) -> None:
         self.cache = cache
         self._lock = threading.Lock()
-        # Not a cache: the tails that are in use, to ask them.
+        # The tails that are in use, so that idle ones can be told to forget their rows.
         self._tails: weakref.WeakSet[ShardTail] = weakref.WeakSet()
         self._asked_idle_at = float("-inf")
 
@@ -56,22 +56,22 @@ class LogRoom:
             self._tails.add(tail)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so much would fit, if need be after idle tails were let go."""
+        """Whether this much fits, if necessary after dropping idle tails."""
         return num_bytes <= self.cache.free_bytes or (
             self._forget_idle() and num_bytes <= self.cache.free_bytes
         )
 
     def lease(self, num_bytes: int) -> Lease | None:
-        """Room for an entry for as long as the lease lives; ``None`` when there is none."""
+        """Room for an entry for as long as the lease lives; ``None`` if there is no room."""
         lease = self.cache.lease(num_bytes)
         return self.cache.lease(num_bytes) if lease is None and self._forget_idle() else lease
 
     def after_fork(self) -> None:
-        """Another thread may have held the lock when the process was forked."""
+        """Replace the lock: another thread may have held it when the process was forked."""
         self._lock = threading.Lock()
 
     def _forget_idle(self) -> bool:
-        """Have idle tails let go; false when that was tried a moment ago."""
+        """Make idle tails forget their rows; false if there were none, or if this was tried a moment ago."""
         now = time.monotonic()
         with self._lock:
             if now - self._asked_idle_at < _IDLE_SECONDS / 10:
@@ -89,9 +89,9 @@ in_forked_child(ROOM.after_fork)
 
 @dataclass(frozen=True, eq=False)
 class TailEntries:
-    """The entries from ``start`` up to ``end`` (exclusive) that a manifest leaves to the WAL, oldest first.
+    """The entries from ``start`` up to ``end`` (exclusive) that a manifest does not cover, oldest first.
 
-    ``generation`` is that manifest's current one. The rows have the columns of ``schema``.
+    ``generation`` is the manifest's current generation. The rows have the columns of ``schema``.
     """
 
     runs: tuple[Run, ...] = ()
@@ -102,7 +102,7 @@ class TailEntries:
 
     @property
     def written_for(self) -> int | None:
-        """The version that the oldest rows were written for which say it."""
+        """The base version of the oldest rows that record the version they were written for."""
         return next((run.written_for for run in self.runs if run.written_for is not None), None)
 
     @cached_property
@@ -111,9 +111,9 @@ class TailEntries:
         return all(run.is_whole for run in self.runs)
 
     def serves(self, manifest: ShardManifest, schema: TableSchema) -> bool:
-        """Whether all that ``manifest`` leaves up to the end is here, for a reader that sees ``schema``.
+        """Whether these entries include all up to ``end`` that ``manifest`` does not cover, for ``schema``.
 
-        Another thread may have kept what a newer manifest leaves, which is less.
+        They may not: another thread may have kept those for a newer manifest, which covers more.
         """
         covered = self.start <= first_unsettled(manifest) <= self.end
         known = self.schema
@@ -133,7 +133,7 @@ class TailEntries:
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of one generation so far. ``rows`` has the keys alone where not all rows are kept."""
+    """The rows of one generation so far. ``rows`` has only the keys if not all rows are kept."""
 
     generation: int
     runs: tuple[Run, ...]
@@ -145,9 +145,9 @@ class _Group:
 
 
 class ShardTail:
-    """The tail of one shard; rows, keys and key indexes are kept from read to read.
+    """The tail of one shard; rows, keys and key indexes are kept between reads.
 
-    Safe from any thread: what is kept is replaced as a whole and never changed.
+    Thread-safe: the kept data is replaced as a whole and never changed.
     """
 
     def __init__(self, store: ObjectStore, shard_id: UUID) -> None:
@@ -157,27 +157,27 @@ class ShardTail:
         self.last_read = time.monotonic()
         self._kept = TailEntries()
         self._groups: tuple[_Group, ...] = ()
-        # The last levels, and of which entries and for which columns they are.
+        # The last levels, with the entries and the columns that they are for.
         self._sources: tuple[TailEntries, TableSchema, list[MemorySource]] | None = None
         # Held while runs are joined and groups extended, never for I/O.
         self._lock = threading.Lock()
         ROOM.add(self)
 
     def find_end(self, manifest: ShardManifest) -> int:
-        """Where the WAL ends, unless what ``manifest`` does not cover was flushed and collected meanwhile."""
+        """The end of the WAL; wrong if entries after ``manifest`` were flushed and collected meanwhile."""
         return self._tip.find(manifest)
 
     def load(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
         """The entries up to ``end`` that ``manifest`` does not cover.
 
-        Raises :class:`SnapshotMovedError` for one that was collected.
+        Raises :class:`SnapshotMovedError` if one of them was collected.
         """
         self.last_read = time.monotonic()
         try:
             return self._loaded(manifest, end, schema)
         finally:
-            # Keys took the lease of rows that are kept all the same: entries were gone, or another thread
-            # was faster.
+            # Keys may have taken the lease of rows that are still kept here, because the read failed or
+            # another thread stored its result first.
             if any(run.is_whole and run.lease and run.lease.is_void for run in self._kept.runs):
                 self.forget()
 
@@ -199,18 +199,18 @@ class ShardTail:
             return kept.up_to(end)
         found = TailEntries(tuple(runs), start, max(end, base.end), generation, schema)
         with self._lock:
-            # Else another thread may be joining the same runs.
+            # Otherwise another thread has changed them, and may be joining the same runs.
             if self._kept is kept:
                 found = self._kept = replace(found, runs=tuple(in_fewer(found.runs)))
         return found.up_to(end)
 
     def sources(self, tail: TailEntries, manifest: ShardManifest, schema: TableSchema) -> list[MemorySource]:
-        """The rows of ``tail`` as levels, one a generation, oldest first."""
+        """The rows of ``tail`` as levels, one for each generation, oldest first."""
         known = self._sources
         if known is not None and known[0] is tail and known[1] is schema:
             return known[2]
         generations = _by_generation(tail.runs, manifest.current_generation)
-        # Two threads that extend one group at once would share what grows with it, but not its batches.
+        # Two threads that extend one group at once would share its index but not its batches.
         with self._lock:
             groups = [self._group(generation, runs, schema) for generation, runs in generations]
             if tail is self._kept:
@@ -220,13 +220,13 @@ class ShardTail:
         return sources
 
     def forget(self) -> None:
-        """Let go of everything; the next read starts anew."""
+        """Drop everything that is kept; the next read starts from nothing."""
         self._kept = TailEntries()
         self._groups = ()
         self._sources = None
 
     def _with_room(self, runs: list[Run], schema: TableSchema) -> list[Run]:
-        """``runs``, with their rows where there is room for all of them by now."""
+        """``runs`` with all their rows, if there is room for all of them now; else ``runs`` as they are."""
         if not ROOM.has_room(sum(run.num_bytes for run in runs if not run.is_whole)):
             return runs
         whole: list[Run] = []
@@ -239,7 +239,7 @@ class ShardTail:
         return whole
 
     def _group(self, generation: int, runs: Sequence[Run], schema: TableSchema) -> _Group:
-        """Extends the group that was made of a part of the same entries, or makes one anew."""
+        """Extend the group that was made of a part of the same entries, or make a new one."""
         whole = all(run.is_whole for run in runs)
         held = schema if whole else keys_of(schema)
         made = _Group(generation, tuple(runs), RowsSoFar(held, IndexStore((), held)))
@@ -249,7 +249,7 @@ class ShardTail:
                 known.rows.hold(_batches(made, schema))
                 return replace(made, rows=known.rows)
             if same_start and _same_columns(keys_of(known.rows.schema), keys_of(held)):
-                # What is known of keys is so whatever is kept beside them.
+                # The index of the keys stays valid, whether or not other columns are kept.
                 return replace(made, rows=RowsSoFar(held, known.rows.indexes))
         return made
 
@@ -262,7 +262,7 @@ class ShardTail:
         return StreamedSource(view, schema, _Parts(group.runs, schema, self._entries))
 
     def _entries(self, positions: Sequence[int], first_ahead: int | None = None) -> Iterator[WalEntry]:
-        """Entries that were read before, once more."""
+        """Read entries again that were read before."""
         try:
             yield from self._tailer.entries_at(positions, first_ahead=first_ahead)
         except WalTruncatedError as error:
@@ -273,7 +273,7 @@ class ShardTail:
 
 
 class _Parts:
-    """The rows of some runs in pieces that can be had alone: a run that is whole, or one entry of another."""
+    """The rows of runs in parts that can be fetched separately: whole runs, and entries of other runs."""
 
     def __init__(
         self, runs: Sequence[Run], schema: TableSchema, read: Callable[..., Iterator[WalEntry]]
@@ -289,7 +289,7 @@ class _Parts:
         self.starts: Rows = np.concatenate(ends)
 
     def fetch(self, places: Sequence[int], *, ahead: bool) -> Iterator[pa.Table]:
-        """Parts by their number; ``ahead`` where most of them will be needed."""
+        """The parts with these numbers; ``ahead`` prefetches, if most of them will be needed."""
         positions = [position for place in places if (position := self._position(place)) is not None]
         read = self._read(positions, None if ahead else 1)
         for place in places:
@@ -309,7 +309,7 @@ class _Parts:
         return self._runs[bisect_right(self._firsts, place) - 1]
 
     def _position(self, place: int) -> int | None:
-        """Where the part is in the log; ``None`` if it is in memory."""
+        """The position of the part in the log; ``None`` if it is in memory."""
         number = bisect_right(self._firsts, place) - 1
         run = self._runs[number]
         return None if run.is_whole else int(run.positions[place - self._firsts[number]])
@@ -321,7 +321,7 @@ def _is_over(entry: WalEntry, manifest: ShardManifest) -> bool:
 
 
 def _unflushed(run: Run, manifest: ShardManifest) -> Run | None:
-    """What ``manifest`` leaves of a run."""
+    """The part of a run that ``manifest`` does not cover."""
     last = int(run.positions[-1])
     if is_flushed(manifest, last, run.generation):
         return None
@@ -329,7 +329,7 @@ def _unflushed(run: Run, manifest: ShardManifest) -> Run | None:
 
 
 def _keep(entries: Sequence[WalEntry], runs: list[Run], schema: TableSchema) -> None:
-    """Add ``entries`` to ``runs``: whole where there is room, of others the keys."""
+    """Add ``entries`` to ``runs``: with all columns if there is room, else with keys only."""
     run = Run.of(entries, schema)
     lease = ROOM.lease(run.held_bytes)
     if lease is not None:
@@ -343,7 +343,10 @@ def _keep(entries: Sequence[WalEntry], runs: list[Run], schema: TableSchema) -> 
 
 
 def _leased_keys(run: Run, runs: list[Run], schema: TableSchema) -> Run:
-    """The keys of a run; rows of ``runs`` go for them. Without keys nothing can be read: they stay anyhow."""
+    """The keys of a run, which evict rows of ``runs`` if necessary.
+
+    Nothing can be read without keys, so they are kept even if they get no lease.
+    """
     keys = run.keys_only(schema)
     leased = ((place, each) for place, each in enumerate(runs) if each.is_whole and each.lease is not None)
     while (lease := ROOM.lease(keys.held_bytes)) is None and (found := next(leased, None)) is not None:
@@ -353,7 +356,7 @@ def _leased_keys(run: Run, runs: list[Run], schema: TableSchema) -> Run:
 
 
 def _batches(group: _Group, schema: TableSchema) -> list[pa.RecordBatch]:
-    """The rows of a group or, where not all are kept, their keys."""
+    """The rows of a group, or their keys if not all rows are kept."""
     if all(run.is_whole for run in group.runs):
         return [batch for run in group.runs for batch in run.batches]
     return [batch for run in group.runs for batch in run.key_batches(schema)]
@@ -364,7 +367,7 @@ def _are_same(one: Sequence[Run], other: Sequence[Run]) -> bool:
 
 
 def _same_columns(one: TableSchema, other: TableSchema) -> bool:
-    """Whether rows that were read as the columns of ``one`` are those of ``other``, which is not older."""
+    """Whether rows that were read with schema ``one`` are valid for ``other``, which is not older."""
     return one is other or (
         one.primary_key == other.primary_key
         and bool(one.columns.equals(other.columns, check_metadata=True))
@@ -373,7 +376,7 @@ def _same_columns(one: TableSchema, other: TableSchema) -> bool:
 
 
 def _by_generation(runs: Sequence[Run], current: int) -> list[tuple[int, list[Run]]]:
-    """Runs in order, cut where the generation rises; one without counts to the one before it."""
+    """Ordered runs, split where the generation rises; a run without one belongs to the generation before."""
     groups: list[tuple[int, list[Run]]] = []
     for run in runs:
         generation = max(run.generation or 0, groups[-1][0] if groups else current)

@@ -1,7 +1,7 @@
-"""Words of rows without an index of their own: the full-text indexes that searches make for them.
+"""Full-text search of rows without an index on storage: searches make indexes in memory for them.
 
-Rows in memory, and those of SSTables and base tables that are small, are scored against the statistics
-of the whole table. So are the rows of a base without an index, which are read part by part.
+Rows in memory, and rows of small SSTables and base tables, are scored against the statistics of the whole
+table. So are the rows of a base without an index, which are read part by part.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lancewal.predicate import Predicate
 from lancewal.reader.source import Candidates, Hits, Mask, Rows, Source, WordsQuery
 from lancewal.storage import Cache, Shelf, process_cache
 
-#: A level of so few rows is indexed in memory once: its own statistics would say little.
+#: A level of up to this many rows is indexed in memory once: scores by its own statistics would be poor.
 MAX_INDEXED_ROWS = 10_000
 
 _TOKENIZER_BYTES = 64 << 10
-#: For queries only, which leave a tokenizer as it is.
+#: For queries only, because queries do not change a tokenizer.
 _tokenizers: Shelf[FullTextParams, Tokenizer] = Shelf()
 
 
@@ -34,11 +34,11 @@ def is_large(rows: int) -> bool:
 
 
 def query_terms(params: FullTextParams, text: str) -> list[QueryTerm]:
-    """The words of a query that count; refuses an index whose tokenizer does not work here."""
+    """The words of a query without stop words; refuses an index whose tokenizer does not work here."""
     try:
         tokenizer = _tokenizers.get_or_make(params, lambda: Tokenizer(params), lambda _: _TOKENIZER_BYTES)
         return tokenizer.query_terms(text)
-    except Exception as error:  # pylance raises all kinds, for a missing language model for one
+    except Exception as error:  # pylance raises many classes, for example for a missing language model
         raise InvalidInputError(f"the column's full-text index cannot be searched here: {error}") from error
 
 
@@ -46,7 +46,7 @@ def query_terms(params: FullTextParams, text: str) -> list[QueryTerm]:
 class IndexedLevel:
     """Rows whose words are indexed in memory, up to ``bound``.
 
-    ``rows`` maps positions in the index to the level's own.
+    ``rows`` maps positions in the index to rows of the level.
     """
 
     query: WordsQuery
@@ -73,7 +73,8 @@ class IndexedLevel:
 class ReadLevel:
     """Rows that are read part by part, once to count words and once to search.
 
-    ``read`` gives, for those that match a predicate, an index, the rows it is of, and which are live.
+    For each part ``read`` returns an index of the rows that match a predicate, these rows, and a mask of the
+    live ones.
     """
 
     query: WordsQuery
@@ -113,9 +114,9 @@ def _search(
 
 @dataclass(frozen=True)
 class FixedIndex:
-    """An index of an SSTable or a base version, which never change.
+    """An index of an SSTable or a base version, which never changes.
 
-    ``rows`` are the rows that it is of, ``keys`` their keys where they matter.
+    ``rows`` are the rows in the index, ``keys`` their keys if those are needed.
     """
 
     index: FullTextIndex
@@ -129,7 +130,7 @@ class FixedIndex:
 
 
 class _Making:
-    """An index that one thread makes while others wait for the lock; it lives as long as one of them."""
+    """An index that one thread makes while others wait for the lock; freed when none of them needs it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -137,7 +138,7 @@ class _Making:
 
 
 class FixedIndexes:
-    """Found by what they were made of. Each is made by one thread; others wait for it."""
+    """A cache of indexes by what they were made of. One thread makes an index; others wait for it."""
 
     def __init__(self, cache: Cache = process_cache) -> None:
         self._lock = threading.Lock()
@@ -151,7 +152,7 @@ class FixedIndexes:
                 return made
             making = self._making.setdefault(key, _Making())
         with making.lock:
-            # Where the one before failed, it is our turn.
+            # If the thread before failed, this thread makes the index.
             if making.made is None:
                 making.made = make()
                 self._made.put(key, making.made, making.made.memory_bytes)

@@ -15,14 +15,14 @@ from lancewal.format import FieldMessage, TableSchema, field_id, without_field_i
 
 _ROOT = -1
 
-# All rows in one fragment: row offsets are row addresses only in the first one. (Far larger limits make
-# Lance's writer twice as slow.)
+# Keep all rows in one fragment: row offsets equal row addresses only in the first fragment. (Far larger
+# limits make Lance's writer twice as slow.)
 _ROWS_PER_FILE = 1 << 31
 
 
 @dataclass(frozen=True)
 class NumberedSchema:
-    """An SSTable's columns as Lance takes them, and the field ids that they must get.
+    """An SSTable's columns in the form that Lance accepts, and the field ids that they must get.
 
     ``ids`` maps the id that Lance would give a field to its id in the base table. The tombstone
     column gets the next free id, as in Lance.
@@ -44,7 +44,7 @@ class NumberedSchema:
 
     @property
     def is_dense(self) -> bool:
-        """Whether Lance would give these ids by itself."""
+        """Whether Lance would assign these ids by itself."""
         return all(number == base_id for number, base_id in self.ids.items())
 
     def lance_schema(self) -> LanceSchema:
@@ -62,7 +62,7 @@ class NumberedSchema:
         return bytes(message.SerializeToString())
 
     def renumber(self, fragment: FragmentMetadata) -> FragmentMetadata:
-        """``fragment``, which Lance wrote with its own ids, with ours."""
+        """``fragment``, which Lance wrote with its own ids, with the ids of the table."""
         return replace(fragment, files=[self._renumbered_file(file) for file in fragment.files])
 
     def _renumbered_file(self, file: DataFile) -> DataFile:
@@ -82,7 +82,7 @@ def write_numbered(
     schema: NumberedSchema,
     storage_version: str,
 ) -> lance.LanceDataset:
-    """A new dataset in the local directory ``uri`` with ``rows`` in one fragment."""
+    """Write a new dataset in the local directory ``uri``, with ``rows`` in one fragment."""
     reader = pa.RecordBatchReader.from_batches(schema.arrow, rows)
     how: dict[str, Any] = {
         "mode": "create",
@@ -92,8 +92,8 @@ def write_numbered(
     if schema.is_dense:
         return lance.write_dataset(reader, uri, **how)
     (fragment,) = write_fragments(reader, uri, **how)
-    # A commit that creates a dataset renumbers its fields; one that adds fields keeps their ids. So
-    # create it without fields.
+    # A commit that creates a dataset renumbers its fields; a commit that adds fields keeps their ids. So
+    # create the dataset without fields and add them afterwards.
     empty = lance.write_dataset(pa.table({}), uri, **how)
     return lance.LanceDataset.commit(
         empty,

@@ -1,6 +1,6 @@
-"""An SSTable's rows by key: their order, and its index ``_pk_index`` from keys to row offsets.
+"""The order of an SSTable's rows by key, and the index ``_pk_index`` from keys to row offsets.
 
-A lookup touches only the pages of the index that may hold its keys.
+A lookup reads only the pages of the index that may hold its keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 class KeyOrder:
     """Distinct keys in ascending order, each with its newest row.
 
-    ``newest`` marks those rows among all; ``None`` means all of them.
+    ``newest`` is a mask of the newest rows; ``None`` means that all rows are.
     """
 
     values: pa.Array
@@ -40,7 +40,7 @@ class KeyOrder:
 
     @classmethod
     def of(cls, columns: Sequence[pa.Array | pa.ChunkedArray]) -> KeyOrder:
-        """The order of rows whose later ones replace earlier ones of the same key.
+        """The order of rows in which a later row replaces an earlier row of the same key.
 
         >>> order = KeyOrder.of([pa.array([7, 3, 7])])
         >>> order.values.to_pylist(), order.rows.tolist(), order.newest.tolist()
@@ -62,7 +62,7 @@ class KeyOrder:
         return cls(values.filter(pa.array(last_of_key)), rows, newest)
 
     def offsets(self) -> Rows:
-        """Where each key's newest row lies once all other rows are left out."""
+        """The position of each key's newest row after all older rows are dropped."""
         if self.newest is None:
             return self.rows
         return (np.cumsum(self.newest, dtype=np.int64) - 1)[self.rows]
@@ -87,9 +87,9 @@ def _differs_from_next(values: pa.Array) -> Mask:
 
 ABSENT = -1
 
-#: Lance's default for files that do not say.
+#: Lance's default, for files that do not state their page size.
 _DEFAULT_PAGE_ROWS = 4096
-#: From this many keys on, one pass over a page is cheaper than a search for each.
+#: From this many keys on, one pass over a page is cheaper than a search for each key.
 _HASHED_SEARCH_KEYS = 8
 
 
@@ -115,7 +115,7 @@ class _Page:
         return np.where(found, self.offsets[np.where(found, places, 0)], ABSENT)
 
     def _places(self, keys: pa.Array) -> Rows:
-        """The last place of every key, ``ABSENT`` for others."""
+        """The last position of every key; ``ABSENT`` for a key that is not in the page."""
         if self.numbers is not None:
             wanted = numbers(keys)
             places = np.searchsorted(self.numbers, wanted, side="right") - 1
@@ -126,7 +126,7 @@ class _Page:
         hits = pc.index_in(self.values, value_set=distinct.dictionary)
         here = np.flatnonzero(hits.is_valid().to_numpy(zero_copy_only=False))
         places = np.full(len(distinct.dictionary), ABSENT, np.int64)
-        # Places ascend, so the last version of a key overwrites the others.
+        # Positions ascend, so the last version of a key overwrites the others.
         places[hits.take(pa.array(here)).to_numpy()] = here
         return np.asarray(places[distinct.indices.to_numpy()])
 
@@ -170,14 +170,14 @@ class KeyIndex:
         *,
         is_remote: bool = False,
     ) -> None:
-        """Reads the page bounds; raises StorageError when the files are missing or broken.
+        """Read the page bounds; raises StorageError if the files are missing or damaged.
 
         ``key_of_rows`` returns those of the given row offsets that exist, and their keys.
         """
         self._notes = notes
         self._key_of_rows = key_of_rows
         self._directory_uri = directory_uri
-        # Not the URI: a rebuilt index must not find the pages of the former one in the cache.
+        # Not the URI: a rebuilt index must not find the pages of the old one in the cache.
         self._identity = object()
         self._storage_options = storage_options
         # Idle readers: Lance's file reader serves one thread at a time.
@@ -232,7 +232,7 @@ class KeyIndex:
         return damaged_index(self._directory_uri, what)
 
     def find(self, keys: pa.Array) -> Rows:
-        """The row offset of each key's newest version, ``ABSENT`` for keys that are not here."""
+        """The row offset of each key's newest version; ``ABSENT`` for a key that is not in the index."""
         if keys.type != self.key_type:
             raise InvalidInputError(f"the keys of {self._directory_uri} are {self.key_type}, not {keys.type}")
         # The newest of a key's versions is in the last page that may hold the key.
@@ -273,7 +273,7 @@ class KeyIndex:
                 raise self._damaged(f"{len(values)} {values.type} instead of {rows} {self.key_type}")
         starts = range(0, rows, self._page_rows)
         return [
-            # Copied if the run has several pages: a cached page must not keep the others in memory.
+            # Copy if the run has several pages: a cached page must not keep the others in memory.
             _Page(
                 _own_copy(values[at : at + self._page_rows], count), offsets[at : at + self._page_rows].copy()
             )
@@ -301,7 +301,7 @@ class _Bounds:
         return self.least.to_pylist(), self.greatest.to_pylist()
 
     def pages(self, keys: pa.Array) -> Rows:
-        """The last page that may hold each key, ``ABSENT`` if no page can."""
+        """The last page that may hold each key; ``ABSENT`` if no page can."""
         if self._least_numbers is not None:
             wanted = numbers(keys)
             pages = np.searchsorted(self._least_numbers, wanted, side="right") - 1
@@ -324,7 +324,7 @@ def _own_copy(values: pa.Array, count: int) -> pa.Array:
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs of consecutive ones: the first of each, and how many.
+    """Ascending numbers as runs of consecutive ones: the first number of each run, and its length.
 
     >>> _runs([1, 2, 3, 7])
     [(1, 3), (7, 1)]
@@ -354,7 +354,7 @@ class KeyProbe:
         return len(self.columns[0])
 
     def subset(self, rows: Rows) -> KeyProbe:
-        """Some of the keys; they are encoded and hashed with the others."""
+        """Some of the keys; they share the encoding and the hashes of all keys."""
         if len(rows) == len(self):
             return self
         chosen = pa.array(rows)
@@ -372,7 +372,7 @@ class KeyProbe:
 
     @cached_property
     def _complete(self) -> Mask:
-        """Which keys have no null. No row has a null key, and as a number a null looks like 0."""
+        """A mask of the keys without a null. No row has a null key, and as a number a null looks like 0."""
         complete = np.ones(len(self), np.bool_)
         for column in self.columns:
             if column.null_count:
@@ -388,7 +388,7 @@ class KeyProbe:
         return key_hashes(self.columns) if can_rule_out(types) else None
 
     def candidates(self, bloom: BloomFilter | None) -> Rows:
-        """The keys (by number) that an SSTable with this filter may hold."""
+        """The numbers of the keys that an SSTable with this filter may hold."""
         possible = self._complete
         if bloom is not None and self._hashes is not None:
             possible = possible & bloom.might_contain(self._hashes)

@@ -1,21 +1,21 @@
 """Whether the base table's markers refer to the generations that a shard has.
 
 A marker says that the base table holds a shard up to some generation. That is true only while table
-and shard share one history. Their histories part with:
+and shard share one history. Their histories diverge in three cases:
 
 - **A copy.** Branches and clones of a table have its markers, but none of its shards. The shards
-  of the copy are new. Ours start above the copied marker (``ShardManifestStore``); those that
-  Lance's own writer makes start at generation 1, and the marker does not refer to them.
-- **A table that was made anew.** When the MemWAL index is dropped and made again, or the table is
+  of the copy are new. Shards of lancewal start above the copied marker (``ShardManifestStore``). Shards of
+  Lance's own writer start at generation 1, and the marker does not refer to them.
+- **A table that was created again.** When the MemWAL index is dropped and made again, or the table is
   overwritten, the markers are gone and the shards stay. The earlier table's last version still says
-  how far it held them. Generations above that were never compacted: they count if no row
-  of the table has changed in between; otherwise nobody knows which rows are newer.
-- **A shard's directory that was deleted or brought back from a backup.**
+  how far it held them. Generations above that were never compacted. They count if no row
+  of the table has changed in between; otherwise it is unknown which rows are newer.
+- **A shard's directory that was deleted or restored from a backup.**
 
-The evidence never changes, so it holds whatever runs at the same time: the first version of a
+The evidence never changes, so it is valid whatever runs at the same time: the first version of a
 copy; the version of the base table that rows were written for (a generation that this version
 already holds cannot be theirs); and the versions without a MemWAL index.
-Where it does not suffice this raises :class:`~lancewal.errors.DifferentHistoryError`.
+If the evidence does not suffice, a :class:`~lancewal.errors.DifferentHistoryError` is raised.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class EarlierTable:
-    """The table before its MemWAL index was made anew in version ``began``.
+    """The table before its MemWAL index was made again in version ``began``.
 
-    ``markers`` are those of its last version. ``unchanged``: no row of the base table has changed since.
-    If old versions are gone, neither is known, and nothing is assumed.
+    ``markers`` are the markers of its last version. ``unchanged`` is true if no row of the base table has
+    changed since. If old versions are gone, neither is known: ``markers`` is empty and ``unchanged`` false.
     """
 
     began: int
@@ -72,12 +72,12 @@ class EarlierTable:
     unchanged: bool
 
 
-# Facts about a table that never change, in tuples because they may be None. By store and not by URI:
-# another table may be made at the same place.
+# Facts about a table that never change, in tuples because they may be None. The key is the store and not the
+# URI: another table may be created at the same place.
 _stamps_found: Shelf[tuple[object, str], tuple[int | None]] = Shelf()
 _copies_found: Shelf[object, tuple[Copy | None]] = Shelf()
 _earlier_found: Shelf[tuple[object, int, int | None], tuple[EarlierTable | None]] = Shelf()
-#: Memory of a stamp or a marker, roughly.
+#: The approximate memory of a stamp or a marker.
 _FOUND_BYTES = 128
 
 
@@ -98,7 +98,7 @@ def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest
         return 0
     if manifest.current_generation > marker:
         return marker
-    # A compactor marks only generations that a manifest listed: the newest manifest tells a race from a
+    # A compactor marks only generations that a manifest listed. So the newest manifest tells a race from a
     # directory that was deleted or is an old copy.
     newest = ShardManifestStore(store, manifest.shard_id).require_latest()
     if newest.current_generation > marker:
@@ -111,9 +111,9 @@ def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest
 
 
 def copied_marker(base: BaseTable, store: ObjectStore, manifest: ShardManifest) -> int:
-    """The marker above which the shard's generations have to be lifted; 0 if they need not be.
+    """The marker above which :func:`lift` must move the shard's generations; 0 if that is not needed.
 
-    See :func:`lift`. Raises as :func:`held_generation` does.
+    Raises the same errors as :func:`held_generation`.
     """
     marker = base.compacted_generation(manifest.shard_id)
     lowest = min((entry.generation for entry in manifest.sstables), default=manifest.current_generation)
@@ -125,9 +125,9 @@ def copied_marker(base: BaseTable, store: ObjectStore, manifest: ShardManifest) 
 def lift(manifests: ShardManifestStore, epoch: int, marker: int) -> ShardManifest:
     """Renumber the shard's generations, in their order, above a marker that does not refer to them.
 
-    Afterwards the markers are right for everybody, Lance included. The holder of ``epoch`` calls this
-    when no WAL entry is left to be flushed: replay would skip an entry of a generation below the
-    new ones. SSTables keep their directories.
+    Afterwards the markers are right for all readers, including Lance. The holder of ``epoch`` may call this
+    only when no WAL entry is left to be flushed, because replay would skip an entry of a generation below
+    the new ones. SSTables keep their directories.
     """
 
     def lifted(manifest: ShardManifest) -> ShardManifest:
@@ -145,9 +145,9 @@ def lift(manifests: ShardManifestStore, epoch: int, marker: int) -> ShardManifes
 
 
 def check_rows_in_log(base: BaseTable, store: ObjectStore, shard_id: UUID, written_for: int | None) -> None:
-    """Refuse WAL rows that an earlier table left, unless they count in this one as well.
+    """Refuse WAL rows that an earlier table left, unless they count in this table as well.
 
-    ``written_for`` is the version that the oldest of them was written for. That suffices, because the
+    ``written_for`` is the version that the oldest row was written for. One version suffices, because the
     rows of one shard are in the order of time.
     """
     if written_for is None or base.initialized_since(written_for):
@@ -158,7 +158,7 @@ def check_rows_in_log(base: BaseTable, store: ObjectStore, shard_id: UUID, writt
 
 
 def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None) -> EarlierTable | None:
-    """The earlier table at the same place, as far as its versions tell; ``None`` if there was none.
+    """The earlier table at the same place, as far as its versions show; ``None`` if there was none.
 
     ``stamp`` is a version that is known to have had a MemWAL index.
     """
@@ -173,7 +173,7 @@ def unknown_entries(
     held = earlier.markers.get(manifest.shard_id, 0)
     found = []
     for entry in sorted(manifest.sstables, key=lambda each: each.generation):
-        # Generations are in the order of time.
+        # Generations are in the order of time, so all later ones belong to this table.
         if not _is_of_earlier_table(base, store, manifest.shard_id, entry, earlier):
             break
         if entry.generation > held:
@@ -182,7 +182,7 @@ def unknown_entries(
 
 
 def take_over(store: ObjectStore, earlier: EarlierTable) -> None:
-    """Let the rows of an earlier table count in this one, as newer than those of the base table."""
+    """Record that the rows of an earlier table count in this one, as newer than those of the base table."""
     store.put(f"{_TAKEN_OVER_DIR}/{earlier.began}", b"")
 
 
@@ -198,7 +198,7 @@ def is_entry_of_earlier_table(
 
 
 def copy_of(store: ObjectStore) -> Copy | None:
-    """The beginning of a table that is a copy; ``None`` for any other, or if its versions no longer tell."""
+    """The beginning of a table that is a copy; ``None`` for any other, or if its first version is gone."""
     return _copies_found.get_or_make(store.identity, lambda: (_find_copy(store),), _size)[0]
 
 
@@ -210,7 +210,7 @@ def _held_by_earlier_table(base: BaseTable, store: ObjectStore, manifest: ShardM
     stamp = None if first is None else _stamp(store, manifest.shard_id, first)
     if lowest == layout.FIRST_GENERATION and stamp is not None and base.initialized_since(stamp):
         return 0
-    # Nothing proves that the oldest generation is this table's, or earlier ones were pruned.
+    # Nothing proves that the oldest generation belongs to this table, or earlier generations were pruned.
     if stamp is not None and base.initialized_since(stamp):
         stamp = None
     earlier = earlier_table(base, store, stamp)
@@ -246,7 +246,7 @@ def _is_foreign(base: BaseTable, store: ObjectStore, manifest: ShardManifest, ma
         return False
     for stamp, generation in _stamps(store, manifest, marker):
         if copy is not None and stamp < copy.version:
-            # The shard was copied too, by other means, and belongs to the markers.
+            # The shard was copied too, by other means, so the markers refer to it.
             return False
         written_for = find_manifest(store, stamp)
         if written_for is not None and written_for.mem_wal is not None:
@@ -289,7 +289,7 @@ def _is_of_earlier_table(
     stamp = _stamp(store, shard_id, entry)
     if stamp is not None:
         return stamp < earlier.began
-    # Lance's own writer leaves no note: compare the storage's times.
+    # Lance's own writer does not record the version: compare the storage's time stamps.
     files = store.list(layout.sstable_dir(shard_id, entry.path))
     began = manifest_info(store, earlier.began)
     return began is not None and bool(files) and min(info.modified for info in files) < began.modified
@@ -306,7 +306,7 @@ def _find_copy(store: ObjectStore) -> Copy | None:
         with lance_errors("read the transaction of the first version"):
             operation = base.dataset.read_transaction(first).operation
     except (NotInitializedError, InvalidInputError):
-        # Not a table with shards, or just cleaned up.
+        # Not a table with shards, or the version was cleaned up meanwhile.
         return None
     if not isinstance(operation, lance.LanceOperation.Clone):
         return None
@@ -326,13 +326,13 @@ def _find_earlier(base: BaseTable, store: ObjectStore, stamp: int | None) -> Ear
         before = BaseTable.open(base.uri, base.storage_options, store=store, version=last)
         unchanged = _is_unchanged(base, last, began)
     except InvalidInputError:
-        # Just cleaned up.
+        # The version was cleaned up meanwhile.
         return EarlierTable(began, {}, False)
     return EarlierTable(began, appended_generations(before), unchanged)
 
 
 def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
-    """Whether no row came, went or changed between two versions; any overwrite counts as a change."""
+    """Whether no row was added, removed or changed between two versions; any overwrite counts as a change."""
     if began - last > _MOST_BETWEEN:
         return False
 

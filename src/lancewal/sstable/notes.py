@@ -1,9 +1,9 @@
-"""What lancewal notes about an SSTable beyond Lance's format, in a file of its own.
+"""Notes: what lancewal records about an SSTable beyond Lance's format, in a file of its own.
 
-Lance compares the metadata of an SSTable's schema with that of other levels, and some of its
-versions panic over an unknown key. So the notes are beside the rows, in ``_lancewal.json``, which
-Lance ignores. The shard's manifest has a copy of what readers on object storage need, which saves
-them a request; Lance drops the copy when it rewrites the manifest.
+Lance compares the schema metadata of an SSTable with the metadata of other levels, and some versions of Lance
+panic at an unknown key. So the notes are beside the rows, in ``_lancewal.json``, which Lance ignores. The
+shard's manifest has a copy of the part that readers on object storage need, which saves them a request. Lance
+drops the copy when it rewrites the manifest.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SsTableNotes:
-    """``base_version`` is the version of the base table that had the SSTable's columns.
+    """The notes of one SSTable.
 
-    ``rows`` is the sum of the rows that the flush wrote, over all columns of the SSTable.
+    ``base_version`` is the version of the base table that had the SSTable's columns. ``rows`` is a checksum
+    of the rows that the flush wrote, over all columns of the SSTable.
 
-    The others are checksums of what answers for keys: whole files by their names, the bounds of
-    the key index's pages, and each page. ``None`` or empty if nobody noted them.
+    The others are checksums of the files that answer lookups: whole files by name, the bounds of
+    the key index's pages, and each page. They are ``None`` or empty if they were not recorded.
 
-    The files of the key index are compared with theirs only on local disks, where reading them whole
-    costs little. That is needed because some damaged bits make Lance's reader take all memory before
+    The whole files of the key index are checked only on local disks, where reading them costs little. The
+    check is needed because some damaged bits make Lance's reader take all memory before
     the content can be checked.
     """
 
@@ -47,14 +48,15 @@ class SsTableNotes:
     def copy(self) -> str:
         """The copy for the manifest; empty if it would be long.
 
-        It leaves out the files that Lance writes: rebuilt from the same rows, they have other bytes.
+        It leaves out the files that Lance writes, because they have other bytes when they are rebuilt from
+        the same rows.
         """
         ours = {name: value for name, value in self.files.items() if name == layout.BLOOM_FILTER_NAME}
         text = replace(self, files=ours).to_text()
         return text if len(text) <= _MAX_COPIED else ""
 
     def to_text(self) -> str:
-        """A record, see :mod:`lancewal.format.records`.
+        """The notes as a record; see :mod:`lancewal.format.records`.
 
         >>> SsTableNotes.parse(SsTableNotes(7, {"a": 1}, 2, (3, 4), RowSum(5, 6)).to_text(), "t")
         SsTableNotes(base_version=7, files={'a': 1}, bounds=2, pages=(3, 4), rows=RowSum(rows=5, value=6))
@@ -90,7 +92,7 @@ class SsTableNotes:
 
 
 def checksum(columns: Sequence[pa.Array], *others: int) -> int:
-    """CRC-32C of the values of key columns, whatever their Arrow layout, and of other numbers."""
+    """CRC-32C of the values of key columns, independent of their Arrow layout, and of other numbers."""
     value: int = crc32c.crc32c(np.array(others, "<i8").tobytes())
     for column in columns:
         if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):

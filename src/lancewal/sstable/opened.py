@@ -1,7 +1,7 @@
 """SSTables that are open in this process: Lance's handles, key indexes and bloom filters.
 
-An SSTable never changes once a manifest names it, so an open one stays valid. SSTables that no reader
-needs are closed: a file that garbage collection deletes takes up space as long as it is open.
+An SSTable never changes once a manifest names it, so an open SSTable stays valid. SSTables that no reader
+needs are closed, because a deleted file takes up space as long as it is open.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _Identity = tuple[str, frozenset[tuple[str, str]]]
 
 
 class OpenedSsTable:
-    """One SSTable's files, each opened when it is first needed; safe from any thread."""
+    """The files of one SSTable, each opened on first use; thread-safe."""
 
     def __init__(self, store: ObjectStore, directory: str, notes: str = "") -> None:
         self._store = store
@@ -91,8 +91,8 @@ class OpenedSsTable:
 
     @lazy_property
     def written_for(self) -> int | None:
-        """The version of the base table that had these columns; ``None`` where Lance wrote the SSTable."""
-        # The notes first: the manifest has a copy of them, so nothing needs to be opened.
+        """The version of the base table that had these columns; ``None`` if Lance wrote the SSTable."""
+        # Try the notes first: the manifest has a copy of them, so nothing needs to be opened.
         if self.notes.base_version is not None:
             return self.notes.base_version
         stated = (self.dataset.schema.metadata or {}).get(_FORMER_BASE_VERSION_KEY, b"")
@@ -100,7 +100,7 @@ class OpenedSsTable:
 
     @lazy_property
     def notes(self) -> SsTableNotes:
-        """What lancewal noted when it wrote the SSTable; empty if Lance wrote it."""
+        """The notes of lancewal about the SSTable; empty if Lance wrote it."""
         return SsTableNotes.parse(self._noted, self.uri) if self._noted else self._stored_notes()
 
     def _stored_notes(self) -> SsTableNotes:
@@ -112,7 +112,7 @@ class OpenedSsTable:
 
     @lazy_property
     def key_index(self) -> KeyIndex | None:
-        """``None`` for an SSTable that never had one, as early versions of Lance wrote them."""
+        """The key index; ``None`` for an SSTable that never had one (early versions of Lance wrote none)."""
         self._refuse_links()
         try:
             self._check_index_files()
@@ -145,7 +145,7 @@ class OpenedSsTable:
         return bloom
 
     def checked_bloom(self) -> tuple[BloomFilter | None, str | None]:
-        """The bloom filter, if it is usable, and what is wrong with it, if something is."""
+        """The bloom filter, if it is usable, and the problem with it, if there is one."""
         try:
             raw = self._store.get(f"{self._directory}/{layout.BLOOM_FILTER_NAME}")
             bloom = BloomFilter.from_bytes(raw)
@@ -159,7 +159,7 @@ class OpenedSsTable:
         return bloom, None
 
     def has(self, *names: str) -> bool:
-        """Whether these attributes were asked for before, so that they cost nothing now."""
+        """Whether these attributes are loaded already, so that they cost nothing now."""
         return all(name in self.__dict__ for name in names)
 
     def open_for_lookups(self) -> None:
@@ -175,7 +175,7 @@ class OpenedSsTable:
         return kept, key_values([rows.column(name) for name in names])
 
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
-        """Rows by offset, in the order asked, without those that are deleted in Lance."""
+        """The rows at ``offsets``, in this order, without those that are deleted in Lance."""
         rows = self._rows_at(offsets, columns)
         return without_null_words_in(rows) if self.has_dictionaries else rows
 
@@ -188,7 +188,7 @@ class OpenedSsTable:
         with lance_errors(f"read rows of {self.uri}"):
             fragments = self._fragments
             if len(fragments) != 1 or fragments[0].num_deletions:
-                # The public methods do not count deleted rows.
+                # The offsets of the public methods skip deleted rows.
                 return self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=list(columns))
             # The fastest method for single rows, but it needs ascending offsets.
             ascending, places = np.unique(offsets, return_inverse=True)
@@ -205,7 +205,7 @@ class OpenedSsTable:
         return list(self.dataset.get_fragments())
 
     def _refuse_links(self) -> None:
-        # Lance follows links, even out of the table.
+        # Lance follows symbolic links, even out of the table.
         self._store.refuse_links(self._directory)
 
     @property
@@ -223,7 +223,7 @@ class _Handles:
         """Start empty, with a new lock: another thread may have held it when the process was forked."""
         self._lock = threading.Lock()
         self._opened: OrderedDict[_Identity, OpenedSsTable] = OrderedDict()
-        # Also those that the limit removed from the opened ones, while a reader has them.
+        # Includes SSTables that the limit removed from ``_opened`` while a reader still uses them.
         self._living: weakref.WeakSet[OpenedSsTable] = weakref.WeakSet()
         # The opened SSTables of each shard.
         self._of_shard: dict[_Identity, set[_Identity]] = {}
@@ -263,8 +263,8 @@ class _Handles:
     def _close(self, identities: Iterable[_Identity]) -> None:
         closing = [opened for identity in identities if (opened := self._forget(identity)) is not None]
         if any(opened.may_have_index_files for opened in closing):
-            # Lance cannot close the index files of one SSTable: take a new session, which loads the others
-            # again. All datasets of the old session must go, or the session and its files stay.
+            # Lance cannot close the index files of one SSTable. So take a new session, which loads the other
+            # SSTables again. All datasets of the old session must be closed, or it keeps its files open.
             self._session = None
             for opened in list(self._living):
                 opened.close(only_dataset=True)
@@ -294,12 +294,12 @@ def open_sstable(store: ObjectStore, directory: str, notes: str = "") -> OpenedS
 
 
 def forget_sstable(store: ObjectStore, directory: str) -> None:
-    """Close it, because its sidecars were rewritten or it was deleted; the next use opens it again."""
+    """Close an SSTable whose sidecars were rewritten or that was deleted; the next use opens it again."""
     _handles.close(store, directory)
 
 
 def keep_sstables(store: ObjectStore, shard_id: UUID, names: Collection[str]) -> None:
-    """Close all SSTables of a shard but these; current reads keep theirs."""
+    """Close all SSTables of a shard except these; current reads keep theirs."""
     _handles.close_others(store, shard_id, names)
 
 

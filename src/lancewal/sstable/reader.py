@@ -1,7 +1,7 @@
-"""SsTable: one flushed MemTable, read as the table's current schema.
+"""SsTable: one flushed MemTable, read with the table's current schema.
 
-Row offsets count from the SSTable's first row in insert order, older versions of keys
-included; they are Lance's row addresses, because an SSTable is one fragment.
+Row offsets count from the SSTable's first row in insert order, and include older versions of keys. They are
+equal to Lance's row addresses, because an SSTable is one fragment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lancewal.sstable.key_index import ABSENT, KeyOrder, KeyProbe, Mask, Rows
 from lancewal.sstable.opened import ROW_ADDRESS, OpenedSsTable, forget_sstable, open_sstable
 from lancewal.storage import ObjectStore, layout, lazy_property
 
-#: The offset column of scans that ask for it. Lance refuses this name, so no table has such a column.
+#: The optional offset column of scans. Lance refuses this name, so no table has such a column.
 ROW_OFFSET = "_rowoffset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _KEY_BATCH_ROWS = 1 << 16
@@ -50,14 +50,14 @@ class Alignment:
 
     sources: Mapping[str, ColumnSource]
     stored_names: frozenset[str]
-    #: Columns that are blobs here: a scan would show their places instead of their values.
+    #: Columns that are blobs in the SSTable: a scan would show their positions instead of their values.
     stored_blobs: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
-        """``stored`` holds the SSTable's columns, annotated with their field ids.
+        """The alignment of ``stored``, the SSTable's columns, annotated with their field ids.
 
-        ``written_for`` is the version of the table that had them, ``None`` if it is not known.
+        ``written_for`` is the version of the table that had these columns; ``None`` if it is not known.
         """
         sources = column_sources(stored, schema, written_for)
         shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
@@ -133,20 +133,20 @@ class SsTable:
 
     @property
     def noted_rows(self) -> RowSum | None:
-        """The sum of the rows that the flush wrote; ``None`` if nobody noted it."""
+        """The checksum of the rows that the flush wrote; ``None`` if it was not recorded."""
         return self._opened.notes.rows
 
     def check_count(self, rows: int, *, may_have_more: bool = False) -> None:
         """Raise StorageError if the flush wrote another number of rows, tombstones included.
 
-        Where keys tell which version counts, there ``may_have_more``.
+        ``may_have_more`` permits additional rows; it is for tables with a key, which decides what counts.
         """
         noted = self.noted_rows
         if noted is not None and (rows < noted.rows if may_have_more else rows != noted.rows):
             raise StorageError(f"{self.uri} has {rows} rows, the flush wrote {noted.rows}; run verify")
 
     def sum_rows(self) -> RowSum:
-        """The sum of the rows that are there, over the SSTable's own columns."""
+        """The checksum of the rows that the SSTable has now, over its own columns."""
         with lance_errors(f"read {self.uri}"):
             return RowSum.of(self.dataset.to_batches(), self._opened.stored.primary_key)
 
@@ -155,7 +155,7 @@ class SsTable:
         forget_sstable(self._store, layout.sstable_dir(self.shard_id, self.entry.path))
 
     def bloom_problem(self) -> str | None:
-        """What is wrong with the bloom filter, as far as that shows without the rows."""
+        """The problem with the bloom filter, as far as it can be found without the rows."""
         return self._opened.checked_bloom()[1]
 
     def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
@@ -163,7 +163,7 @@ class SsTable:
         return {name: source.stored_name for name, source in self._alignment(schema).sources.items()}
 
     def count_live(self) -> int:
-        """How many rows a reader sees: the newest of each key, without tombstones."""
+        """How many rows a reader sees: the newest row of each key, without tombstones."""
         with lance_errors(f"count the rows of {self.uri}"):
             if not self._has_tombstones:
                 return int(self.dataset.count_rows())
@@ -179,11 +179,11 @@ class SsTable:
         with_tombstone: bool = False,
         batch_size: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The newest rows of their keys, in insert order, as ``columns`` of ``schema``.
+        """The newest row of each key, in insert order, as ``columns`` of ``schema``.
 
         ``filter`` is over the columns of ``schema``. ``with_offsets`` adds ``_rowoffset``. Deleted keys
         are left out, unless ``with_tombstone`` adds them and the column ``_tombstone``; their other
-        columns are null, for the filter too.
+        columns are null, also for the filter.
         """
         alignment = self._alignment(schema)
         chosen = alignment.select(columns)
@@ -210,7 +210,7 @@ class SsTable:
         with_offsets: bool,
         with_tombstone: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """``later`` are the predicate's columns if Lance cannot evaluate it as ``sql``."""
+        """The rows of :meth:`scan`; ``later`` has the predicate's columns if Lance does not evaluate it."""
         for stored in self._batches(scanner, sql):
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
@@ -240,10 +240,10 @@ class SsTable:
         return known[1]
 
     def lookup(self, keys: Sequence[pa.Array] | KeyProbe) -> Rows:
-        """The row offset of each key's newest version, -1 for keys that are not here.
+        """The row offset of each key's newest version; -1 for a key that the SSTable does not have.
 
         A tombstone is found like any other row. ``keys`` are the key columns, in the order of the
-        primary key and with its exact types; to ask several SSTables pass a
+        primary key and with its exact types. To search several SSTables, pass a
         :class:`~lancewal.sstable.KeyProbe`, so that keys are hashed once.
         """
         probe = keys if isinstance(keys, KeyProbe) else KeyProbe(keys)
@@ -257,14 +257,14 @@ class SsTable:
         return found
 
     def is_open_for(self, keys: KeyProbe) -> bool:
-        """Whether the files are open that a lookup of these keys needs."""
+        """Whether the files that a lookup of these keys needs are open."""
         opened = self._opened
         return opened.has("key_index", "_fragments") or (
             opened.has("bloom") and not len(keys.candidates(opened.bloom))
         )
 
     def open_for(self, keys: KeyProbe | None = None) -> None:
-        """Open those files, or all, side by side where each is far away."""
+        """Open the files that a lookup of these keys needs, or all; in parallel if the storage is remote."""
         if keys is None or len(keys.candidates(self._opened.bloom)):
             self._opened.open_for_lookups()
 
@@ -275,7 +275,7 @@ class SsTable:
         columns: Sequence[str],
         with_tombstone: bool = False,
     ) -> pa.RecordBatch:
-        """Rows by offset, in the order asked, as ``columns`` of ``schema``.
+        """The rows at ``offsets``, in this order, as ``columns`` of ``schema``.
 
         Raises InvalidInputError for an offset that is not the newest row of its key.
         """
@@ -342,7 +342,7 @@ class SsTable:
             raise InvalidInputError(f"{self.uri} has no primary key, so that no row can be looked up by it")
         own = TableSchema(pa.schema([f for f in stored.columns if f.name != TOMBSTONE]), stored.primary_key)
         columns, offsets, _ = self.keys(own)
-        # Lance wrote such SSTables newest row first; replacement goes the other way.
+        # Lance wrote such SSTables with the newest row first, but KeyOrder expects the newest row last.
         order = KeyOrder.of([column[::-1] for column in columns])
         return order.values, offsets[::-1][order.rows]
 
@@ -356,7 +356,7 @@ class SsTable:
 
 @contextmanager
 def refusing(sql: str | None) -> Iterator[None]:
-    """Turns Lance's refusal of a filter, when planning or for a row's value, into our error."""
+    """Turn Lance's refusal of a filter, when planning or for a row's value, into an InvalidInputError."""
     try:
         yield
     except ValueError as error:
@@ -367,7 +367,7 @@ def refusing(sql: str | None) -> Iterator[None]:
 
 
 def _not_pushed(alignment: Alignment, predicate: Predicate | None) -> list[ColumnSource]:
-    """The columns of a predicate if Lance would not find them here under their names; else none."""
+    """The columns of a predicate if the SSTable does not have them all under their names; else none."""
     if predicate is None or alignment.is_exact:
         return []
     used = alignment.select(sorted(predicate.columns))

@@ -1,11 +1,11 @@
-"""What Lance's files cannot hold. A put refuses it, because a flush comes too late for the caller.
+"""Find rows that Lance's files cannot hold. A put refuses them, because at a flush it is too late.
 
 - **Null structs.** File version 2.0 cannot store a null struct. In all versions a packed struct cannot
   contain nulls, and a struct without fields cannot be null. Lance refuses such rows when it writes
-  the file. A tombstone has no values but its key: its structs get values that nobody reads.
+  the file. A tombstone has no values except its key, so its structs get placeholder values.
 - **Other columns.** Lance creates an empty table with columns that its file version cannot store, or
   cannot read back, and fails with the first rows. Which columns those are depends on Lance and
-  on the file version, so we ask Lance by writing some rows in memory.
+  on the file version, so the check writes some rows in memory with Lance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKED_KEYS = (b"packed", b"lance-encoding:packed")
 
 
 def cannot_be_null(field: pa.Field, storage_version: str) -> bool:
-    """Whether a file of this version cannot hold a null in a column of this kind.
+    """Whether a file of this version cannot hold a null in such a column.
 
     >>> place = pa.field("place", pa.struct([("x", pa.int32())]))
     >>> cannot_be_null(place, "2.0"), cannot_be_null(place, "2.1")
@@ -43,7 +43,7 @@ def cannot_be_null(field: pa.Field, storage_version: str) -> bool:
 
 
 def is_packed(field: pa.Field) -> bool:
-    """Whether Lance is told to store a struct's fields side by side."""
+    """Whether the metadata tells Lance to store a struct's fields side by side."""
     marks = field.metadata or {}
     return any(marks.get(key, b"").lower() == b"true" for key in _PACKED_KEYS)
 
@@ -54,7 +54,7 @@ def needs_present_structs(storage_version: str, schema: pa.Schema) -> bool:
 
 
 def refuse_null_structs(batch: pa.RecordBatch, storage_version: str) -> None:
-    """Refuses live rows that could not be flushed; call before they are written anywhere."""
+    """Refuse live rows that could not be flushed; call this before they are written anywhere."""
     if not needs_present_structs(storage_version, batch.schema):
         return
     live = batch.filter(pc.invert(batch.column(TOMBSTONE))) if TOMBSTONE in batch.schema.names else batch
@@ -65,7 +65,7 @@ def refuse_null_structs(batch: pa.RecordBatch, storage_version: str) -> None:
 
 
 def present_values(field: pa.Field, storage_version: str, rows: int) -> pa.Array:
-    """Values for rows that have none: nulls, if the column can hold them."""
+    """Placeholder values for rows without values: nulls, if the column can hold them."""
     if not cannot_be_null(field, storage_version):
         return pa.nulls(rows, field.type)
     packed = is_packed(field)
@@ -93,7 +93,7 @@ def with_present_dead_structs(batch: pa.RecordBatch, storage_version: str) -> pa
 
 
 def without_dead_values(rows: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
-    """``rows`` with nulls in the tombstones' structs, whatever the file has there."""
+    """``rows`` with nulls in the structs of tombstones, instead of the file's placeholders."""
     structs = [
         place for place, f in enumerate(rows.schema) if pa.types.is_struct(f.type) and f.name not in key
     ]
@@ -108,7 +108,7 @@ def without_dead_values(rows: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBa
 
 
 def _has_never_null_structs(field: pa.Field, storage_version: str) -> bool:
-    """Whether a column is a struct that cannot be null, or holds some below lists."""
+    """Whether a column is a struct that cannot be null, or contains such structs in lists."""
     if pa.types.is_map(field.type):
         # A map's pairs are structs that are never null.
         return False
@@ -118,7 +118,7 @@ def _has_never_null_structs(field: pa.Field, storage_version: str) -> bool:
 
 
 def _null_in(array: pa.Array, field: pa.Field, storage_version: str) -> str | None:
-    """What makes a column unfit for its file; ``None`` if nothing does."""
+    """A description of a null that the file cannot hold; ``None`` if there is none."""
     if not _has_never_null_structs(field, storage_version):
         return None
     if not pa.types.is_struct(field.type):
@@ -143,7 +143,7 @@ def _null_in(array: pa.Array, field: pa.Field, storage_version: str) -> str | No
 
 
 def some_values(type_: pa.DataType, rows: int) -> pa.Array:
-    """Rows of zeros, empty texts, and lists with one such item."""
+    """Rows of zeros, empty texts, and lists with one such item each."""
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, some_values(type_.storage_type, rows))
     types = pa.types
@@ -181,7 +181,7 @@ def _children(field: pa.Field) -> list[pa.Field]:
 
 
 def check_storable(schema: TableSchema, storage_version: str) -> None:
-    """Refuses a table with columns whose rows could be acknowledged, but not flushed or read again."""
+    """Refuse a table with columns whose rows could be acknowledged, but not flushed or read back."""
     for field in schema.stored:
         if field.name != TOMBSTONE and not _is_common(field.type):
             alone = pa.schema([without_field_ids(field)])
@@ -195,7 +195,7 @@ def check_storable(schema: TableSchema, storage_version: str) -> None:
 
 
 def _is_common(type_: pa.DataType) -> bool:
-    """Types that every file version is known to hold, nulls included: no need to try."""
+    """Whether every file version is known to hold this type, nulls included, so that no test is needed."""
     types = pa.types
     if types.is_fixed_size_list(type_) or types.is_list(type_) or types.is_large_list(type_):
         return bool(types.is_integer(type_.value_type) or types.is_floating(type_.value_type))

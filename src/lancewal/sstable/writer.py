@@ -1,4 +1,4 @@
-"""Writing one SSTable: a MemTable's newest rows, their field ids, sidecars and indexes."""
+"""Write one SSTable: a MemTable's newest rows with their field ids, sidecars and indexes."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ _UPLOADS_AT_ONCE = 32
 #: Larger files are uploaded in parts, several at a time, so that they are not held in memory as a whole.
 _UPLOAD_BYTES = 8 << 20
 _PARTS_BYTES = 64 << 20
-#: What all uploads of this process hold in memory together.
+#: The memory of all uploads of this process together.
 _uploads = Room(128 << 20)
 _VERSIONS_DIR = "_versions"
 _TRANSACTIONS_DIR = "_transactions"
 
 
 def sync_directory(store: ObjectStore, directory: str) -> None:
-    """Sync every file and directory from ``directory`` down, and the entry that names it.
+    """Sync ``directory``, every file and directory below it, and its entry in the parent directory.
 
-    Lance never syncs, and a manifest that names an SSTable lets WAL entries be deleted:
-    without this a power cut after the flush could lose acknowledged rows. Does nothing
-    on object storage, nor on a store that was opened without fsync.
+    Lance never syncs, and once a manifest names an SSTable, WAL entries may be deleted. Without this sync a
+    power cut after the flush could lose acknowledged rows. Does nothing on object storage, or on a store
+    that was opened without fsync.
     """
     if not store.fsync:
         return
     root = store.local_path(directory)
     assert root is not None, "a local store has local paths"
     try:
-        # Each sync waits for the disk; together they share the file system's journal commits.
+        # Each sync waits for the disk; parallel syncs share the file system's journal commits.
         files, directories = _below(root)
         for paths in (files, [*directories, os.path.dirname(root)]):
             for _ in ordered_map(_sync, paths, min(_SYNCS_AT_ONCE, len(paths))):
@@ -81,7 +81,7 @@ def _below(root: str) -> tuple[list[str], list[str]]:
 
 
 def _raise(error: OSError) -> None:
-    # What is not listed is not synced: without this, walking passes over it in silence.
+    # A file that is not listed is not synced, and ``os.walk`` ignores errors without this.
     raise error
 
 
@@ -95,7 +95,7 @@ def _sync(path: str) -> None:
 
 @dataclass
 class _Workshop:
-    """Where the files of an SSTable are made; when that is done, its dataset and the files beside it."""
+    """The place where the files of an SSTable are made, then its dataset and the names of its sidecars."""
 
     store: ObjectStore
     dataset: lance.LanceDataset | None = None
@@ -104,11 +104,11 @@ class _Workshop:
 
 @contextmanager
 def _workshop(store: ObjectStore, directory: str) -> Iterator[_Workshop]:
-    """Where the files of an SSTable are made; when the block ends, they are in ``store``.
+    """A place to make the files of an SSTable; when the block ends, they are in ``store``.
 
     Lance writes a dataset and its indexes file by file, and reads rows back for each index. On object
-    storage each of these is a round trip. So the files are made in a local directory for temporary files,
-    and uploaded side by side.
+    storage each of these is a round trip. So the files are made in a local temporary directory and then
+    uploaded in parallel.
     """
     if store.is_local:
         yield _Workshop(store)
@@ -127,13 +127,13 @@ def _workshop(store: ObjectStore, directory: str) -> Iterator[_Workshop]:
 def _upload(
     local: ObjectStore, store: ObjectStore, directory: str, expected: Mapping[str, int | None]
 ) -> None:
-    """Copy the SSTable to ``store``, in any order: nobody looks at it before a manifest lists it.
+    """Copy the SSTable to ``store``, in any order: no reader uses it before a manifest lists it.
 
-    Each index was a commit of its own. Of these only the last version is copied, and no transaction: they
-    serve concurrent commits, and nobody commits to an SSTable.
+    Each index was a separate commit. Only the last version is copied, and no transaction files, because they
+    serve concurrent commits and there are none to an SSTable.
 
-    Others may tidy up a directory for temporary files. An SSTable that lacks a file must not be listed, so
-    what is there is compared with what was made.
+    Other programs may delete files in a temporary directory. An SSTable that lacks a file must not be listed,
+    so the files are compared with ``expected``.
     """
     names = {info.path.removeprefix(f"{directory}/"): info.size for info in local.list(directory)}
     versions = [name for name in names if name.startswith(f"{_VERSIONS_DIR}/")]
@@ -160,7 +160,7 @@ def _upload(
                 else:
                     store.put(f"{directory}/{name}", next(_chunks_of(path), b""), durable=False)
         except OutcomeUnknownError as error:
-            # A file that may be there means nothing: the directory is not listed.
+            # Whether the file was written does not matter: no manifest lists the directory.
             raise StorageError(str(error)) from error
         finally:
             _uploads.leave(upload)
@@ -170,7 +170,7 @@ def _upload(
 
 
 def _sizes(dataset: lance.LanceDataset) -> dict[str, int | None]:
-    """The bytes of each data file and of each index, as far as Lance knows them."""
+    """The size of each data file and of each index, as far as Lance knows it."""
     sizes: dict[str, int | None] = {}
     for fragment in dataset.get_fragments():
         for file in fragment.data_files():
@@ -182,7 +182,7 @@ def _sizes(dataset: lance.LanceDataset) -> dict[str, int | None]:
 
 
 def _is_there(names: Mapping[str, int], part: str, size: int | None) -> bool:
-    """Whether the file, or all files of the directory, are among ``names``, which have their sizes."""
+    """Whether the file, or the directory ``part``, is among ``names`` with the expected total size."""
     found = [names[name] for name in names if name.startswith(part)]
     return bool(found) and size in (None, sum(found))
 
@@ -195,7 +195,7 @@ def _chunks_of(path: str) -> Iterator[bytes]:
 
 PAGE_ROWS = 8192
 
-# The version in which Lance itself writes these two files, whatever the table's version.
+# The file version that Lance itself uses for these two files, independent of the table's version.
 _FILE_VERSION = "2.0"
 
 
@@ -211,13 +211,13 @@ class Keys:
 def write_sidecars(
     store: ObjectStore, directory: str, keys: Keys | None, base_version: int | None
 ) -> SsTableNotes:
-    """Write the bloom filter and the key index, if there are keys; returns what is to be noted about them.
+    """Write the bloom filter and the key index, if there are keys; return the notes about them.
 
     ``_pk_index`` lists all keys in order with their row offsets, in pages, and the least and greatest key
     of each page. ``bloom_filter.bin`` rules out most absent keys. Both have Lance's format; their
     checksums are in lancewal's own notes.
 
-    Nothing is synced here: see :func:`sync_directory`.
+    Nothing is synced here; :func:`sync_directory` does that.
     """
     notes = SsTableNotes(base_version)
     if keys is not None:
@@ -234,10 +234,7 @@ def write_sidecars(
 
 
 def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, schema: TableSchema) -> str:
-    """Rebuild the sidecars of an SSTable, which lost them or never had them, from its rows.
-
-    Returns the notes for the manifest.
-    """
+    """Rebuild the missing sidecars of an SSTable from its rows; return the notes for the manifest."""
     table = SsTable.open(store, shard_id, entry)
     keys = None
     if schema.primary_key:
@@ -245,9 +242,9 @@ def rebuild_sidecars(store: ObjectStore, shard_id: UUID, entry: SsTableEntry, sc
         order = KeyOrder.of(columns)
         keys = Keys(columns, order.values, offsets[order.rows])
     directory = layout.sstable_dir(shard_id, entry.path)
-    # The sum is that of the flush: one of the rows that are there now would hide what was lost since.
+    # Keep the checksum of the flush: a checksum of the present rows would hide rows that were lost since.
     noted = table.noted_rows
-    # A concurrent reader must not compare new files with the checksums of old ones.
+    # Drop the old checksums first: a concurrent reader must not compare new files with them.
     _write_notes(store, directory, SsTableNotes(table.written_for, rows=noted))
     notes = replace(write_sidecars(store, directory, keys, table.written_for), rows=noted)
     _write_notes(store, directory, notes)
@@ -263,7 +260,7 @@ def _write_notes(store: ObjectStore, directory: str, notes: SsTableNotes) -> Non
 def _write_key_index(
     store: ObjectStore, directory: str, values: pa.Array, offsets: Rows
 ) -> tuple[int, tuple[int, ...]]:
-    """Returns the checksums of the bounds and of each page."""
+    """Write both files of the key index; return the checksums of the bounds and of each page."""
     starts = np.arange(0, len(values), PAGE_ROWS)
     ends = np.minimum(starts + PAGE_ROWS, len(values)) - 1
     pages = {
@@ -299,8 +296,8 @@ def _write_file(
         file.write_batch(pa.record_batch(list(columns.values()), schema=schema))
 
 
-#: Small batches are joined to chunks of about this size: Lance's cost per batch is far above
-#: its cost per row.
+#: Small batches are joined to chunks of about this size, because Lance's cost per batch is far above its
+#: cost per row.
 CHUNK_ROWS = 8192
 CHUNK_BYTES = 4 << 20
 
@@ -312,14 +309,14 @@ def coalesced(
     *,
     fill_dead_for: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ``batches`` that ``newest`` marks, in order, as ``schema``.
+    """The rows of ``batches`` that ``newest`` marks, in order, with ``schema``.
 
-    ``schema`` differs from the batches' own in field metadata at most. Large batches of which all rows
-    are kept are not copied. ``fill_dead_for`` is the file version, if it cannot hold some nulls that
+    ``schema`` may differ from the schema of the batches only in field metadata. Large batches are not copied
+    if all their rows are kept. ``fill_dead_for`` is the file version, if it cannot hold some nulls that
     tombstones have.
     """
     for chunk in _chunks(batches, newest):
-        # Lance writes a page for an empty batch.
+        # Skip empty batches: Lance would write a page for each.
         if chunk.num_rows:
             rows = chunk if fill_dead_for is None else with_present_dead_structs(chunk, fill_dead_for)
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
@@ -341,7 +338,7 @@ def _chunks(batches: Sequence[pa.RecordBatch], newest: Mask | None) -> Iterator[
 
 
 def _chunk_rows(batches: Sequence[pa.RecordBatch]) -> int:
-    """Rows per chunk, judged by the largest batch: sizing each would cost more than joining it."""
+    """Rows per chunk, estimated from the largest batch: measuring all would cost more than joining them."""
     sample = max(batches, key=lambda batch: batch.num_rows)
     row_bytes = max(sample.nbytes // max(sample.num_rows, 1), 1)
     return int(min(CHUNK_ROWS, max(CHUNK_BYTES // row_bytes, 1)))
@@ -355,17 +352,17 @@ def _joined(group: Sequence[pa.RecordBatch], newest: Mask | None, first_row: int
     return chunk if kept.all() else chunk.filter(pa.array(kept))
 
 
-# One partition of scalar-quantised vectors, searched from end to end. Lance's own flush
-# builds an HNSW graph here. At 100,000 rows of 128 dimensions that takes 30 s against
-# 0.25 s, and with Lance's default beam it finds fewer of the true neighbours.
+# One partition of scalar-quantised vectors, which a search scans completely. Lance's own flush builds an HNSW
+# graph here. At 100,000 rows of 128 dimensions a graph takes 30 s, and this index 0.25 s. With Lance's
+# default beam the graph also finds fewer of the true neighbours.
 _VECTOR_INDEX = "IVF_SQ"
 
 
 def build_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
-    """Build every index of ``indexes`` in ``dataset`` as Lance's own, each in a commit of its own.
+    """Build every index of ``indexes`` in ``dataset`` as an index of Lance, each in its own commit.
 
-    An index that cannot be built is left out with a warning. Searches then read all rows; a flush
-    that failed for ever would make the shard unwritable instead.
+    An index that cannot be built is left out with a warning, and searches then read all rows. If the flush
+    failed instead, it would fail on every retry, and the shard would become unwritable.
     """
     for spec in indexes:
         try:
@@ -382,8 +379,7 @@ def build_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> 
 
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
     if isinstance(spec.params, VectorParams):
-        # A given centroid needs no training: that works from the first row on,
-        # and also when there is no vector at all.
+        # A given centroid needs no training, so this works with a single row, and even without any vector.
         dataset.create_index(
             spec.column,
             _VECTOR_INDEX,
@@ -404,7 +400,7 @@ def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
         dataset.create_scalar_index(spec.column, "BTREE", name=spec.name)
 
 
-# Lance's memory store is not obstore's: rows written there could not be read here.
+# Lance and obstore have separate memory stores: lancewal could not read rows that Lance writes there.
 _PRIVATE_TO_EACH_LIBRARY = "memory://"
 
 
@@ -420,12 +416,12 @@ def write_sstable(
     in_memory_bytes: int | None = None,
     row_sums: bool = True,
 ) -> SsTableEntry:
-    """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; returns its manifest entry.
+    """Write ``batches`` (in ``schema.stored``, insert order) as a new SSTable; return its manifest entry.
 
-    Only the newest row of each key is written, tombstones included: replaced rows would never be
-    read. When this returns, the SSTable is as durable as the store makes it.
-    A failure raises StorageError and leaves a directory that no manifest names, for
-    garbage collection; a retry writes to another one.
+    Only the newest row of each key is written, tombstones included, because replaced rows would never be
+    read. When this returns, the SSTable is as durable as the store makes it. A failure raises StorageError
+    and leaves a directory that no manifest names; garbage collection deletes it, and a retry writes to
+    another one.
     """
     rows = sum(batch.num_rows for batch in batches)
     if rows == 0:
@@ -476,7 +472,7 @@ def write_sstable(
 def _summed(
     chunks: Iterator[pa.RecordBatch], primary_key: Sequence[str], sums: list[RowSum]
 ) -> Iterator[pa.RecordBatch]:
-    """``chunks``, and their sums in ``sums``."""
+    """Pass on ``chunks``, and append their checksums to ``sums``."""
     for chunk in chunks:
         sums.append(RowSum.of([chunk], primary_key))
         yield chunk
