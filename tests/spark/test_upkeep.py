@@ -144,7 +144,7 @@ class Rounds:
                     "Lance found no files",
                     "Python worker exited unexpectedly",
                 )
-                assert any(each in f"{error!r}" for each in allowed), error
+                assert any(each in f"{error!r} {error}" for each in allowed), error
             self.compacted += outcome.task.work is Work.COMPACT and "rows compacted" in outcome.done
 
     def _kill_a_worker(self) -> None:
