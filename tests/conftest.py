@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("patient", _PATIENT)
 settings.register_profile("ci", _PATIENT, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "patient")
+
+# A shell lets the commands that it runs in the background ignore Ctrl-C. Tests that press it, and the processes
+# that inherit from them, must heed it there too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class OneSparkSession(LoadScopeScheduling):

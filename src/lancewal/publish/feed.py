@@ -195,7 +195,11 @@ class ChangeFeed:
     def up_to_now(
         self, start: Mapping[UUID, int] | Mapping[str, int] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
-        """All changes from a place, or the earliest one, up to the latest, which comes with each batch."""
+        """All changes from a place, or the earliest one, up to the latest.
+
+        Each batch comes with the place after the last batch. A reader that stops before it and goes on
+        from that place skips rows.
+        """
         place = None if start is None else checked_place(start)
         end = _not_behind(place or {}, self.latest())
         for batch in self.changes(self.earliest() if place is None else place, end):
