@@ -27,8 +27,8 @@ settings.register_profile("patient", _PATIENT)
 settings.register_profile("ci", _PATIENT, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "patient")
 
-# A shell lets the commands that it runs in the background ignore Ctrl-C. Tests that press it, and the processes
-# that inherit from them, must heed it there too.
+# A shell lets the commands that it runs in the background ignore Ctrl-C. Tests that press it, and the
+# processes that inherit from them, must heed it there too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
