@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import lancewal
 from bench.comparison import Comparison
@@ -104,7 +105,7 @@ def spark_read(context: Context) -> list[Comparison]:
     ]
 
 
-@workload("spark_compact", "compaction of 1 M rows in 8 shards: two task slots against one")
+@workload("spark_compact", "compaction of 1 M rows in 8 shards: two task slots against one, and plain Lance")
 def spark_compact(context: Context) -> list[Comparison]:
     from lancewal.spark import compact, route
 
@@ -124,11 +125,19 @@ def spark_compact(context: Context) -> list[Comparison]:
         expect(lance.dataset(copy).count_rows(), count, "compacted")
         return seconds
 
-    seconds = context.in_turn(one=lambda: compacted_by(1), two=lambda: compacted_by(SLOTS))
+    def merged_by_lance() -> float:
+        base = lance.write_dataset(SCHEMA.empty_table(), str(context.scratch / "plain"))
+        merge = base.merge_insert(["id"]).when_matched_update_all().when_not_matched_insert_all()
+        newest = pq.read_table(context.scratch / "source").cast(SCHEMA)
+        return timed(lambda: merge.execute(newest))()
+
+    seconds = context.in_turn(
+        one=lambda: compacted_by(1), two=lambda: compacted_by(SLOTS), lance=merged_by_lance
+    )
+    rate = {name: count / each for name, each in seconds.items()}
     return [
-        Comparison(
-            "compaction", count / seconds["two"], count / seconds["one"], "rows/s", True, "one task slot"
-        )
+        Comparison("compaction", rate["two"], rate["one"], "rows/s", True, "one task slot"),
+        Comparison("compaction beside one merge", rate["two"], rate["lance"], "rows/s", True, "plain Lance"),
     ]
 
 

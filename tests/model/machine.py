@@ -233,7 +233,7 @@ class TableMachine(RuleBasedStateMachine):
 
         at_crash_points(die)
         try:
-            compact(self.store, max_workers=1)
+            compact(self.store)
         except _DeadError:
             event(f"died at {point}")
         finally:

@@ -433,7 +433,7 @@ class Simulation:
             self._pause(actor)
             limit = self.world.random.choice([1, 60, 1 << 20])
             try:
-                report = compact(self.disk.store(), max_workers=1, max_commit_bytes=limit)
+                report = compact(self.disk.store(), max_commit_bytes=limit)
             except EXPECTED as error:
                 self._note(process.name, error)
                 if isinstance(error, PartialWriteError):

@@ -122,7 +122,7 @@ class Keeping:
         store = self.disk.store()
         drain_shard(self._base(store), store, SHARD, CONFIG)
         if self.world.random.random() < 0.5:
-            compact(store, max_workers=1)
+            compact(store)
         clock = HostClock(process.name, self._clock_of(process))
         for _ in range(2):
             collect_garbage(store, retention=Retention.of(_AGE), clock=clock)

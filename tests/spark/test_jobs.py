@@ -20,7 +20,7 @@ import lancewal
 from lancewal.base import BaseTable
 from lancewal.errors import PartialWriteError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.maintenance import backup
+from lancewal.maintenance import backup, plan_compaction
 from lancewal.shard.discovery import discover_manifests
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.spark import JobFailedError, compact, flush, gc, job_tasks, jobs
@@ -35,6 +35,7 @@ from tests.tables import KEYED, fast, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import InputPartition
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
@@ -63,7 +64,7 @@ def test_rows_go_all_the_way_to_the_base_table_and_the_rest_is_collected(
 
 
 def test_a_compaction_job_changed_what_reads_give_for_keys_in_two_shards(tmp_path: Path) -> None:
-    """Two shards by hand with the same keys; one task, whose parts end at the first that fails."""
+    """Two shards by hand with the same keys; the parts of their pack end at the first that fails."""
     lance.write_dataset(KEYED.empty_table(), str(tmp_path / "table"))
     table = lancewal.initialize(str(tmp_path / "table"), by_hand=True, writer_defaults=fast())
     one, other = sorted(uuid4() for _ in range(2))
@@ -75,23 +76,27 @@ def test_a_compaction_job_changed_what_reads_give_for_keys_in_two_shards(tmp_pat
     reader = JobReader(options, "compact")
     (unit,) = reader.partitions()
     assert isinstance(unit, Unit)
-    assert len(unit.parts) == 5
+    assert [len(parts) for parts in unit.groups] == [5]
 
     damaged = ObjectStore.from_uri(table.uri)
     (path,) = [entry.path for entry in manifest_of(damaged, other).sstables if entry.generation == 2]
     data = f"{layout.sstable_dir(other, path)}/data"
     (kept,) = [(info.path, damaged.get(info.path)) for info in damaged.list(data)]
     damaged.delete(kept[0])
-    reports = [batch.to_pylist()[0] for batch in reader.read(unit)]
-    assert [report["error"] is None for report in reports[:-1]] == [True] * (len(reports) - 1)
-    assert reports[-1]["error"] is not None
-    assert len(reports) < len(unit.parts), "what comes after it is left"
+    assert failed_shards(reader, unit) == {str(one): False, str(other): True}
+    left = {(part.shard_id, part.generations[0]) for part in table.plan_compaction().shards}
+    assert left == {(other, 2), (one, 2), (other, 3)}, "what comes after it is left"
     damaged.put(*kept)
     table = lancewal.open(table.uri)
     assert content(table) == expected
     for unit in reader.partitions():
-        assert [batch.to_pylist()[0]["error"] for batch in reader.read(unit)] == [None] * len(unit.parts)
+        assert failed_shards(reader, unit) == {str(one): False, str(other): False}
     assert content(table) == expected
+
+
+def failed_shards(reader: JobReader, unit: InputPartition) -> dict[str, bool]:
+    reports = [row for batch in reader.read(unit) for row in batch.to_pylist()]
+    return {row["shard_id"]: row["error"] is not None for row in reports}
 
 
 def test_sparks_flush_left_the_generations_of_a_copied_table_below_its_marker(tmp_path: Path) -> None:
@@ -211,23 +216,16 @@ def test_spark_submit_runs_a_job(tmp_path: Path) -> None:
     assert sum(line["details"]["rows"] for line in lines) == 33
 
 
-def test_a_large_compaction_is_shared_out_among_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All shards of one commit went to one task, however many slots there were."""
-
-    class Part:
-        def __init__(self, num_bytes: int) -> None:
-            self.num_bytes = num_bytes
-
-    def sizes(bytes_of_parts: list[int], slots: int) -> list[list[int]]:
-        parts: list[Any] = [Part(each) for each in bytes_of_parts]
-        return [[part.num_bytes for part in share] for share in job_tasks._shared_out(parts, slots)]
-
-    mega = 1 << 20
-    assert sizes([20 * mega] * 8, slots=2) == [[20 * mega] * 4] * 2
-    assert sizes([90 * mega, 30 * mega, 30 * mega, 30 * mega], slots=2) == [[90 * mega], [30 * mega] * 3]
-    assert len(sizes([mega] * 8, slots=2)) == 1, "little work makes one commit"
-    assert len(sizes([100 * mega], slots=4)) == 1, "a shard is one task's"
-    assert sorted(map(len, sizes([0] * 40, slots=2))) == [13, 13, 14]
+def test_two_tasks_of_a_compaction_did_the_same_work_again_and_again(tmp_path: Path) -> None:
+    """Lance lets one of two merges that insert rows commit; the other one did all its work again."""
+    table = new_table(tmp_path / "table")
+    fill_all_levels(table, KEYED)
+    table.flush()
+    plan = plan_compaction(ObjectStore.from_uri(table.uri), max_commit_bytes=1)
+    reader = JobReader(options_of(table, jobArguments=json.dumps({"plan": plan.to_dict()})), "compact")
+    (unit,) = reader.partitions()
+    assert isinstance(unit, Unit)
+    assert len(unit.groups) == len(plan.packs) > 1
 
 
 def verified(uri: str) -> dict[str | None, dict[str, Any]]:
@@ -288,19 +286,21 @@ def test_no_task_reads_or_writes_files_of_other_shards(
     """Each task runs where the files of other shards cannot be read, and asks for none of them."""
     table = new_table(tmp_path / "table")
     fill_all_levels(table, KEYED)
-    monkeypatch.setattr(job_tasks, "_SHARDS_PER_TASK", 1)
     given: dict[str, Any] = {"min_age_seconds": 0.0}
     if job == "backup":
         given |= {"to": str(tmp_path / "backups"), "parts": parts_of_a_backup(table)}
     reader = JobReader(options_of(table, job=job, jobArguments=json.dumps(given)), job)
     units = [unit for unit in reader.partitions() if isinstance(unit, Unit)]
+    if job == "compact":
+        # One task does all shards, so each is tried alone.
+        units = [Unit.of(part) for unit in units for parts in unit.groups for part in parts]
     asked: list[str] = []
     for name in ("get", "get_range", "head", "list", "list_directories", "put", "put_if_absent", "delete"):
         monkeypatch.setattr(ObjectStore, name, noted(asked, getattr(ObjectStore, name)))
     shards = {str(info.shard_id) for info in table.shards()}
     done = set()
     for number, unit in enumerate(units):
-        mine = {part["shard_id"] for part in unit.parts}
+        mine = {part["shard_id"] for parts in unit.groups for part in parts}
         if None in mine:
             continue
         assert len(mine) == 1

@@ -15,7 +15,7 @@ from functools import partial
 from uuid import UUID
 
 from lancewal.base import BaseTable, store_column_history
-from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.errors import LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.gc import Pruning
@@ -30,12 +30,9 @@ from lancewal.maintenance.reports import (
 )
 from lancewal.maintenance.tidy import open_indexes, optimize_base, tidy
 from lancewal.shard import discover_manifests, read_manifests
-from lancewal.storage import ObjectStore, Task, boot_time, both, in_thread, ordered_map
+from lancewal.storage import ObjectStore, Task, boot_time, both, in_thread
 
 logger = logging.getLogger(__name__)
-
-#: Commits that are prepared in parallel; each needs memory for its rows.
-DEFAULT_WORKERS = 2
 
 
 def compact(
@@ -44,7 +41,6 @@ def compact(
     *,
     plan: CompactionPlan | None = None,
     max_commit_bytes: int = DEFAULT_COMMIT_BYTES,
-    max_workers: int = DEFAULT_WORKERS,
     optimize_indexes: bool = True,
     compact_files: bool | None = None,
     progress: ProgressCallback | None = None,
@@ -57,8 +53,6 @@ def compact(
     :class:`~lancewal.errors.PartialWriteError` if some shards failed; the commits of the others stay. Once
     ``stop()`` returns true nothing new is started, and the rest waits for the next compaction.
     """
-    if max_workers < 1:
-        raise InvalidInputError(f"max_workers must be at least 1, got {max_workers}")
     started = time.perf_counter()
     read_after = boot_time()
     base: BaseTable | None = None
@@ -68,8 +62,6 @@ def compact(
     else:
         read = read_manifests(store, list({part.shard_id: None for part in plan.shards}))
         manifests = [manifest for manifest in read if manifest is not None]
-    # In a table without a key, parallel commits would always conflict.
-    workers = max_workers if plan.has_key else 1
     compacted = {part.shard_id for part in plan.shards}
     pruning = Pruning(store, [each for each in manifests if each.shard_id in compacted], read_after)
     aside = [] if base is None else _aside(store, base, pruning, with_indexes=optimize_indexes and bool(plan))
@@ -90,8 +82,10 @@ def compact(
             return failed
 
     try:
-        for each in ordered_map(execute, packs, workers):
-            done.add(each)
+        # One after the other: Lance lets no two merges that insert rows commit from the same version. The
+        # later one would wait and then do all its work again.
+        for pack in packs:
+            done.add(execute(pack))
     finally:
         for task in aside:
             task.wait()

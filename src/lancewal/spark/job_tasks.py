@@ -8,7 +8,6 @@ does no harm. A task reads only its own shards and the base table.
 
 from __future__ import annotations
 
-import heapq
 import json
 import logging
 import time
@@ -61,24 +60,21 @@ Done: TypeAlias = list[tuple[str | None, Details, Exception | None]]
 
 #: Arguments that only the planning of a job needs.
 _PLANS = ("plan", "parts", "shards")
-#: A task for fewer small shards costs more than it saves. More tasks than this only make more commits.
-_SHARDS_PER_TASK = 16
-_MOST_TASKS = 8
-#: From this size on, a part of a compaction is worth its own task and its own commit.
-_BYTES_PER_TASK = 32 << 20
 
 
 @dataclass
 class Unit(InputPartition):
-    """The work of one task: parts that run one after the other, each with a report of its own.
+    """The work of one task: parts of the job in groups that run one after the other.
 
-    ``in_order`` means that no part may run after one that failed. ``as_one`` means that the parts share
-    commits.
+    The parts of a group are done together. Each shard has a report of its own.
     """
 
-    parts: tuple[Mapping[str, Any], ...]
-    in_order: bool = False
-    as_one: bool = False
+    groups: Sequence[Parts]
+
+    @classmethod
+    def of(cls, part: Details) -> Unit:
+        """The task that does one part."""
+        return cls([[part]])
 
 
 class JobReader(DataSourceReader):
@@ -98,26 +94,23 @@ class JobReader(DataSourceReader):
         # whole plan must not be sent with this object.
         self._arguments = {name: value for name, value in self._arguments.items() if name not in _PLANS}
         self._options = self._options.without("jobArguments")
-        return list(units) or [Unit(())]
+        return list(units) or [Unit([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Unit)
         _, work = _JOBS[self._job]
         # The destination's credentials are options of their own, which Spark redacts by name.
         arguments = {**self._arguments, "backup_options": self._options.backup_storage}
-        parts = partition.parts
-        for some in [parts] if partition.as_one and parts else [(part,) for part in parts]:
+        for parts in partition.groups:
             started = time.perf_counter()
             try:
-                done = work(OpenTable.open(self._options), arguments, some)
+                done = work(OpenTable.open(self._options), arguments, parts)
             except Exception as failure:
                 # A failed shard must not stop the others. The job fails at its end.
-                done = [(part["shard_id"], {}, failure) for part in some]
+                done = [(part["shard_id"], {}, failure) for part in parts]
             seconds = time.perf_counter() - started
             rows = [_row(self._job, seconds, *each) for each in done]
             yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(REPORT_SCHEMA))
-            if partition.in_order and any(row["error"] is not None for row in rows):
-                return
 
 
 def _row(
@@ -137,7 +130,7 @@ def _per_shard(table: OpenTable, arguments: Details) -> list[Unit]:
     shards = arguments.get("shards")
     if shards is None:
         shards = [str(manifest.shard_id) for manifest in discover_manifests(table.store)]
-    return [Unit(({"shard_id": shard},)) for shard in shards]
+    return [Unit.of({"shard_id": shard}) for shard in shards]
 
 
 def _flush(table: OpenTable, arguments: Details, parts: Parts) -> Done:
@@ -154,39 +147,21 @@ def _plan_compact(table: OpenTable, arguments: Details) -> list[Unit]:
     else:
         limit = int(arguments.get("max_commit_bytes") or DEFAULT_COMMIT_BYTES)
         plan = plan_compaction(table.store, max_commit_bytes=limit)
-    units = []
-    for pack in plan.packs:
-        shares = [pack.parts] if pack.in_order else _shared_out(pack.parts, int(arguments.get("slots") or 1))
-        for share in shares:
-            parts = tuple({"shard_id": str(part.shard_id), "plan": part.to_dict()} for part in share)
-            units.append(Unit(parts, pack.in_order, as_one=not pack.in_order))
-    if plan.has_key or not units:
-        return units
-    # Without a key commits exclude each other, so one task does all.
-    return [Unit(tuple(part for unit in units for part in unit.parts), as_one=True)]
-
-
-def _shared_out(parts: Sequence[ShardPlan], slots: int) -> list[list[ShardPlan]]:
-    """The parts divided among tasks, about the same size for each.
-
-    Many small shards get several tasks, because reading them takes longer than the commits. Much data gets up
-    to as many tasks as there are slots.
-    """
-    by_number = min(_MOST_TASKS, -(-len(parts) // _SHARDS_PER_TASK))
-    by_bytes = min(slots, sum(part.num_bytes for part in parts) // _BYTES_PER_TASK)
-    shares: list[list[ShardPlan]] = [[] for _ in range(min(len(parts), max(by_number, by_bytes)))]
-    taken = [(0, number) for number in range(len(shares))]
-    for part in sorted(parts, key=lambda part: part.num_bytes, reverse=True):
-        num_bytes, number = heapq.heappop(taken)
-        shares[number].append(part)
-        # Count one byte per part, so that empty shards are spread evenly too.
-        heapq.heappush(taken, (num_bytes + part.num_bytes + 1, number))
-    return shares
+    groups = [
+        [
+            {"shard_id": str(part.shard_id), "plan": part.to_dict(), "in_order": pack.in_order}
+            for part in pack.parts
+        ]
+        for pack in plan.packs
+    ]
+    # One task does all packs, for the reason that ``lancewal.maintenance.compact`` gives. With several tasks
+    # the job took longer, and left more versions of the base.
+    return [Unit(groups)]
 
 
 def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
-    pack = Pack(tuple(ShardPlan.from_dict(part["plan"]) for part in parts))
-    done = execute_pack(pack, store=table.store, base=table.base)
+    plans = tuple(ShardPlan.from_dict(part["plan"]) for part in parts)
+    done = execute_pack(Pack(plans, in_order=parts[0]["in_order"]), store=table.store, base=table.base)
     return [
         (str(shard_id), {} if shard_id in done.failed else report.to_dict(), done.failed.get(shard_id))
         for shard_id, report in done.shards.items()
@@ -195,7 +170,7 @@ def _compact(table: OpenTable, arguments: Details, parts: Parts) -> Done:
 
 def _plan_gc(table: OpenTable, arguments: Details) -> list[Unit]:
     # One more task for work that belongs to no shard.
-    return [*_per_shard(table, arguments), Unit(({"shard_id": None},))]
+    return [*_per_shard(table, arguments), Unit.of({"shard_id": None})]
 
 
 def _gc(table: OpenTable, arguments: Details, parts: Parts) -> Done:
@@ -224,7 +199,7 @@ def _verify(table: OpenTable, arguments: Details, parts: Parts) -> Done:
 
 def _plan_backup(table: OpenTable, arguments: Details) -> list[Unit]:
     parts = arguments["parts"]
-    return [Unit(({"shard_id": part["shard"] and part["shard"][0], "part": part},)) for part in parts]
+    return [Unit.of({"shard_id": part["shard"] and part["shard"][0], "part": part}) for part in parts]
 
 
 def _backup(table: OpenTable, arguments: Details, parts: Parts) -> Done:

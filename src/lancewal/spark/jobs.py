@@ -34,7 +34,7 @@ from lancewal.maintenance import (
 )
 from lancewal.service import TakeOver, checked_take_over
 from lancewal.spark.options import BACKUP_PREFIX, OpenTable, Options
-from lancewal.spark.spark_session import session, slots_of
+from lancewal.spark.spark_session import session
 from lancewal.storage import ObjectStore
 from lancewal.upkeep import Done as UpkeepDone
 from lancewal.upkeep import Means, Upkeep, UpkeepReport
@@ -101,14 +101,12 @@ def compact(
     compact_files: bool | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> list[ShardOutcome]:
-    """Merge all SSTables into the base table, in parallel, with one or more atomic commits per task.
+    """Merge all SSTables into the base table, in atomic commits.
 
-    A table without a primary key is compacted by one task, because its commits exclude each other. Then the
-    driver tidies the table's indexes and files, as ``Table.compact`` does.
+    One task does it, because merges that insert rows exclude each other in Lance. It uses all cores of its
+    executor. Then the driver tidies the table's indexes and files, as ``Table.compact`` does.
     """
-    outcomes = _run(
-        spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes, slots=slots_of(spark)
-    )
+    outcomes = _run(spark, "compact", uri, storage_options, max_commit_bytes=max_commit_bytes)
     if outcomes or compact_files:
         store = OpenTable.open(Options.of(uri, storage_options)).store
         finish_compaction(store, optimize_indexes=optimize_indexes, compact_files=compact_files)
@@ -240,7 +238,7 @@ class _OnSpark(Means):
         plan = plan_compaction(self.store, shards)
         if not plan:
             return UpkeepDone("nothing was left to compact")
-        outcomes = self._run("compact", plan=plan.to_dict(), slots=slots_of(self.spark))
+        outcomes = self._run("compact", plan=plan.to_dict())
         finish_compaction(self.store)
         sstables = sum(len(each.details.get("generations", ())) for each in outcomes)
         rows = sum(each.details.get("rows_in", 0) for each in outcomes)

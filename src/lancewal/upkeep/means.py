@@ -103,7 +103,7 @@ class Here(Means):
         plan = plan_compaction(self._store, shards, max_commit_bytes=COMMIT_BYTES)
         if self._most_commits is not None:
             plan = plan.first(self._most_commits)
-        work = partial(compact, self._store, plan=plan, max_workers=1, stop=stop)
+        work = partial(compact, self._store, plan=plan, stop=stop)
         try:
             report = process_totals.counted(self._store.uri, "compaction", work)
         except PartialWriteError as error:
