@@ -24,7 +24,7 @@ from lancewal.format import (
     result_type_to_arrow,
 )
 from lancewal.predicate import Predicate
-from lancewal.shard import BUCKET, IDENTITY, ShardRouter
+from lancewal.shard import BUCKET, IDENTITY, former_shard_id_of, shard_id_of
 
 Mask = npt.NDArray[np.bool_]
 
@@ -73,23 +73,40 @@ class ShardPruner:
         )
         return known if known is not None and same else cls(details, schema)
 
-    @cached_property
-    def named(self) -> Mapping[UUID, ShardIdentity]:
-        """The shards whose ids alone tell their values: the shards of buckets, if there is one spec.
+    def identity_of(self, shard_id: UUID) -> ShardIdentity | None:
+        """The identity that the id alone tells: that of a bucket's shard, if there is one spec.
 
         The id of such a shard is derived from its bucket, and every router, including LanceDB's, uses it.
         (The ids of identity shards are derived from values too, but those values cannot be listed.)
         """
+        value = self._buckets_by_id.get(shard_id) or self._buckets_by_former_id.get(shard_id)
+        if value is None:
+            return None
+        ((spec_id, (field, _)),) = self._fields.items()
+        return ShardIdentity(shard_id, spec_id, ((field.field_id, value),))
+
+    @cached_property
+    def _buckets_by_id(self) -> Mapping[UUID, bytes]:
+        return {shard_id_of(BUCKET, value): value for value in self._buckets}
+
+    @cached_property
+    def _buckets_by_former_id(self) -> Mapping[UUID, bytes]:
+        """Computed only if a table has a shard with another id: most tables have none."""
+        return {
+            former_shard_id_of(spec_id, field.field_id, value): value
+            for spec_id, (field, _) in self._fields.items()
+            for value in self._buckets
+        }
+
+    @cached_property
+    def _buckets(self) -> Sequence[bytes]:
+        """The stored values of all buckets; none if ids do not tell buckets."""
         specs = self._details.sharding_specs
         if len(specs) != 1 or not self._fields or specs[0].fields[0].transform != BUCKET:
-            return {}
-        return {
-            shard_id: ShardIdentity(
-                shard_id, shard.spec_id, tuple((each.field_id, each.value) for each in shard.field_entries)
-            )
-            for shard in ShardRouter.for_table(self._details, self._schema).known_shards()
-            for shard_id in (shard.shard_id, *shard.rivals)
-        }
+            return []
+        field = specs[0].fields[0]
+        type_ = result_type_to_arrow(field.result_type)
+        return [encode_shard_value(bucket, type_) for bucket in range(int(field.parameters["num_buckets"]))]
 
     def key_groups(self, shards: Sequence[ShardIdentity]) -> list[list[ShardIdentity]]:
         """Group the shards so that all versions of a key are in the shards of one group.

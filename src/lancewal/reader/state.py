@@ -362,7 +362,7 @@ class _ShardsByValue:
         self.unknown: list[ShardReader] = []
         self._places: dict[int, dict[bytes | None, list[int]]] = {}
         for place, shard in enumerate(shards):
-            identity = shard.identity or pruner.named.get(shard.shard_id)
+            identity = shard.identity or pruner.identity_of(shard.shard_id)
             if identity is None:
                 self.unknown.append(shard)
             else:

@@ -32,8 +32,10 @@ from lancewal.shard.routing import (
     ShardRouter,
     check_shard_column,
     decoded_values,
+    former_shard_id_of,
     identity_result_type,
     require_shard,
+    shard_id_of,
 )
 from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
 
@@ -60,6 +62,7 @@ __all__ = [
     "first_readable",
     "first_unflushed",
     "first_unsettled",
+    "former_shard_id_of",
     "has_unflushed_rows",
     "identity_result_type",
     "is_flushed",
@@ -71,4 +74,5 @@ __all__ = [
     "require_shard",
     "retained_positions",
     "shard_files",
+    "shard_id_of",
 ]

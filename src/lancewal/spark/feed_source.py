@@ -182,7 +182,7 @@ class _FeedRows:
         if self._filter is None:
             return True
         source, predicate = self._keys(self._filter)
-        identity = source.pruner.named.get(shard)
+        identity = source.pruner.identity_of(shard)
         return identity is None or source.pruner.may_match(identity, predicate)
 
     def _keys(self, sql: str) -> tuple[BaseSource, Predicate]:
