@@ -540,6 +540,27 @@ class TestDeaths:
         assert (tags(mixed.store), left_of_checkpoints(mixed.store)) == ([], [])
         table.checkpoint("dead")
 
+    def test_the_tag_of_a_maker_that_was_taken_for_dead_and_then_died_goes(
+        self, mixed: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A collection removes all that is known of the checkpoint, and only then its maker sets the tag."""
+
+        def read_late(*args: Any) -> Any:
+            collect_garbage(mixed.store, now=datetime.now(UTC) + timedelta(hours=2))
+            return tagged_state(*args)
+
+        tagged_state = checkpoints._tagged_state
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoints, "_tagged_state", read_late)
+            killed_at("checkpoint: tagged", lambda: create_checkpoint(mixed.store, "late"), monkeypatch)
+        assert (len(tags(mixed.store)), left_of_checkpoints(mixed.store)) == (1, [])
+        kept = opened(mixed).checkpoint("kept")
+        collect_garbage(mixed.store, dry_run=True)
+        assert len(tags(mixed.store)) == 2
+        collect_garbage(mixed.store)
+        assert [tag.startswith("lancewal-kept-") for tag in tags(mixed.store)] == [True]
+        assert seen(opened(mixed), kept.name) == MIXED
+
     def test_a_dead_one_can_be_dropped_at_once(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         killed_at("checkpoint: tagged", lambda: create_checkpoint(site.store, "dead"), monkeypatch)
         opened(site).drop_checkpoint("dead")

@@ -147,7 +147,7 @@ NEWER_BUGS = (
     Bug(
         "the tag of a dropped checkpoint stays",
         "maintenance/checkpoints.py",
-        "            dataset.tags.delete(place.tag)\n        except ValueError as error:\n",
+        "            dataset.tags.delete(tag)\n        except ValueError as error:\n",
         "            pass\n        except ValueError as error:\n",
         "its version is never cleaned up",
         _CHECKPOINTS,

@@ -27,6 +27,7 @@ from lancewal.errors import (
 )
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.publish import publishing as publish
+from lancewal.publish import staging
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
 from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
@@ -39,6 +40,7 @@ from lancewal.storage import ObjectStore, layout
 from lancewal.writer import drain_shard
 from lancewal.writer.intake import Intake
 from tests.faults import FAILURES, Call, Faults, FaultyStore
+from tests.maintenance.support import collect_later
 from tests.tables import APPEND_ONLY, KEYED, fast, rows
 
 SHARDS = 3
@@ -199,6 +201,21 @@ def test_what_was_staged_too_long_ago_is_refused_before_anything_is_written(keye
         publish.publish(base, keyed, found)
     assert content(keyed) == []
     assert all(manifest.writer_epoch == 0 for manifest in discover_manifests(keyed))
+
+
+def test_what_was_collected_as_abandoned_is_not_published_although_a_clock_says_it_is_young(
+    keyed: ObjectStore,
+) -> None:
+    """A host's clock was set back, so what it staged two days ago seems to be new."""
+    base = base_of(keyed)
+    found = staged(keyed, batch_of(base, 0, 3))
+    assert collect_later(keyed).counts()["orphans"] == len(found)
+    with pytest.raises(PartialWriteError, match=r"staged SSTables .* are gone"):
+        publish.publish(base, keyed, found)
+    assert content(keyed) == fed(keyed) == []
+    again = staged(keyed, batch_of(base, 0, 3))
+    publish.publish(base, keyed, again)
+    assert content(keyed) == fed(keyed) == expected((0, 3))
 
 
 @pytest.mark.parametrize("write", WAYS)
@@ -680,7 +697,7 @@ def test_a_run_that_stood_still_for_a_day_listed_sstables_that_were_collected(
 ) -> None:
     """Their age was looked at once, at the beginning. Seeds 22, 124 and 167 of the simulator."""
     now = time.monotonic()
-    monkeypatch.setattr(publish, "boot_time", lambda: now)
+    monkeypatch.setattr(staging, "boot_time", lambda: now)
     faulty = FaultyStore(keyed)
 
     def sleep() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 FOUND = {
     718: "a shard was opened while upkeep cleaned up the version of the base that was listed",
+    3702: "a maker of a checkpoint that was taken for dead tagged a version, and died",
     4220: "a thread of Lance's own read the history of columns, and began threads of no world",
     4699: "an owner that closed while another waited for it",
     6107: "a service that came back wrote a put twice: allowed without an id, not with one",
@@ -12,6 +13,8 @@ FOUND = {
     8803: "a forged lease of no time made whoever waited list the storage without pause",
     18897: "a stray fell into the slot of the log that a job had just missed in its search",
     30955: "an entry in an emptied slot passed for the proof of its put, and an acknowledged row was lost",
+    52258: "a clock was set back, and a publication listed SSTables that were collected as abandoned",
+    74394: "the same, with writers and a compactor",
     99405: "after a write that was held up for an hour a leader waited half an hour for company",
     99503: "the same, with a flush behind it",
 }

@@ -33,7 +33,8 @@ is *revoked*: the collector puts a void record in place of the record, if there 
 storage's clock; if that is wrong, the maker has to try again, and nothing else happens.) Either the maker
 or the collector creates the object. If the maker does, the collector reads the record. If the collector
 does, the maker is refused, and the announcement is deleted. Then the void record is deleted too. A maker
-that is even later finds no announcement after its put, and gives up.
+that is even later finds no announcement after its put, and gives up. If it dies instead, it may leave a tag
+that nothing belongs to; the next collection deletes it (:func:`drop_left_tags`).
 
 **Lance's cleanup** never removes the newest version that it knows, nor tagged ones. After the maker has set
 the tag, it checks whether its version is still the newest, and starts again if not. So a cleanup that did
@@ -310,16 +311,21 @@ def _remove(store: ObjectStore, place: _Place, dataset: lance.LanceDataset | Non
     """Delete the tag, the announcement and the record, in this order."""
     if dataset is None:
         dataset = open_base(store).dataset
-    with lance_errors(f"drop the tag of the checkpoint {place.name!r}"):
-        try:
-            dataset.tags.delete(place.tag)
-        except ValueError as error:
-            if not _is_missing(error):
-                raise
+    _drop_tag(dataset, place.tag)
     crash_point("checkpoint: untagged")
     store.delete(place.announcement)
     crash_point("checkpoint: not announced")
     store.delete(place.record)
+
+
+def _drop_tag(dataset: lance.LanceDataset, tag: str) -> None:
+    """Delete a tag, if it is there."""
+    with lance_errors(f"drop the tag {tag!r} of a checkpoint"):
+        try:
+            dataset.tags.delete(tag)
+        except ValueError as error:
+            if not _is_missing(error):
+                raise
 
 
 def _is_missing(error: ValueError) -> bool:
@@ -341,6 +347,23 @@ def drop_checkpoint_tags(dataset: lance.LanceDataset) -> None:
     with lance_errors("drop the tags of checkpoints"):
         for tag in filter(is_checkpoint_tag, tagged_versions(dataset)):
             dataset.tags.delete(tag)
+
+
+def drop_left_tags(store: ObjectStore, dataset: lance.LanceDataset) -> None:
+    """Drop the tags of checkpoints that are neither announced nor recorded.
+
+    A maker that was taken for dead may tag a version after all, and then die. The checkpoints are listed
+    after the tags, and each is announced before its tag is set. So a tag that the listing does not explain
+    belongs to a maker that will find no announcement, and give up.
+    """
+    tags = [tag for tag in tagged_versions(dataset) if is_checkpoint_tag(tag)]
+    if not tags:
+        return
+    explained = {each.place.tag for each in _stored(store)}
+    for tag in tags:
+        if tag not in explained:
+            logger.info("the tag %s belongs to no checkpoint", tag)
+            _drop_tag(dataset, tag)
 
 
 def list_checkpoints(store: ObjectStore) -> list[Checkpoint]:

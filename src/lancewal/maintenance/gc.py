@@ -19,7 +19,7 @@ import lance
 from lancewal.base import BaseTable, tagged_versions
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import ShardManifest
-from lancewal.maintenance.checkpoints import NeededFiles
+from lancewal.maintenance.checkpoints import NeededFiles, drop_left_tags
 from lancewal.maintenance.commits import crash_point, open_base
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
@@ -111,6 +111,9 @@ def collect_garbage(
     if wanted & _WITH_ROWS:
         beside(store, checkpoints.get)
     unsettled = Once(partial(Unsettled.read, store))
+    left_tags = None
+    if Resource.STAGING_FILES in wanted and not dry_run:
+        left_tags = beside(store, partial(drop_left_tags, store, base.dataset))
     crash_point("collect: nothing is deleted yet")
 
     def collect(state: ShardState) -> tuple[GcReport, Exception | None]:
@@ -147,6 +150,8 @@ def collect_garbage(
     if Resource.STAGING_FILES in wanted:
         _collect_staging_files(store, retention.staging_files, time_now, clock, report)
         _collect_owner_records(store, with_clock, retention.staging_files, time_now, report)
+    if left_tags is not None:
+        left_tags.result()
     report.seconds = time.perf_counter() - started
     logger.info("garbage collection of %s: %s", store.uri, report.counts())
     return report

@@ -15,7 +15,6 @@ from lancewal.publish.feed import (
 from lancewal.publish.publishing import (
     Adopt,
     Adoption,
-    StagedAge,
     adopt_sstables,
     append_rows,
     append_transaction,
@@ -24,7 +23,14 @@ from lancewal.publish.publishing import (
     publish,
 )
 from lancewal.publish.sstable_pointers import SsTablePointer
-from lancewal.publish.staging import DEFAULT_STAGING_BYTES, STAGED_DELETION_AGE, Staged, Stager, is_staged
+from lancewal.publish.staging import (
+    DEFAULT_STAGING_BYTES,
+    STAGED_DELETION_AGE,
+    Staged,
+    StagedAge,
+    Stager,
+    is_staged,
+)
 from lancewal.publish.transactions import (
     TRANSACTIONS_DIR,
     Run,

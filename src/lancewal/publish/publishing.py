@@ -61,7 +61,7 @@ from lancewal.errors import (
 )
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
-from lancewal.publish.staging import STAGED_DELETION_AGE, Staged
+from lancewal.publish.staging import Staged, StagedAge
 from lancewal.publish.transactions import (
     History,
     Run,
@@ -80,7 +80,7 @@ from lancewal.shard import (
     first_unsettled,
     is_flushed,
 )
-from lancewal.storage import ObjectStore, boot_time, both, layout, ordered_map
+from lancewal.storage import ObjectStore, both, layout, ordered_map
 from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 
 logger = logging.getLogger(__name__)
@@ -91,35 +91,8 @@ logger = logging.getLogger(__name__)
 _CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
 #: How many claims in a row may be lost to others before the caller gets an error.
 _CLAIM_ATTEMPTS = 8
+_CONCURRENT_LISTINGS = 16
 _LONGEST_PAUSE_SECONDS = 2.0
-
-
-class StagedAge:
-    """How old staged SSTables are: until now by the clocks of their tasks, from now on by our own clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self._before = seconds
-        self._since = boot_time()
-
-    @classmethod
-    def of(cls, staged: Sequence[Staged]) -> StagedAge:
-        now = time.time()
-        return cls(now - min((each.staged_at for each in staged), default=now))
-
-    @property
-    def seconds(self) -> float:
-        return self._before + boot_time() - self._since
-
-    def refuse_old(self) -> None:
-        """Refuse SSTables that garbage collection might take for abandoned before they are published."""
-        limit = STAGED_DELETION_AGE.total_seconds() / 2
-        age = self.seconds
-        if age > limit:
-            raise InvalidInputError(
-                f"rows were staged {age / 3600:.1f} hours ago, and what is older than {limit / 3600:.0f} "
-                "hours is not published, because garbage collection may remove it; write the data again in "
-                "smaller jobs"
-            )
 
 
 @dataclass(frozen=True)
@@ -135,6 +108,29 @@ class Adoption:
     @property
     def rows(self) -> int:
         return sum(entry.physical_rows or 0 for entry in self.entries)
+
+    def check_present(self, store: ObjectStore) -> None:
+        """Refuse SSTables that may be collected. Only valid after the pointer to them was written.
+
+        Collections keep what a pointer names. So SSTables that are there now, and are young, stay until they
+        are listed, however long this process is stopped from here on. Their age covers a collection that
+        has looked for pointers before, and deletes now. If a clock was set, the age may be wrong by any
+        amount. Then it helps that a collection deletes an SSTable's versions first.
+        """
+        self.age.refuse_old()
+
+        def is_gone(entry: SsTableEntry) -> bool:
+            versions = f"{layout.sstable_dir(self.shard_id, entry.path)}/{layout.VERSIONS_DIR}"
+            return not store.list(versions)
+
+        workers = 1 if store.is_local else _CONCURRENT_LISTINGS
+        gone = sum(ordered_map(is_gone, self.entries, workers))
+        if gone:
+            raise InvalidInputError(
+                f"{gone} of {len(self.entries)} staged SSTables of shard {self.shard_id} are gone: garbage "
+                "collection took them for abandoned, because they were staged long ago or a clock was set; "
+                "write the data again"
+            )
 
     @property
     def pointer(self) -> SsTablePointer:
@@ -488,8 +484,7 @@ def adopt_sstables(writer: ShardWriter, store: ObjectStore, adoption: Adoption) 
         run_id: str | None = adoption.run_id
         if earlier is None:
             position = appender.append_pointer(adoption.pointer.tags())
-            # See _publish_shard: SSTables that exist at the pointer stay, and young ones did exist then.
-            adoption.age.refuse_old()
+            adoption.check_present(store)
             manifest = appender.manifests.commit_update(
                 writer.epoch, partial(_listing, entries=adoption.entries, position=position)
             )
@@ -542,9 +537,7 @@ def _publish_shard(
                     appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
-        # Collections keep SSTables that a pointer names. So SSTables that existed when the pointer was
-        # written stay, however long this process is stopped from here on. They existed if they are young now.
-        age.refuse_old()
+        adoption.check_present(store)
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
         with _rows_are_written():
             appender.append_pointer(confirmation_tags(run.run_id))

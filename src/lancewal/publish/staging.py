@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
+from lancewal.errors import InvalidInputError
 from lancewal.format import SsTableEntry
 from lancewal.index import maintained_specs
 from lancewal.shard import Shard, ShardRouter
 from lancewal.sstable import write_sstable
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectStore, boot_time, layout
 
 #: How long a staged directory is safe from garbage collection.
 STAGED_DELETION_AGE = timedelta(hours=24)
@@ -47,6 +48,34 @@ class Staged:
     entry: SsTableEntry
     order: tuple[int, ...]
     staged_at: float
+
+
+class StagedAge:
+    """How old staged SSTables are: until now by the clocks of their tasks, from now on by our own clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self._before = seconds
+        self._since = boot_time()
+
+    @classmethod
+    def of(cls, staged: Sequence[Staged]) -> StagedAge:
+        now = time.time()
+        return cls(now - min((each.staged_at for each in staged), default=now))
+
+    @property
+    def seconds(self) -> float:
+        return self._before + boot_time() - self._since
+
+    def refuse_old(self) -> None:
+        """Refuse SSTables that garbage collection might take for abandoned before they are published."""
+        limit = STAGED_DELETION_AGE.total_seconds() / 2
+        age = self.seconds
+        if age > limit:
+            raise InvalidInputError(
+                f"rows were staged {age / 3600:.1f} hours ago, and what is older than {limit / 3600:.0f} "
+                "hours is not published, because garbage collection may remove it; write the data again in "
+                "smaller jobs"
+            )
 
 
 def is_staged(directory_name: str) -> bool:
