@@ -137,6 +137,53 @@ def test_again_takes_files_again(table: lancewal.Table, folder: Path) -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("lost_reply", [False, True], ids=["failed", "reply lost"])
+def test_a_run_that_takes_files_again_and_fails_wrote_rows_twice_when_it_was_rerun(
+    tmp_path: Path, folder: Path, kind: str, lost_reply: bool
+) -> None:
+    """The rerun finished the part that was left, and then took all files from their beginnings."""
+    for nth in itertools.count(1, 4):
+        table = writable_table(tmp_path / f"t{nth}", APPEND_ONLY)
+        files = find_files([folder])
+        job(table, kind=kind).run(files)
+        store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
+        store.faults.fail("put_if_absent", nth=nth, after=lost_reply, times=2)
+        store.faults.fail("put", nth=nth, after=lost_reply, times=1)
+        try:
+            job(table, store, kind=kind, again=True).run(files)
+            failed = False
+        except LanceWalError:
+            failed = True
+        if not failed:
+            break
+        report = job(table, kind=kind, again=True).run(files)
+        assert report.files + report.skipped == len(files)
+        assert ids(table.scan().to_table()) == sorted([*range(60), *range(60)]), f"call {nth}"
+    assert nth > 5
+    job(table, kind=kind, again=True).run(files)
+    assert table.count_rows() == 3 * 60
+
+
+def test_a_file_whose_first_run_was_interrupted_is_not_begun_anew_by_one_that_takes_files_again(
+    table: lancewal.Table, tmp_path: Path
+) -> None:
+    big = write_parquet(tmp_path / "big.parquet", 0, 50_000)
+    store = FaultyStore(ObjectStore.from_uri(table.uri, fsync=False))
+    store.faults.fail("put_if_absent", where="2.part.json")
+    with pytest.raises(LanceWalError):
+        job(table, store, kind="parts").run(find_files([big]))
+    job(table, kind="parts", again=True).run(find_files([big]))
+    assert table.count_rows() == 50_000
+
+
+def test_one_who_watches_took_files_again_at_every_look(table: lancewal.Table, folder: Path) -> None:
+    watching = job(table, again=True)
+    for _ in range(3):
+        watching.run(watching.pending(find_files([folder])))
+    assert (watching.report.files, table.count_rows()) == (3, 60)
+
+
+@KINDS
 def test_two_runs_at_a_time_take_each_file_once(table: lancewal.Table, folder: Path, kind: str) -> None:
     errors: list[BaseException] = []
 

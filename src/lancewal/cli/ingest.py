@@ -139,9 +139,9 @@ def ingest(
         _give_up(new_job(), files, sources)
     if stream:
         job = new_job(taken=partial(_print_taken, json=json))
-        _watch(job, sources, format, every, looks, json=json, flush=flush)
+        _watch(job, sources, format, every, looks, json=json, flush=flush, again=again)
     else:
-        _once(new_job, files, json=json, flush=flush)
+        _once(new_job, files, json=json, flush=flush, again=again)
 
 
 def _serve_metrics(place: str, table: Table) -> None:
@@ -172,7 +172,9 @@ def _give_up(job: Ingestion, files: list[SourceFile], sources: list[str]) -> Non
             console.note(f"gave up on {plain(part)}")
 
 
-def _once(new_job: Callable[..., Ingestion], files: list[SourceFile], *, json: bool, flush: bool) -> None:
+def _once(
+    new_job: Callable[..., Ingestion], files: list[SourceFile], *, json: bool, flush: bool, again: bool
+) -> None:
     if not files:
         raise CommandError(
             "there is no file to ingest there; see --format for the endings that are known", REFUSED
@@ -192,9 +194,9 @@ def _once(new_job: Callable[..., Ingestion], files: list[SourceFile], *, json: b
         except InvalidInputError:
             raise
         except LanceWalError as error:
-            again = "run the same command again to go on, nothing is written twice"
-            raise CommandError(advised(plain_sentence(error), again), exit_code(error)) from error
-    _print_report(job.report, json=json)
+            advice = "run the same command again to go on, nothing is written twice"
+            raise CommandError(advised(plain_sentence(error), advice), exit_code(error)) from error
+    _print_report(job.report, json=json, again=again)
 
 
 def _watch(
@@ -206,6 +208,7 @@ def _watch(
     *,
     json: bool,
     flush: bool,
+    again: bool,
 ) -> None:
     from lancewal.ingest import watch
 
@@ -227,11 +230,11 @@ def _watch(
                 told.add(name)
                 console.error(job.report.refused[name], "left out")
     except KeyboardInterrupt as error:
-        _print_report(job.report, json=json)
+        _print_report(job.report, json=json, again=again)
         raise KeyboardInterrupt(_resume_text(job.report, None)) from error
     if flush:
         job.flush()
-    _print_report(job.report, json=json)
+    _print_report(job.report, json=json, again=again)
     if job.report.refused:
         raise typer.Exit(FAILED)
 
@@ -247,10 +250,11 @@ def _print_taken(file: SourceFile, rows: int, *, json: bool) -> None:
     console.tell(text, {"file": str(file), "rows": rows}, json=json, indent=None)
 
 
-def _print_report(report: IngestReport, *, json: bool) -> None:
+def _print_report(report: IngestReport, *, json: bool, again: bool) -> None:
     text = f"{console.plural(report.rows, 'row')} from {console.plural(report.files, 'file')}"
     if report.skipped:
-        text += f"; {console.plural(report.skipped, 'file')} skipped, taken before (--again takes them)"
+        why = "taken before the interruption" if again else "taken before (--again takes them)"
+        text += f"; {console.plural(report.skipped, 'file')} skipped, {why}"
     console.tell(text, asdict(report), json=json, indent=None)
 
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
@@ -302,10 +302,11 @@ class Ingestion:
     ) -> None:
         """``source`` names where the files come from, by default their directory.
 
-        ``again`` ingests files that were ingested before. ``drop_unknown`` leaves out columns that the table
-        lacks. ``taken`` is called with each finished file and the number of its rows. ``parts`` is another
-        way to write files. ``take_over`` is about shards that another process owns: "now" takes them over,
-        "never" refuses the files. Tests pass a faulty ``store``.
+        ``again`` ingests files that were ingested before, each once, also if the run is interrupted and
+        rerun. ``drop_unknown`` leaves out columns that the table lacks. ``taken`` is called with each
+        finished file and the number of its rows. ``parts`` is another way to write files. ``take_over`` is
+        about shards that another process owns: "now" takes them over, "never" refuses the files. Tests pass a
+        faulty ``store``.
         """
         self._take_over = checked_take_over(take_over)
         self._store = store or BaseTable.open(*locate(uri, storage_options)).writer_store()
@@ -315,6 +316,7 @@ class Ingestion:
             self._store, drop_unknown=drop_unknown, progress=progress, take_over=take_over
         )
         self._taken = taken or (lambda file, rows: None)
+        self._finished: set[tuple[str, tuple[int, int]]] = set()
         self.report = IngestReport()
 
     def run(self, files: Iterable[SourceFile], *, skip_refused: bool = False) -> IngestReport:
@@ -325,16 +327,19 @@ class Ingestion:
         for source, group in itertools.groupby(files, key=lambda file: self._source or file.source):
             journal = Journal(self._store, source)
             wanted = list(group)
+            mark = journal.begin_again(wanted) if self._again else None
             state = self._settled(journal, wanted)
             for file in wanted:
                 try:
-                    state = self._take(journal, state, file, wanted)
+                    state = self._take(journal, state, file, wanted, mark)
                 except InvalidInputError as error:
                     if not skip_refused:
                         raise
                     logger.info("%s is left out: %s", file, error)
                     self.report.refused[str(file)] = str(error)
                     state = journal.read()
+            if mark is not None:
+                journal.end_again()
         return self.report
 
     def flush(self, *, at_least: int = 1) -> None:
@@ -344,9 +349,9 @@ class Ingestion:
             self._parts.wal_bytes = 0
 
     def pending(self, files: Iterable[SourceFile]) -> list[SourceFile]:
-        """The files that are not completely in the table."""
+        """The files that are not completely in the table, or all that this object has not taken again."""
         if self._again:
-            return list(files)
+            return [file for file in files if not self._has_taken(file)]
         states: dict[str, State] = {}
         left = []
         for file in files:
@@ -383,29 +388,32 @@ class Ingestion:
         self._count(same[0], rows, part)
         return state.with_part(state.version, part)
 
-    def _take(self, journal: Journal, state: State, file: SourceFile, others: list[SourceFile]) -> State:
-        done = 0
-        while self._again or not state.has(file):
-            start = done if self._again else state.rows_of(file)
-            prepared = self._parts.prepare(file, start)
+    def _take(
+        self, journal: Journal, state: State, file: SourceFile, others: list[SourceFile], mark: str | None
+    ) -> State:
+        while not self._has_taken(file) and not state.has(file, mark):
+            prepared = self._parts.prepare(file, state.rows_of(file))
+            part = replace(prepared.part, again=mark)
             version = state.version + 1
-            if not journal.begin(version, prepared.part):
+            if not journal.begin(version, part):
                 # Another process ingests from this directory too, and may have written this part.
                 state = self._settled(journal, others)
                 continue
             rows = prepared.write(journal.transaction(version))
-            done += rows
-            state = state.with_part(version, prepared.part)
+            state = state.with_part(version, part)
             journal.summarise(state)
             self.flush(at_least=FLUSH_AFTER_BYTES)
-            self._count(file, rows, prepared.part)
-            if prepared.part.last:
-                return state
-        self.report.skipped += 1
+            self._count(file, rows, part)
+        if not self._has_taken(file):
+            self.report.skipped += 1
         return state
 
     def _count(self, file: SourceFile, rows: int, part: Part) -> None:
         self.report.rows += rows
         if part.last:
+            self._finished.add((str(file), file.identity))
             self.report.files += 1
             self._taken(file, part.start + rows)
+
+    def _has_taken(self, file: SourceFile) -> bool:
+        return (str(file), file.identity) in self._finished

@@ -5,11 +5,15 @@ For each directory that files came from there is::
     _mem_wal/_lancewal/ingest/{digest of the directory}/
         {version}.part.json     rows start to stop of one file are about to be written
         {version}.all.json      every file that was finished by this version
+        again.json              a run that takes files again has begun, and has not come to its end
 
 A part is written to the table as one transaction under its version. So an interrupted run
 leaves at most one part that only some shards have, and the next run writes it to the others. If
 several processes ingest from the same directory, one of them wins each version, and the others read
 the journal again.
+
+A run that takes files again gives its parts a mark of its own. If it is interrupted, the next such run of the
+same files has the same mark, and finds out by it which files were taken again.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,11 +39,15 @@ INGEST_DIR = f"{layout.OWN_DIR}/ingest"
 #: A summary is written after every so many versions.
 _PARTS_PER_SUMMARY = 64
 _NAME = re.compile(r"(\d{20})\.(part|all)\.json")
+_AGAIN = "again.json"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` to ``stop`` of a file (``None`` is the end); ``last`` says that the file ends there."""
+    """Rows ``start`` to ``stop`` of a file (``None`` is the end); ``last`` says that the file ends there.
+
+    ``again`` is the mark of the run, if it takes files again.
+    """
 
     name: str
     size: int
@@ -47,6 +55,7 @@ class Part:
     start: int
     stop: int | None
     last: bool
+    again: str | None = None
 
     @classmethod
     def of(cls, file: SourceFile, start: int, stop: int | None, *, last: bool) -> Part:
@@ -65,6 +74,7 @@ class Progress:
     modified: int
     rows: int
     finished: bool
+    again: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,14 +90,14 @@ class State:
     unfinished: Part | None = None
 
     def rows_of(self, file: SourceFile) -> int:
-        """How many rows of this file, in this version, are written."""
+        """How many rows of this file, in this version, are written; 0 if all are: then it is taken again."""
         known = self._progress_of(file)
-        return known.rows if known else 0
+        return 0 if known is None or known.finished else known.rows
 
-    def has(self, file: SourceFile) -> bool:
-        """Whether all rows of this file, in this version, are written."""
+    def has(self, file: SourceFile, again: str | None = None) -> bool:
+        """Whether all rows of this file, in this version, are written; ``again``: by the run of this mark."""
         known = self._progress_of(file)
-        return known is not None and known.finished
+        return known is not None and known.finished and again in (None, known.again)
 
     def _progress_of(self, file: SourceFile) -> Progress | None:
         known = self.files.get(file.name)
@@ -95,7 +105,7 @@ class State:
 
     def with_part(self, version: int, part: Part) -> State:
         """The state after ``part`` is written."""
-        taken = Progress(part.size, part.modified, part.stop or 0, part.last)
+        taken = Progress(part.size, part.modified, part.stop or 0, part.last, part.again)
         return State(version, {**self.files, part.name: taken})
 
 
@@ -131,13 +141,35 @@ class Journal:
         # A version that was written and summarised has no part record any more, so its name is free again.
         return not self.is_written(version)
 
+    def begin_again(self, files: Sequence[SourceFile]) -> str:
+        """The mark of a run that takes files again; that of an interrupted run, if one of its files is here."""
+        wanted = {_identity(file) for file in files}
+        path = f"{self._directory}/{_AGAIN}"
+        mark = secrets.token_hex(8)
+        try:
+            found = self._get(path)
+        except FileNotFoundError:
+            found = None
+        if found is not None:
+            with reading_record(path):
+                before, interrupted = {tuple(each) for each in found["files"]}, str(found["mark"])
+            if wanted & before:
+                wanted, mark = wanted | before, interrupted
+        record = {"source": self.source, "mark": mark, "files": sorted(wanted)}
+        self._store.put(path, encode_record(record))
+        return mark
+
+    def end_again(self) -> None:
+        """Record that the run which takes files again has come to its end."""
+        self._store.delete(f"{self._directory}/{_AGAIN}")
+
     def summarise(self, state: State) -> None:
         """From time to time, replace many part records with one. All of ``state`` must be written."""
         if (state.version + 1) % _PARTS_PER_SUMMARY:
             return
         record = {
             "source": self.source,
-            "files": {name: asdict(progress) for name, progress in state.files.items()},
+            "files": {name: _plain(progress) for name, progress in state.files.items()},
         }
         self._store.put(f"{self._directory}/{state.version:020d}.all.json", encode_record(record))
         try:
@@ -169,7 +201,7 @@ class Journal:
             elif kind == "part" and number > summed:
                 content = self._get(path)
                 with reading_record(path):
-                    part = Part(**{key: content[key] for key in Part.__dataclass_fields__})
+                    part = Part(**{key: content[key] for key in Part.__dataclass_fields__ if key in content})
                 if number == names[-1][0] and not self.is_written(number):
                     return State(number, state.files, part)
                 state = state.with_part(number, part)
@@ -179,3 +211,12 @@ class Journal:
         data = self._store.get(path)
         with reading_record(path):
             return decode_record(data)
+
+
+def _identity(file: SourceFile) -> tuple[str, int, int]:
+    return (file.name, file.size, file.modified)
+
+
+def _plain(progress: Progress) -> dict[str, Any]:
+    """``progress`` for a record. Earlier releases do not know the mark, so it is left out if it is none."""
+    return {key: value for key, value in asdict(progress).items() if value is not None}
