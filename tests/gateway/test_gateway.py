@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from uuid import uuid4
 
+import lance
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -22,16 +27,17 @@ from lancewal.errors import (
     InvalidInputError,
     LanceWalError,
     PartialWriteError,
+    ShardOwnedError,
     UnavailableError,
     WalTruncatedError,
 )
-from lancewal.gateway import Gateway, Limits, remote_writer
+from lancewal.gateway import Gateway, Limits, remote_writer, served, server
 from lancewal.gateway.connection import as_error
 from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
 from lancewal.storage import ObjectStore
 from lancewal.writer import TableWriter
 from tests.faults import FaultyStore
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.tables import APPEND_ONLY, KEY, ids, rows, wal_table
 
 SEARCHABLE = pa.schema(
@@ -171,6 +177,36 @@ def test_casts_are_made_by_the_gateway(remote: lancewal.RemoteTable) -> None:
         with pytest.raises(InvalidInputError):
             writer.put(pa.table({"id": [1.5]}))
     assert remote.count_rows() == 2
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_rows_with_dictionaries_were_refused_by_the_gateway(tmp_path: Path, flushed: bool) -> None:
+    """Rows from a message are copied if their addresses are odd, and the copy lost the dictionaries."""
+    kinds = pa.dictionary(pa.int32(), pa.int64())
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False, metadata=KEY),
+            pa.field("name", pa.string()),
+            pa.field("kind", kinds),
+        ]
+    )
+    table = wal_table(tmp_path / "t", schema)
+    sizes = range(1, 12)  # so that messages, and with them addresses, differ
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        with remote.writer() as writer:
+            for size in sizes:
+                frame = pd.DataFrame({"id": range(size), "name": pd.Categorical(["n" * size] * size)})
+                frame["kind"] = pd.Categorical(range(size))
+                writer.put(frame)
+                kind = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([size]))
+                writer.put(pa.table({"id": [100 + size], "name": ["x" * size], "kind": kind}))
+        if flushed:
+            remote.flush()
+        found = {row["id"]: (row["name"], row["kind"]) for row in remote.scan().to_table().to_pylist()}
+    assert found == {
+        **{number: ("n" * max(sizes), number) for number in range(max(sizes))},
+        **{100 + size: ("x" * size, size) for size in sizes},
+    }
 
 
 def test_many_clients_share_one_group_commit(gateway: Gateway, events: lancewal.Table) -> None:
@@ -438,3 +474,187 @@ def test_what_every_put_says_is_read_as_any_json_is(number: int, settled: int, n
 def test_metadata_that_look_like_a_puts_and_are_not_are_refused(said: bytes) -> None:
     with pytest.raises(InvalidInputError):
         Numbered.decode(said)
+
+
+def test_columns_that_a_table_got_were_refused_until_the_gateway_was_restarted(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        before = remote.writer()
+        before.put(rows(0, 2))
+        lance.dataset(table.uri).add_columns(pa.field("country", pa.string()))
+        with remote.writer(cast=True) as after, remote.writer() as plain:
+            after.put({"id": "2", "name": "c", "country": "US"})
+            plain.put({"id": 3, "name": "d", "country": "NL"})
+            with pytest.raises(InvalidInputError, match="no column planet"):
+                plain.put(pa.table({"id": [4], "planet": ["Earth"]}))
+        before.put(rows(5, 1))
+        before.close()
+        found = {row["id"]: row["country"] for row in remote.scan().to_table().to_pylist()}
+    assert found == {0: None, 1: None, 2: "US", 3: "NL", 5: None}
+
+
+def test_a_writer_beside_the_gateway_in_its_process_is_told_at_once(tmp_path: Path) -> None:
+    """The address of the shard's owner was the gateway's own, and its clients asked it again and again."""
+    table = wal_table(tmp_path / "table")
+    with table.writer() as beside, Gateway({"t": table}, upkeep=False) as gateway:
+        beside.put(rows(0, 1))
+        with (
+            lancewal.connect(gateway.address, timeout=10 * PATIENCE) as remote,
+            remote.writer() as writer,
+            pytest.raises(ShardOwnedError, match="open in this process") as refused,
+        ):
+            writer.put(rows(1, 1))
+    assert refused.value.address is None
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "told"),
+    [
+        ("127.0.0.1:0", None, "grpc://127.0.0.1:"),
+        ("127.0.0.1:0", "gateway.internal:9465", "grpc://gateway.internal:9465"),
+    ],
+)
+def test_owners_have_the_address_that_clients_reach(
+    tmp_path: Path, listen: str, advertise: str | None, told: str
+) -> None:
+    table = wal_table(tmp_path / "table")
+    with Gateway({"t": table}, listen=listen, advertise=advertise) as gateway:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as remote, remote.writer() as writer:
+            writer.put(rows(0, 1))
+        (owner,) = [owner for owner in table.owners() if owner.shards]
+    assert str(owner.address).startswith(told)
+
+
+def test_a_gateway_on_all_interfaces_told_others_to_go_to_0_0_0_0() -> None:
+    assert server._advertised("grpc+tls://0.0.0.0:9465", None) == f"grpc+tls://{socket.getfqdn()}:9465"
+    assert server._advertised("grpc+tls://[::]:9465", None) == f"grpc+tls://{socket.getfqdn()}:9465"
+    for wrong in ("host", "host:", ":1", "host:70000", "grpc://host:1"):
+        with pytest.raises(InvalidInputError, match="advertise"):
+            server._advertised("grpc://127.0.0.1:1", wrong)
+
+
+def test_refusals_that_quote_a_long_filter_were_too_large_for_a_reply(remote: lancewal.RemoteTable) -> None:
+    with pytest.raises(InvalidInputError, match="characters"):
+        remote.count_rows("nothing = '" + "z" * 20_000 + "'")
+
+
+def test_more_rows_than_there_are_numbers_for_can_be_asked_for(remote: lancewal.RemoteTable) -> None:
+    with remote.writer() as writer:
+        writer.put(rows(0, 3))
+    assert remote.scan(limit=10**30).to_table().num_rows == 3
+    assert remote.scan(limit=10**30, offset=10**30).to_table().num_rows == 0
+
+
+def test_only_operations_that_take_values_decode_them(gateway: Gateway) -> None:
+    """A few bytes may decode to gigabytes."""
+    values = Request("scan", "events", values=pa.table({"id": [1]})).encode()
+    with (
+        flight.connect(gateway.address) as client,
+        pytest.raises(flight.FlightServerError, match="takes no values"),
+    ):
+        client.do_get(flight.Ticket(values)).read_all()
+    request = Request.decode(Request("lookup", "events", values=pa.table({"id": range(1000)})).encode())
+    with pytest.raises(InvalidInputError, match="more than 1000 bytes"):
+        request.decoded_values(1000)
+    decoded = request.decoded_values(10_000)
+    assert decoded is not None
+    assert decoded.num_rows == 1000
+
+
+class TestFollowers:
+    def followed(self, remote: lancewal.RemoteTable, seen: list[int], enough: int) -> threading.Thread:
+        def follow() -> None:
+            for batch, _ in remote.changes(dict.fromkeys(self.shards, 1), follow=True):
+                seen.extend(batch["id"].to_pylist())
+                if len(set(seen)) >= enough:
+                    return
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        return thread
+
+    @pytest.fixture(autouse=True)
+    def _table(self, tmp_path: Path) -> None:
+        self.table = wal_table(tmp_path / "table")
+        with self.table.writer() as writer:
+            writer.put(rows(0, 1))
+        self.shards = [shard.shard_id for shard in self.table.shards()]
+
+    def test_a_follower_ended_when_its_gateway_did(self) -> None:
+        """It goes on with the stand-by, from its last place; batches may come twice, none is left out."""
+        seen: list[int] = []
+        with Gateway({"t": self.table}) as standby:
+            gateway = Gateway({"t": lancewal.open(self.table.uri)})
+            addresses = [gateway.address, standby.address]
+            with lancewal.connect(addresses, timeout=PATIENCE) as remote:
+                following = self.followed(remote, seen, 3)
+                with lancewal.connect(addresses, timeout=PATIENCE) as other, other.writer() as writer:
+                    writer.put(rows(1, 1))
+                    wait_until(lambda: 1 in seen, "the second row")
+                    gateway.close()
+                    writer.put(rows(2, 1))
+                    following.join(PATIENCE)
+                assert not following.is_alive()
+        assert set(seen) == {0, 1, 2}
+
+    def test_the_feed_was_read_at_the_first_address_only(self) -> None:
+        start = dict.fromkeys(self.shards, 1)
+        with (
+            Gateway({"t": self.table}) as gateway,
+            lancewal.connect(["grpc://127.0.0.1:1", gateway.address], timeout=PATIENCE) as remote,
+        ):
+            assert [batch["id"].to_pylist() for batch, _ in remote.changes(start)] == [[0]]
+
+    def test_followers_without_news_kept_others_out_for_ever(self) -> None:
+        seen: list[int] = []
+        limits = Limits(calls=2, idle=0.2)
+        with Gateway({"t": self.table}, limits=limits) as gateway:
+            remotes = [lancewal.connect(gateway.address, timeout=PATIENCE) for _ in range(2)]
+            following = [self.followed(remote, seen, 2) for remote in remotes]
+            wait_until(lambda: gateway.calls_under_way == 2, "two followers")
+            with lancewal.connect(gateway.address, timeout=PATIENCE) as other, other.writer() as writer:
+                writer.put(rows(1, 1))
+            for thread in following:
+                thread.join(PATIENCE)
+            assert not any(thread.is_alive() for thread in following)
+            for remote in remotes:
+                remote.close()
+        assert set(seen) == {0, 1}
+
+    def test_an_idle_follower_is_told_that_the_gateway_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(served, "_HEARTBEAT", 0.0)
+        with Gateway({"t": self.table}) as gateway, flight.connect(gateway.address) as client:
+            stream = client.do_get(flight.Ticket(Request("changes", "t", {"follow": True}).encode()))
+            chunks = [stream.read_chunk() for _ in range(2)]
+            stream.cancel()
+        assert [chunk.data.num_rows for chunk in chunks] == [0, 0]
+        assert all("place" in json.loads(chunk.app_metadata.to_pybytes()) for chunk in chunks)
+
+
+def test_a_gateway_that_hangs_held_up_its_clients_although_there_is_a_stand_by(tmp_path: Path) -> None:
+    """A stopped process keeps its connections, and answers nothing."""
+    table = wal_table(tmp_path / "table")
+    program = (
+        "import sys, time, lancewal\n"
+        "gateway = lancewal.Gateway({'t': lancewal.open(sys.argv[1])}, owner_lease=timedelta(seconds=1))\n"
+        "print(gateway.address, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", "from datetime import timedelta\n" + program, table.uri]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hung:
+        try:
+            assert hung.stdout is not None
+            address = hung.stdout.readline().strip()
+            with (
+                Gateway({"t": table}) as standby,
+                # Without a check the put would wait for twice this time.
+                lancewal.connect([address, standby.address], timeout=120) as remote,
+                remote.writer() as writer,
+            ):
+                writer.put(rows(0, 1))
+                hung.send_signal(signal.SIGSTOP)
+                writer.put(rows(1, 1))
+                assert ids(remote.scan().to_table()) == [0, 1]
+                assert remote._connection.address == standby.address
+        finally:
+            hung.kill()

@@ -23,6 +23,7 @@ from lancewal.errors import (
     ShardOwnedError,
 )
 from lancewal.gateway import Gateway, remote_writer
+from lancewal.gateway import served as served_module
 from lancewal.gateway import server as server_module
 from lancewal.gateway.aio import AsyncTable
 from lancewal.gateway.contract import Request
@@ -52,13 +53,13 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     held = Held()
-    write = server_module._Served.write
+    write = served_module.Served.write
 
     def slow(self: Any, op: str, batch: pa.RecordBatch, *rest: Any) -> int:
         held.wait(batch.num_rows)
         return write(self, op, batch, *rest)
 
-    monkeypatch.setattr(server_module._Served, "write", slow)
+    monkeypatch.setattr(served_module.Served, "write", slow)
     # However slow the machine is, the first message is waited for.
     monkeypatch.setattr("lancewal.gateway.gathering._LONG", PATIENCE)
     return held
@@ -213,7 +214,7 @@ def test_a_message_whose_answer_was_lost_is_sent_again_and_lands_once(
     tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = wal_table(tmp_path / "t", APPEND_ONLY, bucket=("id", 2))
-    answered = server_module._answered
+    answered = server_module.answered
     lost: list[int] = []
 
     def losing(*args: Any) -> Any:
@@ -223,7 +224,7 @@ def test_a_message_whose_answer_was_lost_is_sent_again_and_lands_once(
             raise flight.FlightUnavailableError("the answer is lost")
         return answer
 
-    monkeypatch.setattr(server_module, "_answered", losing)
+    monkeypatch.setattr(server_module, "answered", losing)
     puts = [rows(n, 1, schema=APPEND_ONLY) for n in range(1, 11)]
     with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address) as remote:
         outcomes = together(held, remote.writer(), rows(0, 1, schema=APPEND_ONLY), puts)
@@ -401,6 +402,6 @@ def test_backpressure_comes_back_as_busy(remote: lancewal.RemoteTable, monkeypat
     def busy(*_: Any) -> int:
         raise BusyError("no room")
 
-    monkeypatch.setattr(server_module._Served, "write", busy)
+    monkeypatch.setattr(served_module.Served, "write", busy)
     with few_tries(), pytest.raises(BusyError):
         remote.writer().put(rows(0, 1))

@@ -382,3 +382,13 @@ def test_any_text_can_be_asked_for_as_a_key(values: list[str]) -> None:
 def test_words_in_texts_and_names_are_left_alone() -> None:
     sql = "a = 'A AND b' AND `B` = X'00' AND s.A = \"Text\""
     assert for_datafusion(sql, ["A", "s", "X"]) == "A = 'A AND b' AND `B` = X'00' AND s.A = 'Text'"
+
+
+@pytest.mark.parametrize("operator", ["OR", "AND"])
+def test_a_chain_of_many_terms_was_too_deep(operator: str) -> None:
+    terms = [f"id = {i % 4}" if operator == "OR" else f"id != {i + 4}" for i in range(1200)]
+    terms[7] = "length(text) = 2"  # which Arrow cannot evaluate
+    sql = f" {operator} ".join(terms)
+    found = ROWS.filter(pa.array(Predicate.parse(sql, ROWS.schema).mask(ROWS)))
+    dataset = lance.write_dataset(ROWS.select(["id", "text"]), f"memory://{uuid4().hex}")
+    assert found.column("id").to_pylist() == dataset.to_table(filter=sql).column("id").to_pylist()

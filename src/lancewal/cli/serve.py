@@ -35,6 +35,14 @@ def serve(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; unix:PATH for a socket.")
     ] = "127.0.0.1:9465",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            metavar="HOST:PORT",
+            help="Where clients reach this gateway, if not at --listen: other gateways send them there.",
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None, typer.Option("--tokens", metavar="FILE", help=_TOKENS_HELP.format("read and write"))
     ] = None,
@@ -73,7 +81,9 @@ def serve(
     )
     opened = {name: options.open_table(uri, option) for name, uri in _named(tables).items()}
     with contextlib.ExitStack() as stack:
-        gateway = stack.enter_context(Gateway(opened, listen=listen, access=access, upkeep=upkeep))
+        gateway = stack.enter_context(
+            Gateway(opened, listen=listen, advertise=advertise, access=access, upkeep=upkeep)
+        )
         # A read-only token, because HTTP sends it in the clear.
         token = (access.read_only or (None,))[0]
         health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None

@@ -63,14 +63,22 @@ from lancewal.format.shard_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from lancewal.format.spans import aligned, byte_spans, has_wide_values, in_place, numbers, one_array
+from lancewal.format.spans import (
+    aligned,
+    byte_spans,
+    has_dictionary,
+    has_wide_values,
+    in_place,
+    numbers,
+    one_array,
+    with_dictionary_in_place,
+)
 from lancewal.format.values import (
     CastRefusedError,
     are_whole,
     encode_new_json,
     exactly,
     from_python,
-    has_dictionary,
     has_floats,
     without_null_words,
     without_null_words_in,
@@ -174,6 +182,7 @@ __all__ = [
     "row_hashes",
     "shown",
     "superseded",
+    "with_dictionary_in_place",
     "without_field_ids",
     "without_null_words",
     "without_null_words_in",

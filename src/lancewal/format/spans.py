@@ -149,14 +149,41 @@ def in_place(batch: pa.RecordBatch) -> pa.RecordBatch:
     """``batch``, copied if its buffers have addresses on which Lance would crash.
 
     Arrow requires addresses that are multiples of 8. The buffers of a batch from a Flight message are inside
-    the message, all shifted by the same offset, so it is enough to check one column.
+    the message, all shifted by the same offset, so it is enough to check one column. Dictionaries are in
+    messages of their own; see :func:`with_dictionary_in_place`.
     """
-    if not batch.num_columns:
+    if not batch.num_columns or not _is_shifted(batch.column(0)):
         return batch
-    for buffer in batch.column(0).buffers():
-        if buffer is not None and buffer.address % 8:
-            return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
-    return batch
+    if not any(has_dictionary(type_) for type_ in batch.schema.types):
+        return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    # A batch is serialized without its dictionaries, a stream with them.
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+def with_dictionary_in_place(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    """``array``, with a copy of its dictionary if that has addresses on which Lance would crash."""
+    if not _is_shifted(array.dictionary):
+        return array
+    words = array.dictionary.take(pa.array(np.arange(len(array.dictionary))))
+    return pa.DictionaryArray.from_arrays(array.indices, words, ordered=array.type.ordered)
+
+
+def _is_shifted(array: pa.Array) -> bool:
+    return any(buffer is not None and buffer.address % 8 for buffer in array.buffers())
+
+
+def has_dictionary(type_: pa.DataType) -> bool:
+    """Whether a type is a dictionary or contains one.
+
+    >>> has_dictionary(pa.list_(pa.dictionary(pa.int8(), pa.string()))), has_dictionary(pa.string())
+    (True, False)
+    """
+    if pa.types.is_dictionary(type_):
+        return True
+    return any(has_dictionary(type_.field(place).type) for place in range(type_.num_fields))
 
 
 def aligned_batch(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
 from lancewal.format.schema import stored_field
-from lancewal.format.spans import one_array
+from lancewal.format.spans import has_dictionary, one_array
 
 Convert = Callable[[pa.Array], pa.Array]
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
@@ -265,17 +265,6 @@ def decode_json(encoded: pa.Array) -> pa.Array:
 def _dataset(values: pa.Array, field: pa.Field) -> lance.LanceDataset:
     rows = pa.table([values], schema=pa.schema([field]))
     return lance.write_dataset(rows, f"memory://{secrets.token_hex(16)}", mode="create")
-
-
-def has_dictionary(type_: pa.DataType) -> bool:
-    """Whether a type is a dictionary or contains one.
-
-    >>> has_dictionary(pa.list_(pa.dictionary(pa.int8(), pa.string()))), has_dictionary(pa.string())
-    (True, False)
-    """
-    if pa.types.is_dictionary(type_):
-        return True
-    return any(has_dictionary(type_.field(place).type) for place in range(type_.num_fields))
 
 
 def without_null_words(array: pa.Array) -> pa.Array:

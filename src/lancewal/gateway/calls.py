@@ -1,8 +1,9 @@
 """The running calls of a gateway: their limit, which of them wait for their client, and which are cut.
 
-A call holds a thread of the server, even while it waits for its client: for the next put of an open stream,
-or until the client has received rows of a read. So one client could block all others by doing nothing. When
-the limit is reached, the connections of calls that have waited for longer than ``Limits.idle`` are cut.
+A call holds a thread of the server, even while it waits: for the next put of an open stream, until the client
+has received rows of a read, or until there is a change that a follower of the feed can be told. So one client
+could block all others by doing nothing. When the limit is reached, the connections of calls that have waited
+for longer than ``Limits.idle`` are cut.
 lancewal's own clients notice that, connect again, and send what was not answered once more.
 """
 
@@ -39,21 +40,24 @@ class Limits:
 class Call:
     """One running call. ``peer`` is Flight's name of the client's end of the connection."""
 
-    __slots__ = ("_calls", "peer", "waits_since")
+    __slots__ = ("_calls", "_since", "is_cancelled", "peer", "waits_since")
 
-    def __init__(self, calls: Calls, peer: str) -> None:
+    def __init__(self, calls: Calls, peer: str, is_cancelled: Callable[[], bool]) -> None:
         self._calls = calls
         self.peer = peer
+        self.is_cancelled = is_cancelled
         self.waits_since: float | None = None
+        self._since: float | None = None
 
-    def waiting(self) -> Call:
-        """A context manager for the time in which the call waits for its client."""
+    def waiting(self, since: float | None = None) -> Call:
+        """A context manager for a time in which the call only waits; it began now, or at ``since``."""
+        self._since = since
         return self
 
     def __enter__(self) -> None:
         # Takes no lock in the common case. So the time is set first, and only then ``closed`` is checked, to
         # wake ``wait_until_idle``.
-        self.waits_since = time.monotonic()
+        self.waits_since = time.monotonic() if self._since is None else self._since
         if self._calls.closed:
             self._calls.notify()
 
@@ -84,12 +88,12 @@ class Calls:
         finally:
             self.leave(call)
 
-    def enter(self, peer: str) -> Call:
+    def enter(self, peer: str, is_cancelled: Callable[[], bool] = lambda: False) -> Call:
         with self._changed:
             if self.closed:
                 raise UnavailableError(STOPPING)
             if len(self._under_way) < self._limits.calls:
-                call = Call(self, peer)
+                call = Call(self, peer, is_cancelled)
                 self._under_way.add(call)
                 return call
             latest = time.monotonic() - self._limits.idle

@@ -1,4 +1,4 @@
-"""The client of a gateway: a served table with the methods of :class:`~lancewal.Table`."""
+"""The client of a gateway: reads and writes a served table like :class:`~lancewal.Table`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, LanceWalError, UnavailableError
 from lancewal.format import TableSchema
-from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, as_error, chunks_of
+from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, Trying, as_error, chunks_of
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import LookupResult, Queries, asked_keys, is_one_key, run_sql
@@ -31,7 +31,7 @@ def connect(
     tls_root_certs: bytes | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> RemoteTable:
-    """Connect to a table that ``lancewal serve`` serves; it has the methods of :class:`~lancewal.Table`.
+    """Connect to a table that ``lancewal serve`` serves, to read it and to write to it.
 
     ``address`` is the gateway's, such as ``grpc+tls://host:port``. With several addresses, such as a gateway
     and its stand-by, the next one is tried when one cannot be reached. ``table`` is the table's name, if the
@@ -228,19 +228,31 @@ class RemoteTable(RemoteView):
     def changes(
         self, start: Mapping[UUID, int] | None = None, *, follow: bool = False
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
-        """Changes from ``start`` on; each batch has a place to continue from, like :meth:`Table.changes`."""
+        """Changes from ``start`` on; each batch has a place to continue from, like :meth:`Table.changes`.
+
+        If the gateway is lost, the changes go on with the next one from the last place, so that some batches
+        may come again.
+        """
         args: dict[str, Any] = {"follow": follow}
         if start is not None:
             args["start"] = {str(shard): position for shard, position in start.items()}
-        client, _ = self._connection.client()
-        request = flight.Ticket(Request("changes", self._name, args).encode())
-        try:
-            reader = client.do_get(request, self._connection.options())
-            for chunk in chunks_of(reader):
-                place = json.loads(chunk.app_metadata.to_pybytes())["place"]
-                yield chunk.data, {UUID(shard): position for shard, position in place.items()}
-        except (flight.FlightError, pa.ArrowException, OSError) as error:
-            raise as_error(error) from None
+        trying = Trying(self._connection.timeout)
+        while True:
+            client, turn = self._connection.client()
+            failure: LanceWalError = UnavailableError("the gateway ended the feed")
+            ticket = flight.Ticket(Request("changes", self._name, args).encode())
+            try:
+                for batch, place in _with_places(client.do_get(ticket, self._connection.options())):
+                    if batch.num_rows:
+                        yield batch, {UUID(shard): position for shard, position in place.items()}
+                    # Whatever comes after a lost connection begins here, at this or another gateway.
+                    args["start"] = place
+                    trying = Trying(self._connection.timeout)
+                if not follow:
+                    return
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                failure = as_error(error)
+            trying.again(self._connection, turn, failure)
 
     def flush(self) -> None:
         """Move all rows from MemTables and WALs to SSTables."""
@@ -301,6 +313,18 @@ class RemoteScan:
         if set(self._args) <= {"filter", "columns"}:
             return self._table.count_rows(self._args.get("filter"))
         return int(self.to_table().num_rows)
+
+
+def _with_places(reader: Any) -> Iterator[tuple[pa.RecordBatch, dict[str, int]]]:
+    """The batches of the feed with their places, which come with the batch or with an empty one after it."""
+    held: list[pa.RecordBatch] = []
+    for chunk in chunks_of(reader):
+        held.append(chunk.data)
+        if chunk.app_metadata is not None:
+            place = json.loads(chunk.app_metadata.to_pybytes())["place"]
+            for batch in [each for each in held if each.num_rows] or held[:1]:
+                yield batch, place
+            held = []
 
 
 def _vector(query: Any) -> pa.Array:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: For how many seconds a call is retried while the gateway cannot be reached or has no room.
 DEFAULT_TIMEOUT = 60.0
+_PING_AFTER_MS = 5_000
+_LONGEST_WITHOUT_DATA = 150.0
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 
@@ -98,8 +100,25 @@ class Connection:
             if self._closed:
                 raise ClosedError("this connection is closed; connect again")
             if self._client is None:
-                self._client = flight.FlightClient(self.address, tls_root_certs=self._certs)
+                self._client = flight.FlightClient(
+                    self.address, tls_root_certs=self._certs, generic_options=self._alive_checks()
+                )
             return self._client, self.turn
+
+    def _alive_checks(self) -> list[tuple[str, int]]:
+        """Settings of gRPC with which a gateway that hangs is noticed: it answers no ping, and no connect.
+
+        A gateway that only takes long answers pings. After two pings without any data gRPC sends one each
+        minute, and a server cuts a connection that has had five of them; a call whose timeout is longer than
+        that is checked every five minutes, as often as servers allow.
+        """
+        often = self.timeout <= _LONGEST_WITHOUT_DATA
+        return [
+            ("grpc.keepalive_time_ms", _PING_AFTER_MS if often else 301_000),
+            ("grpc.keepalive_timeout_ms", _PING_AFTER_MS),
+            ("grpc.http2.ping_timeout_ms", _PING_AFTER_MS),
+            ("grpc.min_reconnect_backoff_ms", _PING_AFTER_MS),
+        ]
 
     def turn_away(self, turn: int, towards: str | None = None) -> None:
         """Switch to the next gateway, or to ``towards``: the one of ``turn`` did not accept a call."""
@@ -201,6 +220,11 @@ def as_error(error: BaseException) -> LanceWalError:
             return rebuilt(json.loads(said))
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return AccessDeniedError(_first_line(error))
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return AccessDeniedError(
+            "the gateway's certificate cannot be verified; pass the certificate that has signed it as "
+            f"tls_root_certs ({_first_line(error)})"
+        )
     if isinstance(error, (*_UNREACHABLE, OSError, StopIteration)) or "nknown error" in str(error):
         return UnavailableError(f"the gateway cannot be reached: {_first_line(error)}")
     return LanceWalError(f"the gateway failed: {_first_line(error)}")

@@ -43,6 +43,8 @@ _DETAILS = (
     "why",
 )
 _MAX_JSON_BYTES = 1 << 20
+#: gRPC refuses replies with more than 8 KiB of headers, and an error is in the headers twice.
+_LONGEST_TEXT = 1000
 #: The metadata of a single put as lancewal's clients write it; a JSON parser takes several times as long. Up
 #: to 18 digits, which always fit 63 bits, and no leading zeros, which JSON does not allow.
 _PLAIN = re.compile(rb'\{"number":(0|[1-9][0-9]{0,17}),"settled":(0|[1-9][0-9]{0,17})\}')
@@ -56,6 +58,9 @@ class Request:
     table: str
     args: Mapping[str, Any] = field(default_factory=dict)
     values: pa.Table | None = None
+    #: The values as they came. They may be a hundred times as large in memory, so only an operation that
+    #: takes values decodes them.
+    encoded_values: bytes | None = None
 
     def encode(self) -> bytes:
         """
@@ -73,16 +78,33 @@ class Request:
     @classmethod
     def decode(cls, data: bytes) -> Request:
         """Decode a request; raises :class:`InvalidInputError` for other bytes."""
-        said, newline, values = data.partition(b"\n")
+        end = data.find(b"\n", 0, _MAX_JSON_BYTES + 1)
+        said = data[:end] if end >= 0 else data
         args = _parsed(said)
         op, table = args.pop("op", None), args.pop("table", "")
         if not isinstance(op, str) or not isinstance(table, str):
             raise InvalidInputError('a request is JSON with the texts "op" and "table"')
-        if not newline:
-            return cls(op, table, args)
+        return cls(op, table, args, encoded_values=data[end + 1 :] if end >= 0 else None)
+
+    def decoded_values(self, most_bytes: int) -> pa.Table | None:
+        """The values of a decoded request, up to a limit; ``None`` if it has none."""
+        if self.encoded_values is None:
+            return None
+        batches: list[pa.RecordBatch] = []
+        held = 0
         try:
-            return cls(op, table, args, pa.ipc.open_stream(values).read_all())
+            with pa.ipc.open_stream(self.encoded_values) as stream:
+                for batch in stream:
+                    held += batch.nbytes
+                    if held > most_bytes:
+                        raise InvalidInputError(
+                            f"the request's values have more than {most_bytes} bytes; ask for fewer at a time"
+                        )
+                    batches.append(batch)
+                return pa.Table.from_batches(batches, stream.schema)
         except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, InvalidInputError):
+                raise
             raise InvalidInputError(f"the request's values are no Arrow IPC stream: {error}") from None
 
 
@@ -184,6 +206,17 @@ def describe(error: LanceWalError) -> dict[str, Any]:
         }
         said["written"] = {str(shard): rows for shard, rows in error.written.items()}
     return said
+
+
+def described_briefly(error: LanceWalError) -> tuple[str, bytes]:
+    """The text of an error, and :func:`describe` as JSON, both short enough for the headers of a reply."""
+    text = str(error)
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
+    said = json.dumps({**describe(error), "text": text}).encode()
+    if len(said) > 4 * _LONGEST_TEXT:
+        said = json.dumps({"class": type(error).__name__, "text": text}).encode()
+    return text, said
 
 
 def _plain(value: Any) -> Any:

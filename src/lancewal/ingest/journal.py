@@ -142,7 +142,7 @@ class Journal:
         return not self.is_written(version)
 
     def begin_again(self, files: Sequence[SourceFile]) -> str:
-        """The mark of a run that takes files again; that of an interrupted run, if one of its files is here."""
+        """The mark of a run that takes files again; an interrupted run's, if it has one of the files."""
         wanted = {_identity(file) for file in files}
         path = f"{self._directory}/{_AGAIN}"
         mark = secrets.token_hex(8)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,26 +48,20 @@ class ConditionBuilder:
         self._sql = sql
 
     def conjuncts(self, expression: Expr) -> Iterator[Part]:
-        if _operator(expression) == "AND":
-            for side in expression.rex_call_operands():
-                yield from self.conjuncts(side)
-        else:
-            yield self._part(expression)
+        for operand in _operands(expression, "AND"):
+            yield self._part(operand)
 
     def _part(self, expression: Expr) -> Part:
         """Convert one operand of ``AND``. As in Lance, only literals below ``AND`` and ``OR`` are typed."""
         operator = _operator(expression)
         if operator in ("AND", "OR"):
-            left, right = (self._part(side) for side in expression.rex_call_operands())
-            joined = (
-                left.expression & right.expression
-                if operator == "AND"
-                else left.expression | right.expression
-            )
-            if left.condition is None or right.condition is None:
+            parts = [self._part(operand) for operand in _operands(expression, operator)]
+            joined = reduce(and_ if operator == "AND" else or_, (part.expression for part in parts))
+            conditions = tuple(part.condition for part in parts if part.condition is not None)
+            if len(conditions) < len(parts):
                 return Part(joined)
             kind = Every if operator == "AND" else Some
-            return Part(joined, kind((left.condition, right.condition)))
+            return Part(joined, kind(conditions))
         return self._leaf(expression, strict=True)
 
     def _leaf(self, expression: Expr, *, strict: bool) -> Part:
@@ -245,6 +241,19 @@ def _path(expression: Expr) -> tuple[str, ...] | None:
     return None
 
 
+def _operands(expression: Expr, operator: str) -> list[Expr]:
+    """The operands of a chain such as ``a OR b OR c``. A loop, because a chain may have thousands."""
+    found: list[Expr] = []
+    left = [expression]
+    while left:
+        last = left.pop()
+        if _operator(last) == operator:
+            left += last.rex_call_operands()
+        else:
+            found.append(last)
+    return found[::-1]
+
+
 def _operator(expression: Expr) -> str:
     if expression.variant_name() in ("BinaryExpr", "ScalarFunction"):
         return str(expression.rex_call_operator())
@@ -266,11 +275,15 @@ def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
 
 
 def columns_of(expression: Expr, sql: str) -> Iterator[str]:
-    variant = expression.variant_name()
-    if any(kind in variant for kind in _FORBIDDEN):
-        raise InvalidInputError(f"the filter {sql!r} is no predicate over single rows: it has a {variant}")
-    if variant == "Column":
-        yield str(expression.to_variant().name())
-    elif variant != "Literal":
-        for operand in expression.rex_call_operands():
-            yield from columns_of(operand, sql)
+    left = [expression]
+    while left:
+        part = left.pop()
+        variant = part.variant_name()
+        if any(kind in variant for kind in _FORBIDDEN):
+            raise InvalidInputError(
+                f"the filter {sql!r} is no predicate over single rows: it has a {variant}"
+            )
+        if variant == "Column":
+            yield str(part.to_variant().name())
+        elif variant != "Literal":
+            left += part.rex_call_operands()

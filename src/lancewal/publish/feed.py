@@ -222,11 +222,13 @@ class ChangeFeed:
         stop: Callable[[], bool],
         poll_interval: float = 0.5,
         wait: Callable[[float], object] | None = None,
+        tell_idle: bool = False,
     ) -> Iterator[tuple[pa.RecordBatch, Positions]]:
         """Changes as they arrive, until ``stop()`` is true, each with the place to resume from.
 
         Starts at the end by default. The place that comes with a batch is before all batches that were
-        read from the same shard in the same poll, so a restart from it may repeat batches.
+        read from the same shard in the same poll, so a restart from it may repeat batches. With ``tell_idle``
+        every poll that finds nothing yields an empty batch.
         """
         pause = wait or threading.Event().wait
         place = self.latest() if start is None else checked_place(start)
@@ -234,6 +236,8 @@ class ChangeFeed:
             goal = self.advance(place)
             if goal == place:
                 pause(poll_interval)
+                if tell_idle:
+                    yield pa.RecordBatch.from_pylist([], schema=self.schema), dict(place)
             for shard_id, end in goal.items():
                 begin = place.get(shard_id, layout.FIRST_WAL_POSITION)
                 before = dict(place)

@@ -25,6 +25,7 @@ from lancewal.storage import check_process, ordered_map, read_times
 
 #: A filter that names at most this many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
+_MOST_ROWS = 1 << 62
 
 _Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
@@ -57,8 +58,9 @@ class Scan:
                 raise InvalidInputError(f"{name} must be a number of rows, 0 or more, not {number!r}")
         self.snapshot = snapshot
         self.predicate = predicate
-        self.limit = limit
-        self.offset = offset or 0
+        # Lance takes numbers of 64 bits, and their sum must fit too.
+        self.limit = None if limit is None else min(limit, _MOST_ROWS)
+        self.offset = min(offset or 0, _MOST_ROWS)
         self._planned_in = planned_in
         # Rows of a table with blobs can be counted, but not be read with all columns.
         self._shows_blobs = columns is None and bool(snapshot.schema.blob_columns)

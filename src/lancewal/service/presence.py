@@ -310,7 +310,7 @@ class Presence:
             self.owner_id,
             socket.gethostname(),
             os.getpid(),
-            self.address,
+            None,  # a gateway of this process would send its clients to itself
             "a writer that is open in this process has it",
         )
 

@@ -33,6 +33,7 @@ from lancewal.format import (
     has_wide_values,
     in_place,
     is_json,
+    with_dictionary_in_place,
     without_field_ids,
     without_null_words,
 )
@@ -272,7 +273,10 @@ class Intake:
             plan = self._last_plan = self._plan(schema)
         columns = plan.shaped(batch)
         for position in self._dictionaries:
-            columns[position] = without_null_words(columns[position])
+            column = without_null_words(columns[position])
+            if isinstance(column, pa.DictionaryArray):
+                column = with_dictionary_in_place(column)
+            columns[position] = column
         for position in self._strict:
             if columns[position].null_count:
                 self._refuse_nulls(columns[position], self.schema.columns.field(position).name, index)
