@@ -469,7 +469,7 @@ BUGS = (
     Bug(
         "what was staged long ago is published",
         "publish/publishing.py",
-        "        adoption.check_present(store)\n        manifests.commit_update(",
+        "        adoption.check_present(store, position)\n        manifests.commit_update(",
         "        manifests.commit_update(",
         "a publication that stood still for a day lists what is gone",
         _PUBLISH,

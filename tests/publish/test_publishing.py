@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -216,6 +217,19 @@ def test_what_was_collected_as_abandoned_is_not_published_although_a_clock_says_
     again = staged(keyed, batch_of(base, 0, 3))
     publish.publish(base, keyed, again)
     assert content(keyed) == fed(keyed) == expected((0, 3))
+
+
+def test_what_a_collection_that_stands_still_may_yet_delete_is_not_published(keyed: ObjectStore) -> None:
+    """It is there, and its host says that it is young. By the storage's clock a collection may delete it."""
+    base = base_of(keyed)
+    found = staged(keyed, batch_of(base, 0, 3))
+    long_ago = time.time() - STAGED_DELETION_AGE.total_seconds()
+    for each in found:
+        for info in keyed.list(layout.sstable_dir(each.shard.shard_id, each.entry.path)):
+            os.utime(Path(keyed.uri) / info.path, (long_ago, long_ago))
+    with pytest.raises(PartialWriteError, match="may take them for abandoned"):
+        publish.publish(base, keyed, found)
+    assert content(keyed) == fed(keyed) == []
 
 
 @pytest.mark.parametrize("write", WAYS)

@@ -15,6 +15,7 @@ FOUND = {
     30955: "an entry in an emptied slot passed for the proof of its put, and an acknowledged row was lost",
     52258: "a clock was set back, and a publication listed SSTables that were collected as abandoned",
     74394: "the same, with writers and a compactor",
+    37447: "a collection that stood still deleted what was published meanwhile, because a clock was set back",
     99405: "after a write that was held up for an hour a leader waited half an hour for company",
     99503: "the same, with a flush behind it",
 }

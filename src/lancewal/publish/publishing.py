@@ -61,7 +61,7 @@ from lancewal.errors import (
 )
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.publish.sstable_pointers import SsTablePointer, confirmation_tags
-from lancewal.publish.staging import Staged, StagedAge
+from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, StagedAge
 from lancewal.publish.transactions import (
     History,
     Run,
@@ -109,27 +109,34 @@ class Adoption:
     def rows(self) -> int:
         return sum(entry.physical_rows or 0 for entry in self.entries)
 
-    def check_present(self, store: ObjectStore) -> None:
-        """Refuse SSTables that may be collected. Only valid after the pointer to them was written.
+    def check_present(self, store: ObjectStore, position: int) -> None:
+        """Refuse SSTables that may be collected; ``position`` is that of the pointer to them.
 
-        Collections keep what a pointer names. So SSTables that are there now, and are young, stay until they
-        are listed, however long this process is stopped from here on. Their age covers a collection that
-        has looked for pointers before, and deletes now. If a clock was set, the age may be wrong by any
-        amount. Then it helps that a collection deletes an SSTable's versions first.
+        Collections keep what a pointer names. So SSTables that are there now stay until they are listed,
+        however long this process is stopped from here on, unless a collection that has looked for pointers
+        before deletes them now. It deletes only what is old by the storage's clock, so what is young by that
+        clock is safe. Clocks of hosts do not count here, because they may be set.
         """
         self.age.refuse_old()
+        pointer = store.head(layout.wal_entry(self.shard_id, position))
 
-        def is_gone(entry: SsTableEntry) -> bool:
-            versions = f"{layout.sstable_dir(self.shard_id, entry.path)}/{layout.VERSIONS_DIR}"
-            return not store.list(versions)
+        def is_safe(entry: SsTableEntry) -> bool:
+            # A collection deletes an SSTable's versions first.
+            versions = store.list(f"{layout.sstable_dir(self.shard_id, entry.path)}/{layout.VERSIONS_DIR}")
+            written = max((info.modified for info in versions), default=None)
+            return (
+                pointer is not None
+                and written is not None
+                and pointer.modified - written <= STAGED_DELETION_AGE / 2
+            )
 
         workers = 1 if store.is_local else _CONCURRENT_LISTINGS
-        gone = sum(ordered_map(is_gone, self.entries, workers))
-        if gone:
+        lost = len(self.entries) - sum(ordered_map(is_safe, self.entries, workers))
+        if lost:
             raise InvalidInputError(
-                f"{gone} of {len(self.entries)} staged SSTables of shard {self.shard_id} are gone: garbage "
-                "collection took them for abandoned, because they were staged long ago or a clock was set; "
-                "write the data again"
+                f"{lost} of {len(self.entries)} staged SSTables of shard {self.shard_id} are gone, or "
+                "garbage collection may take them for abandoned: they were staged long ago, or a clock was "
+                "set; write the data again"
             )
 
     @property
@@ -484,7 +491,7 @@ def adopt_sstables(writer: ShardWriter, store: ObjectStore, adoption: Adoption) 
         run_id: str | None = adoption.run_id
         if earlier is None:
             position = appender.append_pointer(adoption.pointer.tags())
-            adoption.check_present(store)
+            adoption.check_present(store, position)
             manifest = appender.manifests.commit_update(
                 writer.epoch, partial(_listing, entries=adoption.entries, position=position)
             )
@@ -537,7 +544,7 @@ def _publish_shard(
                     appender.append_pointer(confirmation_tags(earlier.run_id))
             return ShardWrite(shard.shard_id, rows, True)
         position = appender.append_pointer(pointer.tags())
-        adoption.check_present(store)
+        adoption.check_present(store, position)
         manifests.commit_update(epoch, lambda manifest: _listing(manifest, entries, position))
         with _rows_are_written():
             appender.append_pointer(confirmation_tags(run.run_id))

@@ -92,9 +92,9 @@ class TableWriter:
     Open one with ``Table.writer``. A shard is claimed when its first row comes, and held until
     :meth:`close`. If another writer holds it, ``take_over`` of ``Table.writer`` decides. With "when_gone"
     a writer may lose a shard because another writer took it for gone. The put that finds the loss claims the
-    shard again if the other writer is gone, and is written under the new claim; if it lives, the put names
-    it (:class:`ShardOwnedError`). If the shard is lost again within one lease, the put raises :class:`FencedError`, so that two writers
-    do not take a shard from each other for ever.
+    shard again if the other writer is gone, and is written under the new claim. If the other writer lives,
+    the put names it (:class:`ShardOwnedError`). If the shard is lost again within one lease, the put raises
+    :class:`FencedError`, so that two writers do not take a shard from each other for ever.
 
     Rows of one key stay in the order in which one thread puts them.
 
