@@ -38,10 +38,17 @@ BUGS = (
         _LOG,
     ),
     Bug(
+        "what a successor has settled was not written",
+        "shard/log.py",
+        "        return position >= first_unsettled(manifest)\n",
+        "        return position >= first_unsettled(self.manifests.read_latest())\n",
+        "a put whose row is there is refused, and its rerun writes the row twice",
+        _LOG,
+    ),
+    Bug(
         "an entry in an emptied slot counts",
         "shard/log.py",
-        "        self.check_fenced()\n"
-        "        return position >= first_unsettled(self.manifests.read_latest())\n",
+        "        return position >= first_unsettled(manifest)\n",
         "        return True\n",
         "a put into a slot that was collected is acknowledged",
         _LOG,

@@ -395,6 +395,30 @@ def test_a_request_to_somebody_who_never_was_ends_with_the_lease(one: lancewal.T
     assert not [i for i in one._store.list(layout.OWNERS_DIR) if i.path.endswith(".asked")]
 
 
+def test_whoever_asked_waited_for_the_answer_to_a_request_that_was_deleted(
+    one: lancewal.Table,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For as long as the owner lived. Seed 14731 of the simulator.
+
+    The owner deletes what nobody fetches for sixty leases, and so does a collection after a day: by then
+    whoever asked is mostly dead, but it may only have been stopped.
+    """
+
+    def deleted(_: Owner) -> bool:
+        one._store.delete_many(asked(one))
+        return False
+
+    writer = one.shard_writer(shard_of(one))
+    writer.put(rows(0, 1))
+    writer._finalizer()
+    del writer
+    forged(one._store, shard_of(one), 99, lease_seconds=1.0)
+    monkeypatch.setattr(requests_module, "is_dead_here", deleted)
+    with pytest.raises(OutcomeUnknownError, match="was deleted before its answer was read"):
+        flush_by_owners(one._store, discover_manifests(one._store))
+
+
 def test_files_are_ingested_through_the_owner(one: lancewal.Table, tmp_path: Path) -> None:  # noqa: F811
     path = write_parquet(tmp_path / "rows.parquet", 0, 20)
     with WritingProcess(one) as owner:

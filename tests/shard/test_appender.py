@@ -635,6 +635,33 @@ def test_a_check_that_could_not_be_made_is_made_again(faulty: FaultyStore, clock
         appender.append_encoded(data)
 
 
+def test_an_entry_that_a_successor_had_settled_was_said_not_to_be_written(
+    faulty: FaultyStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence was checked, then a successor took over, and then its cursor was read. Seed 98646."""
+    appender = WalAppender.open(faulty, SHARD, clock=clock)
+    appender.append([batch(1)])
+    manifests = appender.manifests
+    read_latest = manifests.read_latest
+    reads = 0
+
+    def read_late() -> object:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            flushed_and_collected(successor(faulty.inner), faulty.inner)
+        return read_latest()
+
+    clock.stall()
+    monkeypatch.setattr(manifests, "read_latest", read_late)
+    try:
+        appender.append_encoded(appender.encode([batch(2)]))
+        denied = False
+    except FencedError as error:
+        denied = not error.may_be_written
+    assert not denied
+
+
 def test_an_entry_in_a_slot_that_ones_own_flush_emptied_is_written_again(
     faulty: FaultyStore, clock: ManualClock
 ) -> None:

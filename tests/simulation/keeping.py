@@ -63,6 +63,8 @@ class _Made:
     state: TableState | None = None
     #: Somebody drops it, or has.
     is_dropped: bool = False
+    #: How many makers of its name had begun; see ``Keeping._may_be_another``.
+    makers: int = 0
 
     @property
     def has_to_be_there(self) -> bool:
@@ -81,6 +83,10 @@ class Keeping:
         #: Of each name how many drops were begun, and how many of them are not over.
         self._drops: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
+        #: Of each name how many makers began, without those that were told that it is taken, and how many of
+        #: them are not done.
+        self._makers: Counter[str] = Counter()
+        self._at_it: Counter[str] = Counter()
 
     def bodies(self) -> dict[str, Callable[[Actor, Process], None]]:
         return {
@@ -205,19 +211,26 @@ class Keeping:
     def _make(self, store: ObjectStore, name: str, process: Process) -> _Made | None:
         keep = self.world.random.choice([None, None, None, timedelta(minutes=30)])
         must, drops = self._simulation.history.now(), self._drops[name]
-        is_dropped = self._under_way[name] > 0
+        # One that expires leaves its name to another maker, who may have begun before.
+        is_dropped = self._under_way[name] > 0 or (keep is not None and self._at_it[name] > 0)
+        self._makers[name] += 1
+        self._at_it[name] += 1
+        makers = self._makers[name]
         try:
             create_checkpoint(store, name, keep=keep)
         except InvalidInputError:
+            self._makers[name] -= 1
             self.met["a checkpoint has that name already"] += 1
             return None
         except EXPECTED as error:
             self._simulation._note(process.name, error)
             return None
+        finally:
+            self._at_it[name] -= 1
         self.met["a checkpoint is made"] += 1
         # A drop may mean it that looked for the name before this one was made, or just now.
         is_dropped |= self._drops[name] > drops
-        made = _Made(name, must, keep is not None, is_dropped=is_dropped)
+        made = _Made(name, must, keep is not None, is_dropped=is_dropped, makers=makers)
         self._made.append(made)
         return made
 
@@ -273,7 +286,7 @@ class Keeping:
             self._simulation._note(process.name, error)
             return
         self.met["a checkpoint is read"] += 1
-        if made.is_dropped:
+        if made.is_dropped or self._may_be_another(made):
             return
         made.state = state
         if made.rows is None:
@@ -281,6 +294,10 @@ class Keeping:
             made.rows = rows
         elif rows != made.rows:
             raise BrokenError(f"the checkpoint {made.name!r} showed {made.rows}, and shows {rows}")
+
+    def _may_be_another(self, made: _Made) -> bool:
+        """Whether it may have expired, and somebody may have made another one of its name since."""
+        return made.may_expire and self._makers[made.name] > made.makers
 
     def _check_rows(self, made: _Made, rows: dict[int, int]) -> None:
         history = self._simulation.history

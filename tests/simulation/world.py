@@ -28,8 +28,10 @@ from typing import Any, ClassVar
 
 from lancewal.storage import forks, parallel
 
-#: More steps than any schedule needs: beyond it somebody waits for ever.
-MOST_STEPS = 20_000
+#: More steps than any schedule needs: beyond it somebody waits for ever. Whoever asks an owner of a forged
+#: record looks for the answer twice a second for up to ten minutes, which are 3600 steps. A few that ask one
+#: such owner after the other took 22 000 steps, and came to their end.
+MOST_STEPS = 60_000
 #: How long workers go on whose processes have nothing else to do. One that fails tries again for ever, as it
 #: should; one that turns without a pause gets no further in time, and is noticed by its steps.
 LEFT_ALONE = 3600.0

@@ -17,6 +17,9 @@ outcomes:
   we look again, ask the new owner if there is one, and otherwise claim the shard. If the old owner was only
   stalled, it is fenced by then, and can neither flush nor adopt.
 
+If the request is deleted, or its answer is damaged, the requester gets an
+:class:`~lancewal.errors.OutcomeUnknownError`.
+
 A request without a waiting requester may still be executed, or never: both are harmless. Forged or damaged
 requests are refused. The SSTables that a request names must be in the shard's own directory, and its
 transaction must have begun.
@@ -346,6 +349,13 @@ def _ask(store: ObjectStore, owner: Owner, request: Mapping[str, object]) -> Ans
                 return decode_record(store.get(answered), must_have_checksum=True)
             if record not in infos:
                 return None
+            if asked not in infos:
+                # Collected, or cleaned up with its answer while this process was stopped. Nobody will answer
+                # it any more, and an owner that lives would be waited for without end.
+                raise OutcomeUnknownError(
+                    f"the request to process {owner.pid} on {owner.host} was deleted before its answer was "
+                    "read; it may have been carried out"
+                )
             if infos[record].modified != heard:
                 heard, heard_at = infos[record].modified, time.monotonic()
             elif time.monotonic() - heard_at > lease:

@@ -547,8 +547,12 @@ class WalAppender:
         """
         if self._clock() - self._confirmed_at <= RECHECK_AFTER.total_seconds():
             return True
-        self.check_fenced()
-        return position >= first_unsettled(self.manifests.read_latest())
+        # One manifest answers both questions. A later one may be a successor's, who has taken over this entry
+        # and settled it.
+        manifest = self.manifests.require_latest()
+        if manifest.writer_epoch != self.epoch:
+            raise FencedError(self.shard_id, self.epoch, manifest.writer_epoch)
+        return position >= first_unsettled(manifest)
 
     def _discover(self) -> int:
         """Find the tip, and check afterwards that the epoch was still ours."""
