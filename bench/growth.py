@@ -126,12 +126,26 @@ def grow(this: Growth, context: Context) -> list[Comparison]:
             "",
             False,
             "linear",
-            curve.measure.bound,
+            _bound(curve),
             tuple(curve.points),
             curve.measure.unit,
         )
         for name, curve in curves.items()
     ]
+
+
+def _bound(curve: _Curve) -> float | None:
+    """The measure's bound; of work that grows with the size no less than what the peer's grows with."""
+    theirs = exponent_of_peer(curve.points)
+    if curve.measure.bound != LINEAR or theirs is None:
+        return curve.measure.bound
+    return max(LINEAR, round(theirs, 2))
+
+
+def exponent_of_peer(points: Sequence[Point]) -> float | None:
+    """As :func:`exponent`, of the peer; ``None`` where it was not measured at every size."""
+    theirs = [Point(point.size, point.peer, None) for point in points if point.peer is not None]
+    return exponent(theirs) if len(theirs) == len(points) > 1 else None
 
 
 def exponent(points: Sequence[Point]) -> float:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.growth import Growth, growths
+from bench.comparison import Point
+from bench.growth import Growth, exponent_of_peer, growths
 from bench.growth_profile import PROFILES
 from bench.registry import load_workloads
 
@@ -22,8 +23,9 @@ How costs grow, measured by `make bench ARGS=growth` (one axis: `make bench ARGS
 by `python -m bench.pages`. Each operation is measured at growing sizes; times are those of the processor, of
 all threads, the best of a few calls. The exponent is the power of the size that the cost grows with, fitted
 to the upper half of the curve: 1 is proportional, 0 is constant. A bound of 1.1 is set where the work itself
-grows with the size, one of 0.3 where it does not. In the plots the dotted line is proportional growth; the
-dashed line, where there is one, is the peer.
+grows with the size, or the exponent of the peer on the same tables where that is larger; one of 0.3 where the
+work does not grow. In the plots the dotted line is proportional growth; the dashed line, where there is one,
+is the peer.
 """
 
 _STEADY_HEAD = """## Steady state
@@ -99,15 +101,17 @@ def _section(this: Growth, result: dict[str, Any]) -> str:
         "",
         f"![{title}: cost of each operation]({_picture(result)})",
         "",
-        "| operation | smallest | largest | peer there | exponent | bound |",
-        "|---|---|---|---|---|---|",
+        "| operation | smallest | largest | peer there | exponent | the peer's | bound |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in _curves(result):
         (low, first, _), (high, last, peer_last) = row["points"][0], row["points"][-1]
         unit = row["points_unit"]
         theirs = "" if peer_last is None else f"{_figure(peer_last)} {unit}"
         ends = f"{_figure(first)} {unit} at {low:,.0f} | {_figure(last)} {unit} at {high:,.0f}"
-        lines.append(f"| {row['name']} | {ends} | {theirs} | {row['ours']:.2f} | {_bound(row)} |")
+        lines.append(
+            f"| {row['name']} | {ends} | {theirs} | {row['ours']:.2f} | {_power(row)} | {_bound(row)} |"
+        )
     for row in result["rows"]:
         if "points" not in row:
             lines += [
@@ -134,6 +138,12 @@ def _steady_section(result: dict[str, Any]) -> str:
             f"({row['peer_name']}) | {row['ratio']:.2f}× | {_bound(row)} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _power(row: dict[str, Any]) -> str:
+    """The peer's exponent, where there is a peer."""
+    found = exponent_of_peer([Point(*point) for point in row["points"]])
+    return "" if found is None else f"{found:.2f}"
 
 
 def _has_peer(result: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from bench import growth_pages
 from bench.comparison import Comparison, Point, summarize
 from bench.context import Context
-from bench.growth import FLAT, Growth, Measure, Steps, exponent, grow, growths
+from bench.growth import FLAT, LINEAR, Growth, Measure, Steps, exponent, grow, growths
 from bench.growth_profile import keep, profile
 from bench.pages import with_measured
 from bench.registry import Registry, load_workloads
@@ -97,6 +97,15 @@ class TestGrow:
         (row,) = grow(this, Context(tmp_path, quick=False))
         assert row.points == (Point(1, 3, 5), Point(2, 3, 5))
 
+    def test_work_may_grow_as_the_peer_does(self, tmp_path: Path) -> None:
+        bounds = {}
+        for name, power, bound in [("slower", 0.5, LINEAR), ("faster", 1.2, LINEAR), ("flat", 1.2, FLAT)]:
+            theirs = iter([size**power for size in _SIZES])
+            measure = Measure(name, lambda: 1, lambda each=theirs: next(each), bound=bound, unit="requests")
+            (row,) = grow(_growth(measure), Context(tmp_path, quick=False))
+            bounds[name] = row.target
+        assert bounds == {"slower": LINEAR, "faster": 1.2, "flat": FLAT}
+
     def test_a_slope_that_is_known_is_not_climbed_for_hours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -180,7 +189,8 @@ class TestSteady:
 class TestPage:
     @pytest.fixture
     def results(self) -> list[dict[str, object]]:
-        curve = Comparison("scan, warm", 1.43, 1.0, "", False, "linear", 1.1, tuple(_points(1.0)), "ms")
+        points = tuple(Point(size, size, size**0.5) for size in _SIZES)
+        curve = Comparison("scan, warm", 1.43, 1.0, "", False, "linear", 1.1, points, "ms")
         goal = Comparison("scan, 64 SSTables", 3.0, 2.0, "ms", False, "plain read by Lance", 3.0)
         minutes = tuple(Point(minute, 2.0, None) for minute in (1, 2, 3))
         course = Comparison("lookup", 2.0, 2.0, "ms", False, "minute two", 1.3, minutes, "ms")
@@ -197,7 +207,7 @@ class TestPage:
     ) -> None:
         growth_pages.write_scale(results, tmp_path)
         page = (tmp_path / "scale.md").read_text()
-        assert "| scan, warm | 1 ms at 1 | 1,000 ms at 1,000 |  | 1.43 | ≤ 1.1 **missed** |" in page
+        assert "| scan, warm | 1 ms at 1 | 1,000 ms at 1,000 | 31.6 ms | 1.43 | 0.50 | ≤ 1.1 **missed** |" in page
         assert "scan, 64 SSTables: 3 ms, 1.5× the plain read by Lance (≤ 3 met)." in page
         assert "| lookup | 2 ms | 2 ms (minute two) | 1.00× | ≤ 1.3 met |" in page
         for name in ("scale-sstables.svg", "scale-steady.svg"):
