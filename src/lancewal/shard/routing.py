@@ -71,9 +71,17 @@ def shard_id_of(transform: str, value: bytes) -> UUID:
     UUID('81e4f11a-aed9-5327-9633-84f7b1fa80f4')
     """
     if transform == BUCKET:
-        name = b"bucket-%d" % int.from_bytes(value, "little", signed=True)
-    else:
-        name = b"identity-" + value if transform == IDENTITY else b"unsharded"
+        return _bucket_shard_id(int.from_bytes(value, "little", signed=True))
+    return _named(b"identity-" + value if transform == IDENTITY else b"unsharded")
+
+
+@functools.lru_cache(maxsize=MAX_BUCKETS)
+def _bucket_shard_id(bucket: int) -> UUID:
+    """The same in all tables, so each process computes it once."""
+    return _named(b"bucket-%d" % bucket)
+
+
+def _named(name: bytes) -> UUID:
     # uuid5 takes text only before Python 3.12.
     return UUID(bytes=hashlib.sha1(_NAMESPACE.bytes + name).digest()[:16], version=_NAMED)
 

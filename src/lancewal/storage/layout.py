@@ -57,6 +57,7 @@ OWNER_RECORD_NAME = "record.json"
 
 _OWNER = re.compile(r"[0-9a-f]{16}")
 _BITS = re.compile(r"[01]{64}")
+_SHARD = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([1-9][0-9]*)")
 _MAX_NUMBER = (1 << 64) - 1
 
@@ -86,11 +87,7 @@ def shard_dir(shard_id: UUID) -> str:
 
 def parse_shard_dir(name: str) -> UUID | None:
     """The shard id of a directory name below ``_mem_wal``; ``None`` for a foreign directory."""
-    try:
-        shard_id = UUID(name)
-    except ValueError:
-        return None
-    return shard_id if str(shard_id) == name else None
+    return UUID(name) if _SHARD.fullmatch(name) else None
 
 
 def parse_shard_id(value: UUID | str) -> UUID:
