@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format.spans import has_dictionary
 
 TOMBSTONE = "_tombstone"
 FIELD_ID_KEY = b"lance:field_id"
@@ -36,7 +37,7 @@ LANCE_NAMES = frozenset(
 ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
 
 #: Properties of a TableSchema that follow from its columns alone.
-_DERIVED = frozenset(["stored", "shows_as_stored", "plain", "field_ids", "blob_columns"])
+_DERIVED = frozenset(["stored", "shows_as_stored", "plain", "field_ids", "has_dictionaries", "blob_columns"])
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 
@@ -103,6 +104,13 @@ class TableSchema:
         vars(other).update(derived)
         return other
 
+    def has_columns_of(self, other: TableSchema) -> bool:
+        """Whether the two have the same key and the same columns, with the same field ids."""
+        return self is other or (
+            self.primary_key == other.primary_key
+            and bool(self.columns.equals(other.columns, check_metadata=True))
+        )
+
     def replaced_since(self, version: int | None) -> frozenset[int]:
         """The field ids that did not mean these columns in ``version``, as far as known."""
         if self.identity is None or version is None:
@@ -141,6 +149,11 @@ class TableSchema:
     @property
     def names(self) -> list[str]:
         return list(self.columns.names)
+
+    @cached_property
+    def has_dictionaries(self) -> bool:
+        """Whether a column, or a field nested in one, is dictionary-encoded."""
+        return any(map(has_dictionary, self.columns.types))
 
     @cached_property
     def blob_columns(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull
 from lancewal.predicate.dialect import among, column_name, literal
-from lancewal.predicate.predicate import Expression, Predicate
+from lancewal.predicate.predicate import Expression, Predicate, sql_of
 
 __all__ = [
     "Among",
@@ -15,4 +15,5 @@ __all__ = [
     "among",
     "column_name",
     "literal",
+    "sql_of",
 ]

@@ -214,6 +214,11 @@ def _refusal(sql: str, error: Exception, what: str = "filter") -> InvalidInputEr
     return InvalidInputError(f"the {what} {sql!r} is refused: {words}")
 
 
+def sql_of(predicate: Predicate | None) -> str | None:
+    """A filter in the form that Lance accepts."""
+    return None if predicate is None else predicate.sql
+
+
 class Expression:
     """One parsed SQL expression over the columns of a row, such as ``n + 1``; immutable."""
 

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable, fragments_of, lance_errors, projection, row_count
 from lancewal.format import (
     KeySet,
-    has_dictionary,
     key_values,
     key_words,
     numbers,
@@ -22,7 +21,7 @@ from lancewal.format import (
     without_null_words_in,
 )
 from lancewal.index import FullTextIndex, index_of
-from lancewal.predicate import Predicate, among
+from lancewal.predicate import Predicate, among, sql_of
 from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
 from lancewal.reader.pruning import ShardPruner
@@ -37,7 +36,6 @@ from lancewal.reader.source import (
     Rows,
     TextLevel,
     WordsQuery,
-    sql_of,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
 from lancewal.sstable import KeyProbe, refusing
@@ -89,7 +87,6 @@ class BaseSource:
         self._dataset = base.dataset
         self._fragment_ids = fragment_ids
         self._key_names = list(base.schema.primary_key)
-        self._has_dictionaries = any(map(has_dictionary, base.schema.columns.types))
         self._overlap = BaseOverlap(base)
         self._places = KeyPlaces(base)
 
@@ -307,7 +304,7 @@ class BaseSource:
                 with_row_address=with_row_address,
             )
             batches = scanner.to_batches()
-            yield from map(without_null_words_in, batches) if self._has_dictionaries else batches
+            yield from map(without_null_words_in, batches) if self.base.schema.has_dictionaries else batches
 
     def _fragments(self) -> list[lance.LanceFragment] | None:
         wanted = self._fragment_ids
@@ -316,7 +313,7 @@ class BaseSource:
         return [each for each in self._dataset.get_fragments() if each.fragment_id in wanted]
 
     def _joinable(self, rows: pa.Table) -> pa.Table:
-        return without_null_words_in(rows) if self._has_dictionaries else rows
+        return without_null_words_in(rows) if self.base.schema.has_dictionaries else rows
 
     def _live(self, rows: pa.Table | pa.RecordBatch, newer: Newer) -> Mask:
         if not len(newer):

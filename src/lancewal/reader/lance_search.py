@@ -22,6 +22,7 @@ from lancewal.index import (
     full_text_params,
     index_of,
 )
+from lancewal.predicate import sql_of
 from lancewal.reader.source import (
     DISTANCE,
     SCORE,
@@ -33,7 +34,6 @@ from lancewal.reader.source import (
     Source,
     Surplus,
     WordsQuery,
-    sql_of,
 )
 from lancewal.reader.words import query_terms
 from lancewal.sstable import refusing

@@ -173,12 +173,12 @@ class Snapshot:
         levels.append(self.base_source)
         return levels
 
-    def levels(self) -> Iterator[tuple[Source, Newer]]:
+    def levels(self) -> Iterator[Level]:
         """Every level with what is newer than it; newest first, the base last."""
         yield from self.levels_above_base()
         yield self.base_source, self.newer_than_base
 
-    def levels_above_base(self) -> Iterator[tuple[Source, Newer]]:
+    def levels_above_base(self) -> Iterator[Level]:
         for _, group in self.groups:
             # Without a primary key no row replaces another.
             if self.schema.primary_key:

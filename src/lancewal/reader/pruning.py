@@ -65,13 +65,13 @@ class ShardPruner:
     @classmethod
     def of(cls, base: BaseTable, known: ShardPruner | None) -> ShardPruner:
         """The pruner of a base version; ``known`` itself, if sharding and columns are the same."""
-        details, schema = base.details, base.schema
-        same = known is not None and (
-            known._details.sharding_specs == details.sharding_specs
-            and known._schema.primary_key == schema.primary_key
-            and known._schema.columns.equals(schema.columns, check_metadata=True)
-        )
-        return known if known is not None and same else cls(details, schema)
+        if (
+            known is not None
+            and known._details.sharding_specs == base.details.sharding_specs
+            and known._schema.has_columns_of(base.schema)
+        ):
+            return known
+        return cls(base.details, base.schema)
 
     def identity_of(self, shard_id: UUID) -> ShardIdentity | None:
         """The identity that the id alone tells: that of a bucket's shard, if there is one spec.

@@ -7,8 +7,7 @@ the newer levels, not only those of matching rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice, product
 from typing import Any
 
@@ -19,15 +18,13 @@ from lancewal.errors import InvalidInputError
 from lancewal.format import checked_columns, readable_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
-from lancewal.reader.merge import ShardSnapshot, Snapshot
+from lancewal.reader.merge import Level, ShardSnapshot, Snapshot
 from lancewal.reader.source import Request, Source, labelled, shown_schema
 from lancewal.storage import check_process, ordered_map, read_times
 
 #: A filter that names at most this many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
 _MOST_ROWS = 1 << 62
-
-_Level = tuple[Source, Callable[[], Iterator[pa.RecordBatch]]]
 
 
 class Scan:
@@ -162,21 +159,23 @@ class Scan:
                 return
 
     def _all(self) -> Iterator[pa.RecordBatch]:
+        enough = None if self.limit is None else self.limit + self.offset
+        request = Request(self._columns, self.predicate, enough)
+
+        def begun(level: Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+            """A level with its first batch, and its other batches."""
+            source, newer = level
+            batches = source.batches(request, newer)
+            return source, list(islice(batches, 1)), batches
+
         # Prefetch only from remote storage, where each level waits, and only without a limit: with a limit
         # the first levels may be enough.
         ahead = self.snapshot.levels_at_once if self.snapshot.is_remote and self.limit is None else 1
-        for source, first, rest in ordered_map(_opened, self._levels(), ahead):
+        for source, first, rest in ordered_map(begun, self.snapshot.levels(), ahead):
             for batch in chain(first, rest):
                 if batch.num_rows:
                     rows = labelled(batch, source) if self._row_source else batch
                     yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
-
-    def _levels(self) -> Iterator[_Level]:
-        """The levels to read, newest first, the base last."""
-        enough = None if self.limit is None else self.limit + self.offset
-        request = Request(self._columns, self.predicate, enough)
-        for source, newer in self.snapshot.levels():
-            yield source, partial(source.batches, request, newer)
 
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"
@@ -190,13 +189,6 @@ class Scan:
         if not matching.all():
             found = found.filter(pa.array(matching))
         return found.select(self.schema.names)
-
-
-def _opened(level: _Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
-    """A level, with its first batch read."""
-    source, start = level
-    batches = start()
-    return source, list(islice(batches, 1)), batches
 
 
 def _explained(scan: Scan) -> str:

@@ -151,11 +151,6 @@ class Request:
     limit: int | None = None
 
 
-def sql_of(predicate: Predicate | None) -> str | None:
-    """A filter in the form that Lance accepts."""
-    return None if predicate is None else predicate.sql
-
-
 class Found(NamedTuple):
     """The result of a lookup in one level. Keys are numbered in the order of the request.
 

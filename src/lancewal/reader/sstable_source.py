@@ -12,7 +12,7 @@ import pyarrow as pa
 from lancewal.base import row_count
 from lancewal.format import TOMBSTONE, KeySet, TableSchema, key_values, numbers
 from lancewal.index import FullTextIndex, search_rows
-from lancewal.predicate import Predicate
+from lancewal.predicate import Predicate, sql_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
 from lancewal.reader.source import (
     Candidates,
@@ -26,7 +26,6 @@ from lancewal.reader.source import (
     Rows,
     TextLevel,
     WordsQuery,
-    sql_of,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, is_large
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
@@ -46,13 +45,13 @@ class SsTableSource:
 
     def __init__(self, sstable: SsTable, schema: TableSchema, indexes: LanceIndexes | None = None) -> None:
         self._sstable = sstable
-        self._schema = schema
+        self.schema = schema
         self._indexes = indexes or LanceIndexes(lambda: sstable.dataset)
         self.name = f"sstable:{sstable.generation}"
 
     def shown_as(self, schema: TableSchema) -> SsTableSource:
         """The same SSTable for a reader that sees the columns of ``schema``."""
-        return self if schema is self._schema else SsTableSource(self._sstable, schema, self._indexes)
+        return SsTableSource(self._sstable, schema, self._indexes)
 
     @property
     def shard_id(self) -> UUID:
@@ -65,7 +64,7 @@ class SsTableSource:
     @cached_property
     def identity(self) -> Hashable:
         """The SSTable, which never changes, and the ids and types of the table's key columns."""
-        schema = self._schema
+        schema = self.schema
         types = [str(schema.plain.field(name).type) for name in schema.primary_key]
         return self._sstable.uri, *(schema.field_ids[name] for name in schema.primary_key), *types
 
@@ -75,10 +74,10 @@ class SsTableSource:
         )
 
     def key_values(self) -> pa.Array:
-        return key_values(self._sstable.keys(self._schema)[0])
+        return key_values(self._sstable.keys(self.schema)[0])
 
     def hide(self, superseded: Mask) -> Hidden:
-        _, offsets, tombstones = self._sstable.keys(self._schema)
+        _, offsets, tombstones = self._sstable.keys(self.schema)
         live = int(np.count_nonzero(~superseded & ~tombstones))
         if not superseded.any():
             return Hidden(None, live)
@@ -90,11 +89,11 @@ class SsTableSource:
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         dead = self._superseded(newer)
         if dead is None:
-            yield from self._sstable.scan(self._schema, request.columns, filter=request.predicate)
+            yield from self._sstable.scan(self.schema, request.columns, filter=request.predicate)
             return
         if dead.all():
             return
-        found = self._sstable.scan(self._schema, request.columns, filter=request.predicate, with_offsets=True)
+        found = self._sstable.scan(self.schema, request.columns, filter=request.predicate, with_offsets=True)
         for batch in found:
             kept = ~dead[_offsets(batch)]
             rows = batch.select(list(request.columns))
@@ -123,14 +122,14 @@ class SsTableSource:
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         def take(offsets: Rows) -> tuple[pa.Table, Mask]:
-            rows = self._sstable.take(offsets, self._schema, columns, with_tombstone=True)
+            rows = self._sstable.take(offsets, self.schema, columns, with_tombstone=True)
             deleted = np.asarray(rows.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
             return pa.Table.from_batches([rows.select(list(columns))]), deleted
 
         return Found.at(self._sstable.lookup(keys), take)
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
-        return pa.Table.from_batches([self._sstable.take(rows, self._schema, columns)])
+        return pa.Table.from_batches([self._sstable.take(rows, self.schema, columns)])
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Search a large SSTable with Lance's index; compare every row of a small one."""
@@ -161,7 +160,7 @@ class SsTableSource:
         large = is_large(row_count(dataset)) and self._takes_filter(query.predicate)
         if large and self._indexes.text_params(name) == query.params:
             sql = sql_of(query.predicate)
-            if name in map(self._stored_name, self._schema.primary_key):
+            if name in map(self._stored_name, self.schema.primary_key):
                 # A deleted row still has its key columns, so the index finds it there.
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"
 
@@ -197,17 +196,17 @@ class SsTableSource:
         if not superseded.any():
             return newer.hidden
         if dead is not None:
-            superseded |= dead[self._sstable.keys(self._schema)[1]]
+            superseded |= dead[self._sstable.keys(self.schema)[1]]
         return self.hide(superseded)
 
     def _matching(self, predicate: Predicate | None) -> Iterator[Rows]:
         """The offsets of the live rows that match, batch by batch."""
-        return map(_offsets, self._sstable.scan(self._schema, [], filter=predicate, with_offsets=True))
+        return map(_offsets, self._sstable.scan(self.schema, [], filter=predicate, with_offsets=True))
 
     def _compared(self, query: NearestQuery, dead: Mask | None) -> Hits:
         """Compare the vector of every row, batch by batch."""
         parts = []
-        found = self._sstable.scan(self._schema, [query.column], filter=query.predicate, with_offsets=True)
+        found = self._sstable.scan(self.schema, [query.column], filter=query.predicate, with_offsets=True)
         for batch in found:
             offsets = _offsets(batch)
             allowed = None if dead is None else ~dead[offsets]
@@ -218,19 +217,19 @@ class SsTableSource:
 
     def _index_of_words(self, query: WordsQuery) -> FixedIndex:
         index, offsets = FullTextIndex(query.params), [np.empty(0, np.int64)]
-        for batch in self._sstable.scan(self._schema, [query.column], with_offsets=True):
+        for batch in self._sstable.scan(self.schema, [query.column], with_offsets=True):
             index.insert(batch.column(query.column), index.rows)
             offsets.append(_offsets(batch))
         return FixedIndex(index, np.concatenate(offsets))
 
     def _stored_name(self, column: str) -> str | None:
         """The name of a column in the SSTable's own dataset; ``None`` if the dataset does not have it."""
-        return self._sstable.columns_for(self._schema)[column]
+        return self._sstable.columns_for(self.schema)[column]
 
     def _takes_filter(self, predicate: Predicate | None) -> bool:
         """Whether the SSTable's own dataset has the predicate's columns under their present names."""
         names = () if predicate is None else predicate.columns
-        stored = self._sstable.columns_for(self._schema)
+        stored = self._sstable.columns_for(self.schema)
         return all(stored[name] == name for name in names)
 
 

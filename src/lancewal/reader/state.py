@@ -44,7 +44,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -68,8 +68,6 @@ from lancewal.writer import live_writer, open_writers
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
-S = TypeVar("S")
 T = TypeVar("T")
 
 #: Each attempt fails only when a flush or a compaction got in between.
@@ -321,7 +319,9 @@ class ShardReader:
                 source = None if known is None else known.get(entry.path)
                 if source is None:
                     source = SsTableSource(SsTable.open(self._store, self._shard_id, entry), base.schema)
-                opened[entry.path] = source.shown_as(base.schema)
+                elif source.schema is not base.schema:
+                    source = source.shown_as(base.schema)
+                opened[entry.path] = source
         # SSTables that no reader needs any more are released with the old dictionary.
         self._sstables = opened
         if self._is_newest and (known is None or known.keys() != opened.keys()):
@@ -451,7 +451,7 @@ class StateReader:
 
     def _take_snapshot(self, wants: KeyLocator | None, max_staleness: float) -> Snapshot:
         places, base, chosen = self._read_places(wants, time.monotonic() - max_staleness)
-        shards = self._all_of(lambda each: each[0].open(each[1], base.base), places)
+        shards = ordered_map(lambda each: each[0].open(each[1], base.base), places, self._workers(places))
         return Snapshot(base, tuple(shards), chosen.left_out, not self._store.is_local)
 
     def _read_places(
@@ -465,22 +465,25 @@ class StateReader:
             wanted = [shard for shard in self._chosen(shards, wants).wanted if shard not in found]
             found.update((shard, shard.kept(after)) for shard in wanted)
             stale = [shard for shard in wanted if found[shard] is None]
-            found.update(zip(stale, self._all_of(lambda shard: shard.read(), stale), strict=True))
+            found.update(zip(stale, ordered_map(ShardReader.read, stale, self._workers(stale)), strict=True))
 
         known, listed_at = self._shards
         shards = known
         if listed_at <= after or not self._has_live_shards(known):
             # Read the shards that are known already while the directories are listed.
-            _, shards = self._both(lambda: read(known), self._readers)
-        self._all_of(ShardReader.newest_manifest, self._chosen(shards, wants).unknown)
+            _, shards = both(lambda: read(known), self._readers, at_once=not self._store.is_local)
+        unknown = self._chosen(shards, wants).unknown
+        list(ordered_map(ShardReader.newest_manifest, unknown, self._workers(unknown)))
         read(shards)
         chosen = self._chosen(shards, wants)
         places = {shard: place for shard in chosen.wanted if (place := found.get(shard)) is not None}
         fresh = {shard: place for shard, place in places.items() if place.read_at >= now}
         since = max([place.read_at for place in places.values()], default=after)
-        confirmed, base = self._both(
-            lambda: self._all_of(lambda shard: shard.confirmed(fresh[shard]), list(fresh)),
+        confirm = ordered_map(lambda shard: shard.confirmed(fresh[shard]), fresh, self._workers(fresh))
+        confirmed, base = both(
+            lambda: list(confirm),
             lambda: self._base_after(max(since, after)),
+            at_once=not self._store.is_local,
         )
         if any(place is not fresh[shard] for shard, place in zip(fresh, confirmed, strict=True)):
             base = self._newest_base()
@@ -544,15 +547,9 @@ class StateReader:
         )
         return not live or live <= {shard.shard_id for shard in shards}
 
-    def _all_of(self, call: Callable[[S], T], shards: Sequence[S]) -> list[T]:
-        """Call ``call`` for every shard, in parallel if each call waits for the network."""
-        if self._store.is_local or len(shards) < 2:
-            return [call(shard) for shard in shards]
-        return list(ordered_map(call, shards, min(_REMOTE_READERS, len(shards))))
-
-    def _both(self, first: Callable[[], R], second: Callable[[], T]) -> tuple[R, T]:
-        """Call both, in parallel if they wait for the network, else in this order."""
-        return both(first, second, at_once=not self._store.is_local)
+    def _workers(self, shards: Sized) -> int:
+        """How many shards to read in parallel; on local storage a read does not wait."""
+        return 1 if self._store.is_local else min(_REMOTE_READERS, len(shards))
 
     def _base_after(self, after: float) -> BaseSource:
         """The kept base if it was read after that time, else the newest."""

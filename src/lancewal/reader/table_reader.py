@@ -30,7 +30,7 @@ from lancewal.reader.sql import run_sql
 from lancewal.reader.state import ShardReader, StateReader, TableState
 from lancewal.reader.tail import SnapshotMovedError
 from lancewal.sstable import KeyProbe
-from lancewal.storage import ObjectStore, both, check_process, read_times, span
+from lancewal.storage import ObjectStore, both, check_process, ordered_map, read_times, span
 from lancewal.writer import Intake
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class TableReader(StateReader):
                 # The filter may name a column that only the newest version has.
                 continue
             snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
-            if predicate is None or _same_columns(snapshot.schema, schema):
+            if predicate is None or snapshot.schema.has_columns_of(schema):
                 return snapshot, predicate
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
@@ -95,7 +95,7 @@ class TableReader(StateReader):
             snapshot, ahead = self._with_base_rows(
                 source, asked, columns, partial(self.snapshot, locator, max_staleness=max_staleness)
             )
-            if _same_columns(snapshot.schema, base.schema):
+            if snapshot.schema.has_columns_of(base.schema):
                 try:
                     return lookup(snapshot, asked, columns, ahead=ahead)
                 except SnapshotMovedError as error:
@@ -160,12 +160,16 @@ class FixedReader(TableReader):
         base = self._newest_base()
         chosen = self._chosen(self._fixed, wants)
         try:
-            shards = self._all_of(
-                lambda shard: shard.open(self._places[shard.shard_id], base.base), chosen.wanted
+            shards = tuple(
+                ordered_map(
+                    lambda shard: shard.open(self._places[shard.shard_id], base.base),
+                    chosen.wanted,
+                    self._workers(chosen.wanted),
+                )
             )
         except SnapshotMovedError as error:
             raise self._gone(error) from error
-        return Snapshot(base, tuple(shards), chosen.left_out, not self._store.is_local)
+        return Snapshot(base, shards, chosen.left_out, not self._store.is_local)
 
     def _newest_base(self) -> BaseSource:
         check_process()
@@ -415,13 +419,6 @@ class TableView:
         [{'total': 30}]
         """
         return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
-
-
-def _same_columns(first: TableSchema, second: TableSchema) -> bool:
-    return first is second or (
-        first.primary_key == second.primary_key
-        and bool(first.columns.equals(second.columns, check_metadata=True))
-    )
 
 
 def _seconds(max_staleness: MaxStaleness) -> float:

@@ -368,11 +368,7 @@ def _are_same(one: Sequence[Run], other: Sequence[Run]) -> bool:
 
 def _same_columns(one: TableSchema, other: TableSchema) -> bool:
     """Whether rows that were read with schema ``one`` are valid for ``other``, which is not older."""
-    return one is other or (
-        one.primary_key == other.primary_key
-        and bool(one.columns.equals(other.columns, check_metadata=True))
-        and not other.replaced_since(one.version)
-    )
+    return one is other or (one.has_columns_of(other) and not other.replaced_since(one.version))
 
 
 def _by_generation(runs: Sequence[Run], current: int) -> list[tuple[int, list[Run]]]:

@@ -25,7 +25,6 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import (
     BloomFilter,
     TableSchema,
-    has_dictionary,
     key_values,
     numbers,
     one_array,
@@ -177,12 +176,7 @@ class OpenedSsTable:
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         """The rows at ``offsets``, in this order, without those that are deleted in Lance."""
         rows = self._rows_at(offsets, columns)
-        return without_null_words_in(rows) if self.has_dictionaries else rows
-
-    @lazy_property
-    def has_dictionaries(self) -> bool:
-        """Whether rows may have dictionaries with nulls, which Arrow cannot concatenate."""
-        return any(map(has_dictionary, self.dataset.schema.types))
+        return without_null_words_in(rows) if self.stored.has_dictionaries else rows
 
     def _rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         with lance_errors(f"read rows of {self.uri}"):

@@ -99,6 +99,7 @@ class SsTable:
         self._keys: tuple[tuple[str | None, ...], tuple[list[pa.Array], Rows, Mask]] | None = None
         self.shard_id = shard_id
         self.entry = entry
+        self.generation = entry.generation
 
     @classmethod
     def open(cls, store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> SsTable:
@@ -111,10 +112,6 @@ class SsTable:
     @property
     def uri(self) -> str:
         return self._opened.uri
-
-    @property
-    def generation(self) -> int:
-        return self.entry.generation
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -302,19 +299,18 @@ class SsTable:
     def _alignment(self, schema: TableSchema) -> Alignment:
         known = self._aligned_to
         if known is None or known[0] is not schema:
-            known = self._aligned_to = (schema, self._align(schema))
+            try:
+                alignment = Alignment.of(schema, self._opened.stored.columns, self._opened.written_for)
+            except ColumnMismatchError as error:
+                raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
+            known = self._aligned_to = schema, alignment
         return known[1]
-
-    def _align(self, schema: TableSchema) -> Alignment:
-        try:
-            return Alignment.of(schema, self._opened.stored.columns, self._opened.written_for)
-        except ColumnMismatchError as error:
-            raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
 
     def _batches(self, scanner: lance.LanceScanner, sql: str | None) -> Iterator[pa.RecordBatch]:
         with lance_errors(f"read {self.uri}"), refusing(sql):
             batches = scanner.to_batches()
-            yield from map(without_null_words_in, batches) if self._opened.has_dictionaries else batches
+            has_dictionaries = self._opened.stored.has_dictionaries
+            yield from map(without_null_words_in, batches) if has_dictionaries else batches
 
     def _tombstones(self, stored: pa.RecordBatch) -> Mask:
         if not self._has_tombstones:
