@@ -18,7 +18,7 @@ from tests.architecture.walks import WALKS, Step, Walk, follow, path_of
 LIMITS = {
     "put to durable": {"files": 9, "returns": 4, "reopened": 3},
     "flush": {"files": 24, "returns": 35, "reopened": 23},
-    "compaction": {"files": 22, "returns": 63, "reopened": 35},
+    "compaction": {"files": 21, "returns": 57, "reopened": 32},
     "filtered scan": {"files": 25, "returns": 44, "reopened": 25},
     "vector search": {"files": 28, "returns": 60, "reopened": 35},
     "replay": {"files": 26, "returns": 52, "reopened": 31},

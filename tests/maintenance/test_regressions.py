@@ -17,7 +17,7 @@ from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
 from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction
 from lancewal.maintenance.append_only import remove_tags
-from lancewal.maintenance.commits import commit_marker
+from lancewal.maintenance.commits import commit_markers
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import ObjectStore, layout
@@ -37,7 +37,7 @@ class TestCommitsWithoutRows:
     def test_a_marker_alone(self, tmp_path: Path) -> None:
         site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 50)]))
         fragments = site.base.manifest.fragment_ids
-        commit_marker(site.dataset, site.shard_id, 1)
+        commit_markers(site.dataset, {site.shard_id: 1})
         assert (site.plain(), site.base.manifest.fragment_ids) == (named(range(50), "name"), fragments)
 
     def test_a_generation_that_leaves_nothing(self, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ class TestCommitsWithoutRows:
     def test_the_removal_of_tags(self, tmp_path: Path) -> None:
         table = pa.Table.from_batches([rows(0, 50, schema=APPEND_ONLY)])
         site = Site(tmp_path / "table", APPEND_ONLY, table)
-        commit_marker(site.dataset, site.shard_id, 1)
+        commit_markers(site.dataset, {site.shard_id: 1})
         site.dataset.update_field_metadata({"id": {tag(site.shard_id, 1): ""}})
         assert remove_tags(site.store)
         assert (site.plain(), site.dataset.schema.field("id").metadata) == (named(range(50), "name"), None)

@@ -29,7 +29,7 @@ from lancewal.maintenance import (
     repair,
     verify,
 )
-from lancewal.maintenance.commits import commit_marker
+from lancewal.maintenance.commits import commit_markers
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard import WalAppender
 from lancewal.shard.discovery import discover_manifests
@@ -181,7 +181,7 @@ def _damages() -> dict[str, Callable[[Site], object]]:
             site, lambda m: replace(m, replay_after_wal_entry_position=1)
         ),
         "a wrong hint": lambda site: site.store.put(layout.version_hint(site.shard_id), b"{}"),
-        "a marker above": lambda site: commit_marker(site.dataset, site.shard_id, 9),
+        "a marker above": lambda site: commit_markers(site.dataset, {site.shard_id: 9}),
         "no manifest": lambda site: site.store.delete_prefix(layout.manifest_dir(site.shard_id)),
         "a generation that is not listed": lambda site: rewrite_manifest(
             site, lambda m: replace(m, sstables=(m.sstables[0], m.sstables[2]))
@@ -355,11 +355,11 @@ class TestManifests:
         assert (Kind.GENERATION_GAP, Severity.ERROR) in kinds(site)
 
     def test_a_marker_above_the_manifest(self, site: Site) -> None:
-        commit_marker(site.dataset, site.shard_id, 9)
+        commit_markers(site.dataset, {site.shard_id: 9})
         assert kinds(site) == [(Kind.MARKER_ABOVE_MANIFEST, Severity.ERROR)]
 
     def test_a_marker_of_no_shard(self, site: Site) -> None:
-        commit_marker(site.dataset, uuid4(), 1)
+        commit_markers(site.dataset, {uuid4(): 1})
         assert kinds(site) == [(Kind.MARKER_WITHOUT_SHARD, Severity.WARNING)]
 
     def test_directories_of_others(self, site: Site) -> None:

@@ -29,6 +29,7 @@ from lancewal.base.table import (
     find_manifest,
     forget_columns,
     manifest_info,
+    open_base,
     store_column_history,
     table_schema,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "locate",
     "manifest_info",
     "next_fragment_id",
+    "open_base",
     "parts_id",
     "projection",
     "row_count",

@@ -226,6 +226,11 @@ class BaseTable:
         return appended_generations(self)
 
 
+def open_base(store: ObjectStore) -> BaseTable:
+    """The newest version of the table of ``store``."""
+    return BaseTable.open(store.uri, store.storage_options, store=store)
+
+
 #: The newest version that was opened through each store. It holds no reference to the store, which would
 #: otherwise live as long as the cache.
 _newest: Shelf[object, BaseTable] = Shelf()

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from lancewal.base import BaseTable, locate
+from lancewal.base import BaseTable, locate, open_base
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
 from lancewal.format import check_columns
 from lancewal.ingest.files import SourceFile
@@ -117,7 +117,7 @@ class LocalParts:
         return self._prepare(file, part.start, part.stop, sys.maxsize)
 
     def _prepare(self, file: SourceFile, start: int, stop: int | None, max_bytes: int) -> PreparedPart:
-        base = BaseTable.open(self.store.uri, self.store.storage_options, store=self.store)
+        base = open_base(self.store)
         opened = open_file(file, base.schema.plain, drop_unknown=self._drop_unknown)
         check_columns(base.schema)
         intake = Intake(base.schema, cast="round", storage_version=base.storage_version)

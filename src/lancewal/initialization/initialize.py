@@ -15,12 +15,12 @@ from lance.commit import CommitConflictError
 from lance.dataset import Index
 
 from lancewal.base import (
-    BaseTable,
     check_key_columns,
     declare_key,
     key_marks,
     lance_errors,
     locate,
+    open_base,
     table_schema,
 )
 from lancewal.config import ShardWriterConfig
@@ -238,7 +238,7 @@ def leftovers_at(store: ObjectStore) -> str | None:
 
 def _open_uninitialized(store: ObjectStore) -> lance.LanceDataset:
     try:
-        BaseTable.open(store.uri, store.storage_options, store=store)
+        open_base(store)
     except NotInitializedError:
         with lance_errors(f"open the table at {store.uri}"):
             dataset = lance.dataset(store.uri, storage_options=dict(store.storage_options) or None)

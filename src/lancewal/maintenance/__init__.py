@@ -18,7 +18,7 @@ from lancewal.maintenance.checkpoints import (
     list_checkpoints,
     read_checkpoints,
 )
-from lancewal.maintenance.commits import at_crash_points, open_base
+from lancewal.maintenance.commits import at_crash_points
 from lancewal.maintenance.compact import (
     compact,
     execute_pack,
@@ -88,7 +88,6 @@ __all__ = [
     "execute_shard",
     "finish_compaction",
     "list_checkpoints",
-    "open_base",
     "optimize_base",
     "plan_compaction",
     "process_totals",

@@ -47,6 +47,7 @@ from lancewal.base import (
     BaseTable,
     lance_errors,
     next_fragment_id,
+    open_base,
     tag,
     tags,
     with_column_metadata,
@@ -58,7 +59,6 @@ from lancewal.maintenance.commits import (
     commit_errors,
     commit_markers,
     crash_point,
-    open_base,
     until_won,
 )
 from lancewal.maintenance.conserved import sum_property

@@ -34,10 +34,9 @@ from uuid import UUID
 
 import crc32c
 
-from lancewal.base import BaseTable, lance_errors, manifest_info, store_column_history
+from lancewal.base import BaseTable, lance_errors, manifest_info, open_base, store_column_history
 from lancewal.errors import ConflictError, InvalidInputError, StorageError
 from lancewal.format import WRITE_ID_BYTES, decode_entry, decode_record, encode_manifest, encode_record
-from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.verify import verify
 from lancewal.publish import TRANSACTIONS_DIR
 from lancewal.reader import ShardPlace, read_state

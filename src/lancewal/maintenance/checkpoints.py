@@ -60,10 +60,10 @@ from uuid import UUID
 
 import lance
 
-from lancewal.base import BaseTable, lance_errors, tagged_versions
+from lancewal.base import BaseTable, lance_errors, open_base, tagged_versions
 from lancewal.errors import ConflictError, InvalidInputError, LanceWalError, StorageError
 from lancewal.format import decode_manifest, decode_record, encode_manifest, encode_record, reading_record
-from lancewal.maintenance.commits import crash_point, open_base
+from lancewal.maintenance.commits import crash_point
 from lancewal.reader import ShardPlace, StateReader, TableState
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectInfo, ObjectStore, PutOutcome, layout, ordered_map, sync_file_system

@@ -25,7 +25,7 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
-from lancewal.base import BaseTable, lance_errors
+from lancewal.base import lance_errors, open_base
 from lancewal.errors import ConflictError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import no_rows
 from lancewal.storage import ObjectStore
@@ -59,11 +59,6 @@ class JoinTooLargeError(LanceWalError):
     """A join needs more than Lance's memory pool has. Nothing was written."""
 
 
-def open_base(store: ObjectStore) -> BaseTable:
-    """The newest version of the table."""
-    return BaseTable.open(store.uri, store.storage_options, store=store)
-
-
 @contextmanager
 def commit_errors(action: str, *, commits: bool = True) -> Iterator[None]:
     """Turns what pylance raises in a commit into the errors of this module or of lancewal.
@@ -94,11 +89,6 @@ def marked_merge(
     return builder.mark_sstables_as_compacted([CompactedSsTable(str(k), v) for k, v in markers.items()])
 
 
-def commit_marker(dataset: lance.LanceDataset, shard_id: UUID, generation: int) -> None:
-    """:func:`commit_markers` for one shard."""
-    commit_markers(dataset, {shard_id: generation})
-
-
 def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> None:
     """Set markers without changing any row, with a merge that has no rows; the join column is arbitrary."""
     schema: pa.Schema = dataset.schema
@@ -113,7 +103,8 @@ def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> 
 def mark(store: ObjectStore, shard_id: UUID, generation: int) -> None:
     """Commit a marker to the newest version; retries while other commits come first."""
     until_won(
-        f"marking shard {shard_id}", lambda: commit_marker(open_base(store).dataset, shard_id, generation)
+        f"marking shard {shard_id}",
+        lambda: commit_markers(open_base(store).dataset, {shard_id: generation}),
     )
 
 

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from lancewal.base import BaseTable, store_column_history
+from lancewal.base import BaseTable, open_base, store_column_history
 from lancewal.errors import LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
-from lancewal.maintenance.commits import open_base
-from lancewal.maintenance.gc import Pruning
+from lancewal.maintenance.garbage import Pruning
 from lancewal.maintenance.keyed import KeyedCompaction
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
 from lancewal.maintenance.reports import (
@@ -62,10 +61,11 @@ def compact(
     else:
         read = read_manifests(store, list({part.shard_id: None for part in plan.shards}))
         manifests = [manifest for manifest in read if manifest is not None]
+    packs = plan.packs
     compacted = {part.shard_id for part in plan.shards}
     pruning = Pruning(store, [each for each in manifests if each.shard_id in compacted], read_after)
-    aside = [] if base is None else _aside(store, base, pruning, with_indexes=optimize_indexes and bool(plan))
-    packs = plan.packs
+    indexes_due = optimize_indexes and bool(packs)
+    aside = [] if base is None else _aside(store, base, pruning, with_indexes=indexes_due)
     bases = iter([base])
     done = PackReport()
 

@@ -10,12 +10,15 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from lancewal.errors import DifferentHistoryError
+import lance
+
+from lancewal.base import BaseTable, tagged_versions
+from lancewal.errors import DifferentHistoryError, LanceWalError
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.maintenance.checkpoints import NeededFiles
 from lancewal.maintenance.commits import crash_point
@@ -31,9 +34,12 @@ from lancewal.storage import (
     ObjectStore,
     Shelf,
     Task,
+    both,
+    host_clock,
     in_thread,
     layout,
     ordered_map,
+    sync_file_system,
 )
 
 logger = logging.getLogger(__name__)
@@ -45,6 +51,8 @@ _VERSIONS_AHEAD = 8
 #: How many versions of a manifest one request deletes. More would not be safe: see
 #: :func:`collect_manifest_versions`.
 _VERSIONS_AT_ONCE = 2
+#: How many manifests are pruned in parallel on remote storage.
+_SHARDS_AT_ONCE = 64
 
 #: By store and version of a manifest: the SSTables that it names, with their generations.
 _named: Shelf[Hashable, Mapping[str, int]] = Shelf()
@@ -276,6 +284,88 @@ def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
     if reason is not None:
         shard.kept(Resource.MANIFEST_ENTRIES, entry.path, reason)
     return reason is not None
+
+
+class Pruning:
+    """Removes compacted SSTables that nobody else needs from the shards' manifests, after a compaction.
+
+    Otherwise only markers say that a listed generation is compacted. If the MemWAL index is dropped, the
+    markers are gone, and the generation's rows would hide newer rows of the base table. The directories stay
+    until garbage collection.
+
+    ``manifests`` are those that the compaction read, after the time ``read_after``. Entries are removed by
+    name from the newest manifests. Everything except the base table's tags may be read in parallel with the
+    merge. Not thread-safe.
+    """
+
+    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._read_after = read_after
+        self._workers = 1 if store.is_local else max(1, min(len(manifests), _SHARDS_AT_ONCE))
+        self._looks: Sequence[StoredLooks] = ()
+        self._unsettled = Once(partial(Unsettled.read, store))
+        self._tags: Mapping[str, int] | None = None
+
+    def read_ahead(self) -> None:
+        """Read what may be as old as the manifests: unsettled transactions, looks, and the copy record."""
+        calls: list[Callable[[], object]] = []
+        if self._manifests:
+            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
+        for _ in ordered_map(lambda call: call(), calls, len(calls)):
+            pass
+
+    def read_tags(self, dataset: lance.LanceDataset) -> None:
+        """Read the tags. Call it after the commit: a version tagged before does not hold the new rows."""
+        if self._manifests:
+            self._tags = tagged_versions(dataset)
+
+    def prune(self, base: BaseTable) -> None:
+        """Prune the manifests. A failure is only logged, because garbage collection does the same later."""
+        if not self._manifests:
+            return
+        try:
+            # Once no manifest lists the SSTables, a power cut must not lose the rows in the base table.
+            sync_file_system(self._store)
+            if not self._looks:
+                self._read_looks()
+            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
+            each = partial(self._prune_shard, needs)
+            for _ in ordered_map(each, range(len(self._manifests)), self._workers):
+                pass
+        except LanceWalError as error:
+            logger.warning("compacted generations are still listed: %s", error)
+
+    def _read_looks(self) -> None:
+        read = partial(StoredLooks.read, self._store)
+        self._looks = list(ordered_map(read, [m.shard_id for m in self._manifests], self._workers))
+
+    def _prune_shard(self, needs: Needs, place: int) -> None:
+        manifest, store = self._manifests[place], self._store
+        # The files are listed for their times, which matter only if base versions are tagged.
+        infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
+        state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
+        report = GcReport(needs.base.uri)
+        # Never read here: a checkpoint has its own copy of the manifests.
+        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
+        shard = ShardGarbage(
+            store,
+            state,
+            needs,
+            checkpoints,
+            self._unsettled,
+            Retention(),
+            needs.now,
+            host_clock(),
+            report,
+            1,
+        )
+        shard.manifests.assume(manifest, self._read_after)
+        both(
+            partial(prune_manifest_entries, shard),
+            partial(shard.looks.record, store, None),
+            at_once=not store.is_local,
+        )
 
 
 def collect_manifest_versions(shard: ShardGarbage) -> None:

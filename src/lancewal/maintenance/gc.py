@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-import lance
-
-from lancewal.base import BaseTable, tagged_versions
-from lancewal.errors import InvalidInputError, LanceWalError
-from lancewal.format import ShardManifest
+from lancewal.base import BaseTable, open_base
+from lancewal.errors import InvalidInputError
 from lancewal.maintenance.checkpoints import NeededFiles, drop_left_tags
-from lancewal.maintenance.commits import crash_point, open_base
+from lancewal.maintenance.commits import crash_point
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
     Once,
@@ -34,14 +31,12 @@ from lancewal.maintenance.garbage import (
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks, content, waits
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import listed_shards, shard_files
-from lancewal.sstable import copy_of
+from lancewal.shard import listed_shards
 from lancewal.storage import (
     MIN_DELETION_AGE,
     HostClock,
     ObjectInfo,
     ObjectStore,
-    both,
     host_clock,
     in_thread,
     layout,
@@ -53,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 #: Requests in flight on remote storage, for many shards together or for one.
 _AT_ONCE = 64
-_USUAL_RETENTION = Retention()
 _IN_DIRECTORIES = frozenset({Resource.SSTABLES, Resource.ORPHANS})
 _WITH_ROWS = _IN_DIRECTORIES | {Resource.WAL_ENTRIES}
 
@@ -81,7 +75,7 @@ def collect_garbage(
     if retention is not None and min_age is not None:
         raise InvalidInputError("pass retention or min_age, not both")
     if retention is None:
-        retention = _USUAL_RETENTION if min_age is None else Retention.of(min_age)
+        retention = Retention() if min_age is None else Retention.of(min_age)
     wanted = _chosen(resources)
     started = time.perf_counter()
     stamp = None
@@ -159,88 +153,6 @@ def collect_garbage(
 
 def _shard_ids(store: ObjectStore, shards: Sequence[UUID | str] | None) -> list[UUID]:
     return listed_shards(store) if shards is None else [layout.parse_shard_id(shard) for shard in shards]
-
-
-class Pruning:
-    """Removes compacted SSTables that nobody else needs from the shards' manifests, after a compaction.
-
-    Otherwise only markers say that a listed generation is compacted. If the MemWAL index is dropped, the
-    markers are gone, and the generation's rows would hide newer rows of the base table. The directories stay
-    until garbage collection.
-
-    ``manifests`` are those that the compaction read, after the time ``read_after``. Entries are removed by
-    name from the newest manifests. Everything except the base table's tags may be read in parallel with the
-    merge. Not thread-safe.
-    """
-
-    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
-        self._store = store
-        self._manifests = manifests
-        self._read_after = read_after
-        self._workers = 1 if store.is_local else max(1, min(len(manifests), _AT_ONCE))
-        self._looks: Sequence[StoredLooks] = ()
-        self._unsettled = Once(partial(Unsettled.read, store))
-        self._tags: Mapping[str, int] | None = None
-
-    def read_ahead(self) -> None:
-        """Read what may be as old as the manifests: unsettled transactions, looks, and the copy record."""
-        calls: list[Callable[[], object]] = []
-        if self._manifests:
-            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
-        for _ in ordered_map(lambda call: call(), calls, len(calls)):
-            pass
-
-    def read_tags(self, dataset: lance.LanceDataset) -> None:
-        """Read the tags. Call it after the commit: a version tagged before does not hold the new rows."""
-        if self._manifests:
-            self._tags = tagged_versions(dataset)
-
-    def prune(self, base: BaseTable) -> None:
-        """Prune the manifests. A failure is only logged, because garbage collection does the same later."""
-        if not self._manifests:
-            return
-        try:
-            # Once no manifest lists the SSTables, a power cut must not lose the rows in the base table.
-            sync_file_system(self._store)
-            if not self._looks:
-                self._read_looks()
-            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
-            each = partial(self._prune_shard, needs)
-            for _ in ordered_map(each, range(len(self._manifests)), self._workers):
-                pass
-        except LanceWalError as error:
-            logger.warning("compacted generations are still listed: %s", error)
-
-    def _read_looks(self) -> None:
-        read = partial(StoredLooks.read, self._store)
-        self._looks = list(ordered_map(read, [m.shard_id for m in self._manifests], self._workers))
-
-    def _prune_shard(self, needs: Needs, place: int) -> None:
-        manifest, store = self._manifests[place], self._store
-        # The files are listed for their times, which matter only if base versions are tagged.
-        infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
-        state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
-        report = GcReport(needs.base.uri)
-        # Never read here: a checkpoint has its own copy of the manifests.
-        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
-        shard = ShardGarbage(
-            store,
-            state,
-            needs,
-            checkpoints,
-            self._unsettled,
-            _USUAL_RETENTION,
-            needs.now,
-            host_clock(),
-            report,
-            1,
-        )
-        shard.manifests.assume(manifest, self._read_after)
-        both(
-            partial(prune_manifest_entries, shard),
-            partial(shard.looks.record, store, None),
-            at_once=not store.is_local,
-        )
 
 
 def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:

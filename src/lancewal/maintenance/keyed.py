@@ -37,7 +37,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable, fence_id, parts_id
+from lancewal.base import BaseTable, fence_id, open_base, parts_id
 from lancewal.errors import LanceWalError
 from lancewal.format import SsTableEntry, TableSchema, superseded
 from lancewal.maintenance.commits import (
@@ -47,7 +47,6 @@ from lancewal.maintenance.commits import (
     commit_errors,
     crash_point,
     marked_merge,
-    open_base,
     until_won,
 )
 from lancewal.maintenance.newest import Generations, NewestRows, UnreadableError, read_shards

@@ -84,14 +84,11 @@ class NewestRows:
     dead: Sequence[pa.Array]
     keys: pa.Array
     rows_in: int
+    num_rows: int
 
     @property
     def entries(self) -> list[SsTableEntry]:
         return [table.entry for table in self.sstables]
-
-    @property
-    def num_rows(self) -> int:
-        return sum(int(np.count_nonzero(mask)) for mask in self.kept)
 
     @property
     def num_dead(self) -> int:
@@ -162,6 +159,7 @@ def _newest(shard_id: UUID, schema: TableSchema, levels: Sequence[_Level]) -> Ne
         [pa.concat_arrays(parts) for parts in zip(*dead, strict=True)],
         pa.concat_arrays(keys),
         sum(len(level.values) for level in levels),
+        sum(int(np.count_nonzero(mask)) for mask in kept),
     )
 
 

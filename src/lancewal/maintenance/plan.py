@@ -20,7 +20,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, open_base
 from lancewal.errors import (
     CorruptManifestError,
     DifferentHistoryError,
@@ -28,7 +28,6 @@ from lancewal.errors import (
     LanceWalError,
 )
 from lancewal.format import KeySet, ShardManifest, SsTableEntry, TableSchema
-from lancewal.maintenance.commits import open_base
 from lancewal.reader import ShardIdentity, ShardPruner, SsTableSource, newest_first
 from lancewal.shard import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable, copied_marker, held_generation

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from lancewal.base import BaseTable
+from lancewal.base import BaseTable, open_base
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import ShardManifest, encode_sentinel
 from lancewal.maintenance.append_only import mark_pending, remove_tags
-from lancewal.maintenance.commits import mark, open_base
+from lancewal.maintenance.commits import mark
 from lancewal.maintenance.compact import compact
 from lancewal.maintenance.reports import Finding, Kind
 from lancewal.maintenance.verify import verify
@@ -206,13 +206,13 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     appender = WalAppender.open(store, finding.shard_id, manifests.require_latest().shard_spec_id)
     claimed = appender.claimed
     assert claimed is not None, "a claim leaves a manifest"
-    unknown = unknown_entries(newest, store, claimed, earlier)
+    unknown = unknown_entries(store, claimed, earlier)
     dropped = {entry.path for entry in unknown}
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
     tailer = WalTailer(store, finding.shard_id)
     for entry in tailer.entries(first_unsettled(claimed), end):
-        if not entry.sentinel and not is_entry_of_earlier_table(newest, store, entry, earlier):
+        if not entry.sentinel and not is_entry_of_earlier_table(store, entry, earlier):
             break
         covered = entry.position
     logger.warning(

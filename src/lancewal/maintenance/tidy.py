@@ -32,11 +32,11 @@ from typing import Any
 import lance
 from lance.optimize import Compaction
 
-from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info
+from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info, open_base
 from lancewal.errors import LanceWalError, StorageError
 from lancewal.format import MEM_WAL_INDEX_NAME, BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
-from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, open_base, until_won
+from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, until_won
 from lancewal.storage import ObjectStore, ordered_map
 
 logger = logging.getLogger(__name__)

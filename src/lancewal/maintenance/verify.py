@@ -11,13 +11,12 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from lancewal.base import BaseTable, is_fence, lance_errors
+from lancewal.base import BaseTable, is_fence, lance_errors, open_base
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
 from lancewal.format import KeySet, ShardManifest, key_values, key_words
 from lancewal.maintenance.append_only import unmarked_tags
 from lancewal.maintenance.checkpoints import list_checkpoints, read_checkpoints
 from lancewal.maintenance.checks import ShardCheck, check_shard
-from lancewal.maintenance.commits import open_base
 from lancewal.maintenance.conserved import Compacted, missing_keys, wrong_appends
 from lancewal.maintenance.plan import shared_keys
 from lancewal.maintenance.reports import Finding, Kind, Severity, VerifyReport

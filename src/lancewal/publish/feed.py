@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.base import BaseTable
+from lancewal.base import open_base
 from lancewal.errors import InvalidInputError, StorageError, WalTruncatedError
 from lancewal.format import TOMBSTONE, SsTableEntry, TableSchema, WalEntry, refuse_added, shown
 from lancewal.publish.sstable_pointers import Fate, SsTablePointer, fate_of
@@ -95,7 +95,7 @@ class ChangeFeed:
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ChangeFeed:
         store = ObjectStore.from_uri(uri, storage_options)
-        return cls(store, BaseTable.open(store.uri, store.storage_options, store=store).schema)
+        return cls(store, open_base(store).schema)
 
     def earliest(self) -> Positions:
         """The earliest place from which everything is retained."""

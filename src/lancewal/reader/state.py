@@ -50,7 +50,7 @@ from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
-from lancewal.base import BaseTable, forget_columns, parts_id
+from lancewal.base import BaseTable, forget_columns, open_base, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
 from lancewal.format import ShardManifest
 from lancewal.memtable import MemTableView
@@ -562,12 +562,12 @@ class StateReader:
         known = before = self._base
         is_another = False
         if known is None:
-            known = BaseSource(self._opened_base())
+            known = BaseSource(open_base(self._store))
         elif (newest := known.base.refreshed(self._store)) is not known.base:
             is_another = not newest.continues(known.base, self._store)
             if is_another:
                 forget_columns(self._store)
-                newest = self._opened_base()
+                newest = open_base(self._store)
             known = BaseSource(newest, earlier=None if is_another else known)
         with self._keeping:
             if is_another and self._base is before:
@@ -580,6 +580,3 @@ class StateReader:
             # Set the time after the base: a thread that reads the time first must not get an older base.
             self._base_at = max(self._base_at, now)
         return known
-
-    def _opened_base(self) -> BaseTable:
-        return BaseTable.open(self._store.uri, self._store.storage_options, store=self._store)

@@ -93,7 +93,7 @@ def held_generation(base: BaseTable, store: ObjectStore, manifest: ShardManifest
         return marker
     if marker == 0:
         return _held_by_earlier_table(base, store, manifest, lowest)
-    foreign = _is_foreign(base, store, manifest, marker)
+    foreign = _is_foreign(store, manifest, marker)
     if foreign:
         return 0
     if manifest.current_generation > marker:
@@ -166,15 +166,13 @@ def earlier_table(base: BaseTable, store: ObjectStore, stamp: int | None = None)
     return _earlier_found.get_or_make(key, lambda: (_find_earlier(base, store, stamp),), _size)[0]
 
 
-def unknown_entries(
-    base: BaseTable, store: ObjectStore, manifest: ShardManifest, earlier: EarlierTable
-) -> list[SsTableEntry]:
+def unknown_entries(store: ObjectStore, manifest: ShardManifest, earlier: EarlierTable) -> list[SsTableEntry]:
     """The SSTables that an earlier table left uncompacted, ascending."""
     held = earlier.markers.get(manifest.shard_id, 0)
     found = []
     for entry in sorted(manifest.sstables, key=lambda each: each.generation):
         # Generations are in the order of time, so all later ones belong to this table.
-        if not _is_of_earlier_table(base, store, manifest.shard_id, entry, earlier):
+        if not _is_of_earlier_table(store, manifest.shard_id, entry, earlier):
             break
         if entry.generation > held:
             found.append(entry)
@@ -186,9 +184,7 @@ def take_over(store: ObjectStore, earlier: EarlierTable) -> None:
     store.put(f"{_TAKEN_OVER_DIR}/{earlier.began}", b"")
 
 
-def is_entry_of_earlier_table(
-    base: BaseTable, store: ObjectStore, entry: WalEntry, earlier: EarlierTable
-) -> bool:
+def is_entry_of_earlier_table(store: ObjectStore, entry: WalEntry, earlier: EarlierTable) -> bool:
     """Whether an earlier table left this entry of a WAL."""
     if entry.base_version is not None:
         return entry.base_version < earlier.began
@@ -216,13 +212,13 @@ def _held_by_earlier_table(base: BaseTable, store: ObjectStore, manifest: ShardM
     earlier = earlier_table(base, store, stamp)
     if earlier is None:
         return 0
-    unknown = unknown_entries(base, store, manifest, earlier)
+    unknown = unknown_entries(store, manifest, earlier)
     if unknown:
         generations = f"{unknown[0].generation} to {unknown[-1].generation}"
         _refuse_unknown(store, manifest.shard_id, earlier, f"generations {generations}")
     held = earlier.markers.get(manifest.shard_id, 0)
     is_older = (
-        first is None or lowest > held or _is_of_earlier_table(base, store, manifest.shard_id, first, earlier)
+        first is None or lowest > held or _is_of_earlier_table(store, manifest.shard_id, first, earlier)
     )
     return held if is_older and held < manifest.current_generation else 0
 
@@ -238,7 +234,7 @@ def _refuse_unknown(store: ObjectStore, shard_id: UUID, earlier: EarlierTable, w
     )
 
 
-def _is_foreign(base: BaseTable, store: ObjectStore, manifest: ShardManifest, marker: int) -> bool | None:
+def _is_foreign(store: ObjectStore, manifest: ShardManifest, marker: int) -> bool | None:
     """Whether the marker does not refer to the shard's generations; ``None`` if that is unknown."""
     copy = copy_of(store)
     came_along = copy is not None and copy.markers.get(manifest.shard_id, 0) == marker
@@ -284,7 +280,7 @@ def _stamp(store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> int | Non
 
 
 def _is_of_earlier_table(
-    base: BaseTable, store: ObjectStore, shard_id: UUID, entry: SsTableEntry, earlier: EarlierTable
+    store: ObjectStore, shard_id: UUID, entry: SsTableEntry, earlier: EarlierTable
 ) -> bool:
     stamp = _stamp(store, shard_id, entry)
     if stamp is not None:

@@ -15,11 +15,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from lancewal.base import BaseTable, lance_errors
+from lancewal.base import BaseTable, lance_errors, open_base
 from lancewal.errors import LanceWalError
 from lancewal.maintenance import (
     UpkeepSettings,
-    open_base,
     optimize_base,
     process_totals,
     tidy,
