@@ -207,7 +207,10 @@ class TestPage:
     ) -> None:
         growth_pages.write_scale(results, tmp_path)
         page = (tmp_path / "scale.md").read_text()
-        assert "| scan, warm | 1 ms at 1 | 1,000 ms at 1,000 | 31.6 ms | 1.43 | 0.50 | ≤ 1.1 **missed** |" in page
+        assert (
+            "| scan, warm | 1 ms at 1 | 1,000 ms at 1,000 | 31.6 ms | 1.43 | 0.50 | ≤ 1.1 **missed** |"
+            in page
+        )
         assert "scan, 64 SSTables: 3 ms, 1.5× the plain read by Lance (≤ 3 met)." in page
         assert "| lookup | 2 ms | 2 ms (minute two) | 1.00× | ≤ 1.3 met |" in page
         for name in ("scale-sstables.svg", "scale-steady.svg"):

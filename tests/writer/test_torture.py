@@ -300,7 +300,7 @@ def test_errors_of_a_drain_are_objects_of_their_own(base: BaseTable) -> None:
             writer.wait_for_flush_drain()
         caught.append(error.value)
     assert caught[0] is not caught[1]
-    assert writer._mode._flushes.last_error is not caught[1]  # type: ignore[attr-defined]
+    assert writer._mode._flushes._last_error is not caught[1]  # type: ignore[attr-defined]
     abandon(writer)
 
 

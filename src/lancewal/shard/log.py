@@ -174,9 +174,8 @@ def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
     """List every position that has an entry, in ascending order."""
     names = (info.path.rsplit("/", 1)[-1] for info in store.list(layout.wal_dir(shard_id)))
     found = (layout.parse_wal_name(name) for name in names)
-    return sorted(
-        position for position in found if position is not None and position >= layout.FIRST_WAL_POSITION
-    )
+    first = layout.FIRST_WAL_POSITION
+    return sorted(position for position in found if position is not None and position >= first)
 
 
 def missing_positions(positions: Sequence[int], start: int) -> Iterator[range]:
@@ -264,7 +263,6 @@ class AppendResult:
 
     shard_id: UUID
     position: int
-    num_batches: int
     num_rows: int
     wal_bytes: int
 
@@ -405,7 +403,7 @@ class WalAppender:
         data = self.encode(batches, generation=generation, tags=tags, base_version=base_version)
         position = self.append_encoded(data)
         rows = sum(batch.num_rows for batch in batches)
-        return AppendResult(self.shard_id, position, len(batches), rows, len(data))
+        return AppendResult(self.shard_id, position, rows, len(data))
 
     def append_pointer(self, tags: Mapping[str, str]) -> int:
         """Write a sentinel that carries ``tags``; Lance skips it, the change feed reads it."""

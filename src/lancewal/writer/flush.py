@@ -182,10 +182,6 @@ class WalFlushWorker:
         return None
 
 
-def _nothing() -> None:
-    """The default callback: do nothing."""
-
-
 class FlushQueue:
     """Flushes frozen MemTables in the background; they stay readable until published.
 
@@ -206,14 +202,17 @@ class FlushQueue:
         *,
         row_sums: bool,
         backlog: Backlog,
+        freeze_active: Callable[[], object],
+        after_flush: Callable[[], object],
     ) -> None:
+        """``backlog`` gets the shard's new manifest after every flush; ``after_flush`` is called then.
+
+        ``freeze_active`` freezes the active MemTable, for :meth:`ask`.
+        """
         self._row_sums = row_sums
-        #: Gets the shard's new manifest after every flush.
-        self.backlog = backlog
-        #: The mode sets both: the first freezes the active MemTable after ``ask``, the second runs after
-        #: every flush.
-        self.before_flush: Callable[[], object] = _nothing
-        self.after_flush: Callable[[], object] = _nothing
+        self._backlog = backlog
+        self._freeze_active = freeze_active
+        self._after_flush = after_flush
         self._asked = False
         self._base = base
         self._indexes = indexes
@@ -229,17 +228,13 @@ class FlushQueue:
         self.frozen: deque[MemTable] = deque()
         self._failures = 0
         self._failures_in_a_row = 0
+        #: The error that keeps the oldest frozen MemTable from being flushed.
         self._last_error: LanceWalError | None = None
         # An SSTable that is complete, but not published yet. Retries reuse it: while the manifest
         # cannot be written, each retry would otherwise leave another copy behind. Garbage collection
         # keeps directories of generations that are not published yet.
         self._written: SsTableEntry | None = None
         self._worker = Worker(f"lancewal-flush-{state.shard_id}", self._step)
-
-    @property
-    def last_error(self) -> LanceWalError | None:
-        """The error that keeps the oldest frozen MemTable from being flushed; ``None`` if there is none."""
-        return self._last_error
 
     def add(self, memtable: MemTable, *, start: bool = True) -> None:
         """Queue a frozen MemTable; with ``start=False`` it waits for :meth:`start`."""
@@ -295,7 +290,7 @@ class FlushQueue:
     def _step(self) -> float | None:
         if self._asked:
             self._asked = False
-            self.before_flush()
+            self._freeze_active()
         while not self._worker.stopping and self._state.ended.fence is None:
             with self._lock:
                 if not self.frozen:
@@ -321,7 +316,7 @@ class FlushQueue:
             self.frozen.popleft()
             self._last_error = None
             self._failures_in_a_row = 0
-        self.after_flush()
+        self._after_flush()
         self._changed.ring()
         seconds = time.perf_counter() - started
         self._stats.add(
@@ -388,7 +383,7 @@ class FlushQueue:
             )
 
         self._appender.check_alone()
-        self.backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))
+        self._backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))
 
     def _failed(self, memtable: MemTable, error: BaseException) -> float:
         if not isinstance(error, LanceWalError):

@@ -92,9 +92,9 @@ class MemTableMode:
             stats,
             row_sums=config.row_sums,
             backlog=self.backlog,
+            freeze_active=self.seal_active,
+            after_flush=self._note_flushed,
         )
-        self._flushes.before_flush = self.seal_active
-        self._flushes.after_flush = self._note_flushed
         self._memory = row_memory
         # When the active MemTable got its first rows.
         self._active_since = 0.0
