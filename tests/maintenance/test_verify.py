@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -42,7 +44,7 @@ from lancewal.writer import flush_shard
 from tests.faults import FaultyStore
 from tests.maintenance.support import Site, named
 from tests.shard.support import contents
-from tests.tables import APPEND_ONLY, new_table, open_writer, rows
+from tests.tables import APPEND_ONLY, KEYED, new_table, open_writer, rows
 
 
 @pytest.fixture
@@ -458,6 +460,59 @@ class TestSsTables:
 def test_a_key_more_than_once_in_the_base(site: Site) -> None:
     lance.write_dataset(rows(4, 1), site.store.uri, mode="append")
     assert kinds(site) == [(Kind.DUPLICATE_KEYS, Severity.ERROR)]
+
+
+class TestBaseFiles:
+    @pytest.mark.parametrize("deep", [True, False])
+    @pytest.mark.parametrize("schema", [KEYED, APPEND_ONLY], ids=["with a key", "without a key"])
+    def test_a_lost_file_was_not_noticed_or_hid_all_other_findings(
+        self, tmp_path: Path, schema: pa.Schema, deep: bool
+    ) -> None:
+        site = Site(tmp_path / "table", schema)
+        site.flush(rows(0, 5, schema=schema))
+        site.compact()
+        site.store.put(layout.version_hint(site.shard_id), b"garbage")
+        [file] = site.store.list("data")
+        whole = site.store.get(file.path)
+        found = [(Kind.BASE_DAMAGED, Severity.ERROR), (Kind.HINT_WRONG, Severity.WARNING)]
+
+        site.store.delete(file.path)
+        assert kinds(site, deep=deep) == found
+        site.store.put(file.path, whole[:-9])
+        assert kinds(site, deep=deep) == found
+
+        site.store.put(file.path, whole)
+        assert [each.kind for each in repair(site.store).repaired] == [Kind.HINT_WRONG]
+        assert kinds(site, deep=deep) == []
+
+    def test_a_file_that_cannot_be_read_hid_all_other_findings(self, site: Site) -> None:
+        [file] = site.dataset.get_fragments()[0].data_files()
+        path = f"data/{file.path}"
+        site.store.put(path, bytes(len(site.store.get(path))))
+        site.store.put(layout.version_hint(site.shard_id), b"garbage")
+        assert kinds(site) == [(Kind.BASE_DAMAGED, Severity.ERROR), (Kind.HINT_WRONG, Severity.WARNING)]
+        assert [each.kind for each in repair(site.store).repaired] == [Kind.HINT_WRONG]
+
+    def test_lost_deletions_and_indexes_were_not_noticed(self, site: Site) -> None:
+        site.dataset.create_scalar_index("name", "BTREE")
+        site.dataset.delete("id = 1")
+        assert kinds(site, deep=False) == []
+        for directory in ("_indices", "_deletions"):
+            for info in site.store.list(directory):
+                site.store.delete(info.path)
+        found = site.verify(deep=False).findings
+        assert [finding.kind for finding in found] == [Kind.BASE_DAMAGED, Kind.BASE_DAMAGED]
+        assert any("'name_idx'" in finding.text for finding in found)
+
+    def test_a_version_that_was_cleaned_up_meanwhile_is_no_damage(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = site.base
+        site.dataset.delete("id >= 0")
+        site.dataset.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+        newest = iter([base])
+        monkeypatch.setattr(sys.modules["lancewal.maintenance.verify"], "open_base", lambda store: next(newest, site.base))
+        assert site.verify(deep=False).ok
 
 
 class TestRepair:

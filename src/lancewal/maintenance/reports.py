@@ -274,6 +274,7 @@ class Kind(enum.StrEnum):
     """The invariants that are checked, each named after its violation."""
 
     UNKNOWN_DIRECTORY = "unknown_directory"
+    BASE_DAMAGED = "base_damaged"
     MANIFEST_MISSING = "manifest_missing"
     MANIFEST_UNREADABLE = "manifest_unreadable"
     MANIFEST_GAP = "manifest_gap"

@@ -66,7 +66,7 @@ def verify(
         at_once=not store.is_local,
     )
     _add(report, keys)
-    if deep:
+    if deep and all(finding.kind is not Kind.BASE_DAMAGED for finding in report.findings):
         _check_conserved(base, store, compacted, report)
     report.seconds = time.perf_counter() - started
     return report
@@ -219,13 +219,74 @@ def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: 
     for shard_id, generation in sorted(unmarked_tags(base).items()):
         text = f"the rows of shard {shard_id} up to generation {generation} are in the base without a marker"
         report.found(Kind.APPEND_UNFINISHED, Severity.INFO, str(shard_id), text, shard_id, generation)
-    if deep and base.schema.primary_key:
-        rows, doubled = _doubled_keys(base)
-        report.checked["base rows"] += rows
-        if doubled:
-            text = f"{doubled} of {rows} rows of the base table have a key that another row has too"
-            report.found(Kind.DUPLICATE_KEYS, Severity.ERROR, base.uri, text)
+    _check_base_files(base, store, deep, report)
     return report
+
+
+def _check_base_files(base: BaseTable, store: ObjectStore, deep: bool, report: VerifyReport) -> None:
+    """Check that the files of the base table are whole; with ``deep`` and a key, read the keys."""
+    doubled = 0
+    for attempt in range(1, _ATTEMPTS + 1):
+        damage = {**_damaged_files(base, store), **_lost_indexes(base, store)}
+        if deep and base.schema.primary_key:
+            try:
+                report.checked["base rows"], doubled = _doubled_keys(base)
+            except LanceWalError as error:
+                damage = damage or {base.uri: str(error)}
+        if not damage or attempt == _ATTEMPTS:
+            break
+        # The version may have been cleaned up since it was opened.
+        newest = open_base(store)
+        if newest.version == base.version:
+            break
+        base = newest
+    for path, text in damage.items():
+        report.found(Kind.BASE_DAMAGED, Severity.ERROR, path, text)
+    if doubled:
+        rows = report.checked["base rows"]
+        text = f"{doubled} of {rows} rows of the base table have a key that another row has too"
+        report.found(Kind.DUPLICATE_KEYS, Severity.ERROR, base.uri, text)
+
+
+def _damaged_files(base: BaseTable, store: ObjectStore) -> dict[str, str]:
+    """What is wrong with files of the base table, by path: they are missing, or have another size.
+
+    Files that a copied table shares with another table are left out.
+    """
+    wanted: dict[str, int | None] = {}
+    for fragment in base.dataset.get_fragments():
+        for file in fragment.data_files():
+            if file.base_id is None:
+                wanted[f"data/{file.path}"] = file.file_size_bytes
+        deletions = fragment.deletion_file()
+        if deletions is not None and fragment.metadata.deletion_file.base_id is None:
+            wanted[deletions] = None
+    there = {info.path: info.size for directory in ("data", "_deletions") for info in store.list(directory)}
+    found = {}
+    for path, size in sorted(wanted.items()):
+        if path not in there:
+            found[path] = f"{path} of the base table is missing: rows of it cannot be read"
+        elif size and there[path] != size:
+            text = f"{path} of the base table has {there[path]} bytes, and was written with {size}"
+            found[path] = f"{text}: rows of it cannot be read"
+    return found
+
+
+def _lost_indexes(base: BaseTable, store: ObjectStore) -> dict[str, str]:
+    """Indexes of the base table without any file, by path. A copied table may have those of its source."""
+    built = {
+        f"_indices/{index.uuid}": index.name
+        for index in base.manifest.indexes
+        if index.fragments and not index.name.startswith("__")
+    }
+    if not built or copy_of(store) is not None:
+        return {}
+    there = {"/".join(info.path.split("/")[:2]) for info in store.list("_indices")}
+    return {
+        path: f"the files of the index {name!r} are missing: searches that use it fail; create it anew"
+        for path, name in built.items()
+        if path not in there
+    }
 
 
 def _check_checkpoints(base: BaseTable, store: ObjectStore) -> VerifyReport:
