@@ -65,6 +65,7 @@ def test_a_script_that_nobody_answers_is_told_of_the_option(table: lancewal.Tabl
     outcome = run("delete", table.uri, "--filter", "id < 5", input="")
     assert outcome.code == exits.REFUSED
     assert "pass --yes" in outcome.err
+    assert outcome.out == ""
     assert table.count_rows() == 30
 
 

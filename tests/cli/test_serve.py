@@ -129,6 +129,24 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: tuple[str, 
     assert text in outcome.error
 
 
+def test_a_file_of_tokens_that_is_no_text_was_called_a_bug(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_bytes(b"\xff\xfe" * 20)
+    outcome = run("serve", wal_table(tmp_path / "table").uri, "--tokens", tokens)
+    assert outcome.code == 2
+    assert "holds no text" in outcome.error
+
+
+def test_a_byte_order_mark_was_taken_for_a_part_of_the_token(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8-sig")
+    with (
+        serving(wal_table(tmp_path / "table").uri, "--tokens", tokens) as (said, _),
+        lancewal.connect(said["address"], token=TOKEN, timeout=PATIENCE) as remote,
+    ):
+        assert remote.count_rows() == 0
+
+
 def test_two_tables_need_two_names(tmp_path: Path) -> None:
     one, two = wal_table(tmp_path / "a" / "t"), wal_table(tmp_path / "b" / "t")
     assert run("serve", one.uri, two.uri).code == 2

@@ -261,6 +261,13 @@ def test_gc_refuses_what_is_no_duration(busy: lancewal.Table) -> None:
     assert "30min" in outcome.err
 
 
+def test_a_duration_beyond_all_bounds_was_called_a_bug(busy: lancewal.Table) -> None:
+    outcome = run("gc", busy.uri, "--min-age", "9" * 20 + "d")
+    assert outcome.code == exits.REFUSED
+    assert "longer than any table" in outcome.err
+    ok("gc", busy.uri, "--min-age", "999999999d")
+
+
 def test_verify_passes_a_sound_table(busy: lancewal.Table) -> None:
     assert "all is well" in ok("verify", busy.uri).out
     assert ok("verify", busy.uri, "--quick", "--json").document["ok"]

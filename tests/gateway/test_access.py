@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,15 +129,49 @@ def test_other_machines_are_let_in_with_token_and_tls_only(
         Gateway({"events": events}, access=access, listen=listen)
 
 
-@pytest.mark.parametrize("listen", ["", "localhost", "127.0.0.1:x", "127.0.0.1:99999"])
+@pytest.mark.parametrize("listen", ["", "localhost", "127.0.0.1:x", "127.0.0.1:99999", "unix:", "unix:s"])
 def test_what_is_no_address_is_refused(events: lancewal.Table, listen: str) -> None:
     with pytest.raises(InvalidInputError):
         Gateway({"events": events}, listen=listen)
 
 
 def test_a_port_that_is_taken_is_refused(gateway: Gateway, events: lancewal.Table) -> None:
-    with pytest.raises(InvalidInputError, match="cannot listen"):
+    with pytest.raises(InvalidInputError, match="cannot listen.*in use"):
         Gateway({"events": events}, listen=gateway.address.removeprefix("grpc://"))
+
+
+def test_a_second_gateway_took_the_socket_away_from_the_first(events: lancewal.Table, tmp_path: Path) -> None:
+    listen = f"unix:{tmp_path / 's'}"
+    with Gateway({"events": events}, listen=listen) as gateway:
+        with pytest.raises(InvalidInputError, match="another process listens there"):
+            Gateway({"events": events}, listen=listen)
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as table:
+            assert table.count_rows() == 0
+
+
+def test_the_socket_of_a_killed_gateway_is_taken(events: lancewal.Table, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+    with Gateway({"events": events}, listen=f"unix:{tmp_path / 's'}") as gateway:
+        with lancewal.connect(gateway.address, timeout=PATIENCE) as table:
+            assert table.count_rows() == 0
+
+
+def test_reasons_why_a_gateway_cannot_listen_were_not_told(events: lancewal.Table, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="No such file or directory"):
+        Gateway({"events": events}, listen=f"unix:{tmp_path / 'missing' / 's'}")
+    (pem, _), (_, key) = certificate(), certificate()
+    for other in (key, b"garbage"):
+        with pytest.raises(InvalidInputError, match="do not belong together"):
+            Gateway({"events": events}, access=Access(certificate=pem, key=other))
+
+
+def test_a_gateway_whose_advertised_address_is_refused_does_not_listen(
+    events: lancewal.Table, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match="advertise"):
+        Gateway({"events": events}, listen=f"unix:{tmp_path / 's'}", advertise="nowhere")
+    assert not (tmp_path / "s").exists()
 
 
 def test_weak_tokens_and_half_a_certificate_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -173,7 +174,9 @@ def _new_value(field: pa.Field, text: str) -> Any:
 def _confirm(verb: str, table: Table, count: int) -> None:
     asked = f"{verb} {console.plural(count, 'row')} of {console.visible(table.uri)}?"
     try:
-        agreed = typer.confirm(asked, err=True)
+        # click writes a space to standard output, which is for the result alone.
+        with redirect_stdout(sys.stderr):
+            agreed = typer.confirm(asked, err=True)
     except typer.Abort:
         if sys.stdin.isatty():
             raise

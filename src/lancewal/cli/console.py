@@ -255,7 +255,10 @@ def parse_duration(text: str, option: str) -> timedelta:
     match = _FORM.fullmatch(text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration such as 90s, 30min, 12h or 7d", param_hint=option)
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+    try:
+        return float(match[1]) * _DURATION_UNITS[match[2]]
+    except OverflowError:
+        raise typer.BadParameter(f"{text!r} is longer than any table lives", param_hint=option) from None
 
 
 _MAX_CELL = 60

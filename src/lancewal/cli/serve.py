@@ -124,8 +124,11 @@ def _named(texts: list[str]) -> dict[str, str]:
 
 
 def _lines(path: Path | None) -> tuple[str, ...]:
-    content = _content(path)
-    found = tuple(line.strip() for line in (content or b"").decode().splitlines() if line.strip())
+    try:
+        text = (_content(path) or b"").decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path} holds no text; write one token a line") from None
+    found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if path is not None and not found:
         raise InvalidInputError(f"{path} holds no token; write one a line")
     return found

@@ -28,7 +28,7 @@ from lancewal.gateway.access import CALLER, Access, Doorkeeper
 from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Request, described_briefly
 from lancewal.gateway.served import ACTIONS, READS, Served, answered, with_dictionaries, without_values
-from lancewal.gateway.sockets import cut_connections
+from lancewal.gateway.sockets import BAD_CERTIFICATE, cut_connections, is_served, why_not
 from lancewal.gateway.watch import CallTimes
 from lancewal.storage import is_forked, span
 from lancewal.table import Table
@@ -74,6 +74,7 @@ class Gateway:
         self._limits = limits or Limits()
         location = _location(listen, self._access)
         self._access.check_listen(listen)
+        _check_advertise(advertise)
         #: The durations of calls, for monitoring.
         self.call_times = CallTimes()
         self._tables = {
@@ -83,10 +84,13 @@ class Gateway:
         if not self._tables:
             raise InvalidInputError("a gateway needs at least one table to serve")
         self._calls = Calls(self._limits, self._cut)
+        if is_served(listen):
+            raise InvalidInputError(f"cannot listen on {listen}: another process listens there")
         try:
             self._server = _FlightServer(location, self._access, self._tables, self._calls)
         except (pa.ArrowException, OSError) as error:
-            raise InvalidInputError(f"cannot listen on {listen}: {error}") from None
+            reason = why_not(listen) or (BAD_CERTIFICATE if self._access.certificate else str(error))
+            raise InvalidInputError(f"cannot listen on {listen}: {reason}") from None
         self._close_lock = threading.Lock()
         self._closed = False
         self.address = _address(listen, location, self._server.port)
@@ -325,13 +329,20 @@ def _told() -> Iterator[None]:
 
 
 def _location(listen: str, access: Access) -> flight.Location:
-    if listen.startswith("unix:"):
+    if listen.startswith("unix:/"):
         return flight.Location(f"grpc+unix://{listen.removeprefix('unix:')}")
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidInputError(f"listen is {listen!r}; give host:port, as 127.0.0.1:9465, or unix:/path")
     scheme = "grpc+tls" if access.certificate else "grpc"
     return flight.Location(f"{scheme}://{host}:{port}")
+
+
+def _check_advertise(advertise: str | None) -> None:
+    if advertise is not None:
+        host, _, port = advertise.rpartition(":")
+        if not host or not port.isdecimal() or "/" in advertise or int(port) > 65535:
+            raise InvalidInputError(f"advertise is {advertise!r}; give host:port, as gateway-1.internal:9465")
 
 
 def _address(listen: str, location: flight.Location, port: int) -> str:
@@ -344,9 +355,6 @@ def _advertised(address: str, advertise: str | None) -> str:
     """The address that is told to others: ``advertise``, or that of the socket."""
     scheme, _, place = address.partition("://")
     if advertise is not None:
-        host, _, port = advertise.rpartition(":")
-        if not host or not port.isdecimal() or "/" in advertise or int(port) > 65535:
-            raise InvalidInputError(f"advertise is {advertise!r}; give host:port, as gateway-1.internal:9465")
         return f"{scheme}://{advertise}"
     host, _, port = place.rpartition(":")
     return f"{scheme}://{socket.getfqdn()}:{port}" if host in _ALL_INTERFACES else address

@@ -1,4 +1,6 @@
-"""Workarounds for Flight's server: cut its connections, and keep it from blocking a forked child's exit.
+"""Workarounds for Flight's server: tell why it cannot listen, cut its connections, let forked children exit.
+
+gRPC says that a server did not start, and not why. It also takes a Unix socket away from whoever listens there.
 
 At shutdown Flight's server waits until every call has ended. A call that waits for its client's next message
 does not end, and nothing in Flight's interface wakes it. The operating system wakes it when the underlying
@@ -19,6 +21,40 @@ from pyarrow import flight
 from lancewal.storage import in_forked_child
 
 _OWN_FILES = "/dev/fd"
+#: Why a server with TLS did not start on an address that is free.
+BAD_CERTIFICATE = "the certificate and the key are no PEM files, or do not belong together"
+
+
+def is_served(listen: str) -> bool:
+    """Whether a process listens at ``unix:PATH``; a socket that a killed process has left is free."""
+    if not listen.startswith("unix:"):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(listen.removeprefix("unix:"))
+        except OSError:
+            return False
+        return True
+
+
+def why_not(listen: str) -> str | None:
+    """What the system says against listening there; ``None`` if nothing."""
+    try:
+        if listen.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.bind(listen.removeprefix("unix:"))
+            os.unlink(listen.removeprefix("unix:"))
+            return None
+        host, _, port = listen.rpartition(":")
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def cut_connections(address: str, peers: Collection[str] | None = None) -> int:

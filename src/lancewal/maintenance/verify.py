@@ -267,8 +267,7 @@ def _damaged_files(base: BaseTable, store: ObjectStore) -> dict[str, str]:
         if path not in there:
             found[path] = f"{path} of the base table is missing: rows of it cannot be read"
         elif size and there[path] != size:
-            text = f"{path} of the base table has {there[path]} bytes, and was written with {size}"
-            found[path] = f"{text}: rows of it cannot be read"
+            found[path] = f"{path} of the base table has {there[path]} bytes, and was written with {size}"
     return found
 
 
@@ -279,14 +278,13 @@ def _lost_indexes(base: BaseTable, store: ObjectStore) -> dict[str, str]:
         for index in base.manifest.indexes
         if index.fragments and not index.name.startswith("__")
     }
-    if not built or copy_of(store) is not None:
-        return {}
-    there = {"/".join(info.path.split("/")[:2]) for info in store.list("_indices")}
-    return {
+    there = {"/".join(info.path.split("/")[:2]) for info in store.list("_indices")} if built else set()
+    lost = {
         path: f"the files of the index {name!r} are missing: searches that use it fail; create it anew"
         for path, name in built.items()
         if path not in there
     }
+    return lost if lost and copy_of(store) is None else {}
 
 
 def _check_checkpoints(base: BaseTable, store: ObjectStore) -> VerifyReport:
