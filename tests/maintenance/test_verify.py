@@ -511,7 +511,9 @@ class TestBaseFiles:
         site.dataset.delete("id >= 0")
         site.dataset.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
         newest = iter([base])
-        monkeypatch.setattr(sys.modules["lancewal.maintenance.verify"], "open_base", lambda store: next(newest, site.base))
+        monkeypatch.setattr(
+            sys.modules["lancewal.maintenance.verify"], "open_base", lambda store: next(newest, site.base)
+        )
         assert site.verify(deep=False).ok
 
 
