@@ -136,7 +136,7 @@ def test_what_is_no_address_is_refused(events: lancewal.Table, listen: str) -> N
 
 
 def test_a_port_that_is_taken_is_refused(gateway: Gateway, events: lancewal.Table) -> None:
-    with pytest.raises(InvalidInputError, match="cannot listen.*in use"):
+    with pytest.raises(InvalidInputError, match=r"cannot listen.*in use"):
         Gateway({"events": events}, listen=gateway.address.removeprefix("grpc://"))
 
 
@@ -152,9 +152,11 @@ def test_a_second_gateway_took_the_socket_away_from_the_first(events: lancewal.T
 def test_the_socket_of_a_killed_gateway_is_taken(events: lancewal.Table, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s"))
-    with Gateway({"events": events}, listen=f"unix:{tmp_path / 's'}") as gateway:
-        with lancewal.connect(gateway.address, timeout=PATIENCE) as table:
-            assert table.count_rows() == 0
+    with (
+        Gateway({"events": events}, listen=f"unix:{tmp_path / 's'}") as gateway,
+        lancewal.connect(gateway.address, timeout=PATIENCE) as table,
+    ):
+        assert table.count_rows() == 0
 
 
 def test_reasons_why_a_gateway_cannot_listen_were_not_told(events: lancewal.Table, tmp_path: Path) -> None:
