@@ -1,7 +1,7 @@
-"""Workarounds for Flight's server: tell why it cannot listen, cut its connections, let forked children exit.
+"""Workarounds for Flight's server: why it cannot listen, its connections, and the exit of forked children.
 
-gRPC says that a server did not start, and not why. It also takes a Unix socket away from a process that listens
-on it.
+gRPC says that a server did not start, and not why. It also takes a Unix socket away from a process that
+listens on it.
 
 At shutdown Flight's server waits until every call has ended. A call that waits for its client's next message
 does not end, and nothing in Flight's interface wakes it. The operating system wakes it when the underlying
