@@ -392,3 +392,41 @@ def test_a_chain_of_many_terms_was_too_deep(operator: str) -> None:
     found = ROWS.filter(pa.array(Predicate.parse(sql, ROWS.schema).mask(ROWS)))
     dataset = lance.write_dataset(ROWS.select(["id", "text"]), f"memory://{uuid4().hex}")
     assert found.column("id").to_pylist() == dataset.to_table(filter=sql).column("id").to_pylist()
+
+
+NULL_STRUCT = pa.struct([("x", pa.int32()), ("deep", pa.struct([("z", pa.int32())]))])
+NULLS_ABOVE = pa.table(
+    {
+        "id": range(3),
+        "row": pa.array([None, {"x": 0, "deep": None}, {"x": 1, "deep": {"z": 0}}], NULL_STRUCT),
+        "strict": pa.array(
+            [None, {"x": 0}, {"x": 1}], pa.struct([pa.field("x", pa.int32(), nullable=False)])
+        ),
+        "rows": pa.array([None, [None], [{"x": 0, "deep": {"z": 0}}]], pa.list_(NULL_STRUCT)),
+        "named": pa.array([[("k", None)], None, [("k", {"x": 0})]], pa.map_(pa.string(), NULL_STRUCT)),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("sql", "matching"),
+    [
+        ("row.x + 1 = 1", [1]),
+        ("row.x in (0, 1.5)", [1]),
+        ("row['x'] <= 0", [1]),
+        ("row.deep.z + 0 = 0", [2]),
+        ("coalesce(row.x, 7) = 7", [0]),
+        ("strict.x + 0 = 0", [1]),
+        ("rows[1]['x'] + 0 = 0", [2]),
+        ("named['k']['x'] + 0 = 0", [2]),
+        ("named['k']['x'] IS NULL", [0, 1]),
+        ("named['k'] IS NOT NULL", [2]),
+    ],
+)
+def test_the_fields_of_a_null_struct_had_values(sql: str, matching: list[int]) -> None:
+    for rows in (NULLS_ABOVE, pa.concat_tables([NULLS_ABOVE.slice(0, 2), NULLS_ABOVE.slice(2)])):
+        found = np.flatnonzero(Predicate.parse(sql, rows.schema).mask(rows))
+        assert found.tolist() == matching
+        assert np.flatnonzero(Predicate.parse(sql, rows.schema).mask(rows.slice(1))).tolist() == [
+            row - 1 for row in matching if row
+        ]

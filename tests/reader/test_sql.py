@@ -106,3 +106,15 @@ def test_what_is_no_query_of_the_table_is_refused(table: lancewal.Table, query: 
 
 def test_a_description_of_the_table_shows_all_columns(table: lancewal.Table) -> None:
     assert table.sql("DESCRIBE t")["column_name"].to_pylist() == table.schema.names
+
+
+def test_the_fields_of_a_null_struct_had_values_in_memory(tmp_path: Path) -> None:
+    point = pa.struct([("x", pa.int32())])
+    rows = pa.table({"id": range(2), "n": [0, 0], "point": pa.array([None, {"x": 0}], point)})
+    table = lancewal.create(tmp_path / "t", rows.schema, key="id")
+    with table.writer() as writer:
+        writer.put(rows)
+        xs = table.sql("SELECT id, point['x'] AS x FROM t ORDER BY id")["x"].to_pylist()
+        assert xs == [None, 0]
+        writer.update("true", set_sql={"n": "coalesce(point.x + 1, 7)"})
+        assert table.sql("SELECT n FROM t ORDER BY id")["n"].to_pylist() == [7, 1]

@@ -80,6 +80,7 @@ from lancewal.format.values import (
     exactly,
     from_python,
     has_floats,
+    with_nulls_below_in,
     without_null_words,
     without_null_words_in,
 )
@@ -183,6 +184,7 @@ __all__ = [
     "shown",
     "superseded",
     "with_dictionary_in_place",
+    "with_nulls_below_in",
     "without_field_ids",
     "without_null_words",
     "without_null_words_in",

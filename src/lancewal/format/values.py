@@ -294,11 +294,20 @@ def without_null_words(array: pa.Array) -> pa.Array:
 
 def without_null_words_in(rows: _Rows) -> _Rows:
     """``rows`` with :func:`without_null_words` applied to every column."""
+    return _with_each(rows, without_null_words)
+
+
+def with_nulls_below_in(rows: _Rows) -> _Rows:
+    """``rows`` with :func:`with_nulls_below` applied to every column."""
+    return _with_each(rows, with_nulls_below)
+
+
+def _with_each(rows: _Rows, change: Convert) -> _Rows:
+    """``rows`` with ``change`` applied to every column; it keeps their types."""
     if isinstance(rows, pa.RecordBatch):
-        return pa.RecordBatch.from_arrays(list(map(without_null_words, rows.columns)), schema=rows.schema)
+        return pa.RecordBatch.from_arrays(list(map(change, rows.columns)), schema=rows.schema)
     columns = [
-        pa.chunked_array([without_null_words(chunk) for chunk in column.chunks], column.type)
-        for column in rows.columns
+        pa.chunked_array([change(chunk) for chunk in column.chunks], column.type) for column in rows.columns
     ]
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
@@ -311,8 +320,34 @@ def _renumbered(array: pa.DictionaryArray) -> pa.DictionaryArray:
     )
 
 
+def with_nulls_below(array: pa.Array) -> pa.Array:
+    """``array`` with null fields in all null structs, nested ones included; itself if it has no structs.
+
+    A null struct may have values below it, which mean nothing. Lance's files do not store them, but
+    DataFusion reads a field of a struct without looking at the struct.
+
+    >>> given = pa.StructArray.from_arrays([pa.array([1, 2])], ["x"], mask=pa.array([False, True]))
+    >>> given.field("x").to_pylist(), with_nulls_below(given).field("x").to_pylist()
+    ([1, 2], [1, None])
+    """
+    type_ = array.type
+    if not _has_struct(type_):
+        return array
+    if pa.types.is_struct(type_):
+        children = [with_nulls_below(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=array.is_null())
+    return with_items(array, type_, with_nulls_below)
+
+
+def _has_struct(type_: pa.DataType) -> bool:
+    """Whether a type is a struct, or lists or maps with structs as values."""
+    if pa.types.is_map(type_):
+        return _has_struct(type_.item_type)
+    return pa.types.is_struct(type_) or (_is_list(type_) and _has_struct(type_.value_type))
+
+
 def with_items(array: pa.Array, type_: pa.DataType, change: Convert | None) -> pa.Array:
-    """The lists of ``array`` as ``type_``, with ``change`` applied to their items."""
+    """The lists or maps of ``array`` as ``type_``, with ``change`` applied to the items or map values."""
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size
         items = array.values.slice(array.offset * size, len(array) * size)
@@ -320,6 +355,10 @@ def with_items(array: pa.Array, type_: pa.DataType, change: Convert | None) -> p
     first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     items = array.values.slice(first, end - first)
     offsets = pc.subtract(array.offsets, array.offsets[0])
+    if pa.types.is_map(type_):
+        return pa.MapArray.from_arrays(
+            offsets, items.field(0), changed(items.field(1), change), type=type_, mask=array.is_null()
+        )
     kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
     return kind.from_arrays(offsets, changed(items, change), type=type_, mask=array.is_null())
 

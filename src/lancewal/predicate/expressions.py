@@ -76,7 +76,9 @@ class ConditionBuilder:
             return Part(expression, None if condition is None else Negation(condition))
         if variant in ("IsNull", "IsNotNull"):
             path = _path(expression.rex_call_operands()[0])
-            condition = None if path is None else IsNull(path, negated=variant == "IsNotNull")
+            if path is None or self._type(path) is None:
+                return Part(expression)  # an expression, or a key of a map
+            condition = IsNull(path, negated=variant == "IsNotNull")
             return Part(expression, condition)
         if variant == "BinaryExpr" and _operator(expression) in _MIRRORED:
             return self._comparison(expression, strict)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import hashable
+from lancewal.format import hashable, with_nulls_below_in
 from lancewal.predicate import dialect
 from lancewal.predicate.conditions import Among, Condition
 from lancewal.predicate.expressions import ConditionBuilder, columns_of
@@ -199,7 +199,7 @@ def _check_boolean(frame: DataFrame, expression: Expr, sql: str) -> None:
 
 
 def _evaluate(expression: Expr, rows: pa.Table, sql: str, what: str = "filter") -> pa.ChunkedArray:
-    batches = rows.combine_chunks().to_batches()
+    batches = with_nulls_below_in(rows.combine_chunks()).to_batches()
     if not batches:
         return pa.chunked_array([], pa.bool_())
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
+from lancewal.format import with_nulls_below_in
 from lancewal.storage import scrubbed
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run_sql(query: str, columns: pa.Schema, read: Callable[[Sequence[str]], pa.T
     needed = _needed(_planned(query, plain.empty_table()), plain.names)
     # A query that needs no column, such as count(*), still needs the number of rows.
     rows = read(needed or plain.names[:1])
-    frame = _planned(query, rows.replace_schema_metadata(None))
+    frame = _planned(query, with_nulls_below_in(rows.replace_schema_metadata(None)))
     try:
         return frame.to_arrow_table()
     except Exception as error:
