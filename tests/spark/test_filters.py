@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as ds
@@ -14,14 +15,19 @@ from pyspark.sql import datasource as ds
 from lancewal.predicate.predicate import Predicate
 from lancewal.spark.filters import split_filters, to_sql
 
+#: What 0.0 / 0.0 is on most processors: its sign is set.
+NAN = float(np.copysign(np.nan, -1.0))
+TENTH = float(np.float32(0.1))
 NOON = dt.datetime(2024, 1, 1, 12, 0, 0, 5)
 ROWS = pa.table(
     {
         "id": [1, 2, 3],
+        "ratio": pa.array(np.array([0.1, NAN, -1.5])),
+        "half": pa.array(np.array([0.1, NAN, -1.5], np.float16)),
         "text": ["it's", None, "a%c"],
         "flag": [True, False, None],
         "raw": [b"a", b"\0", None],
-        "score": pa.array([0.1, float("nan"), -1.5], pa.float32()),
+        "score": pa.array(np.array([0.1, NAN, -1.5], np.float32)),
         "price": pa.array([Decimal("1.10"), None, Decimal("2.00")], pa.decimal128(10, 2)),
         "day": pa.array([dt.date(2024, 1, 1), dt.date(2024, 1, 2), None]),
         "zoned": pa.array([NOON, None, dt.datetime(2025, 1, 1)], pa.timestamp("us", "UTC")),
@@ -64,7 +70,20 @@ CASES: list[tuple[ds.Filter, list[int]]] = [
     (ds.EqualTo(("flag",), True), [1]),
     (ds.Not(ds.EqualTo(("flag",), True)), [2]),
     (ds.EqualTo(("raw",), b"\0"), [2]),
-    (ds.GreaterThan(("score",), 0.05), [1, 2]),
+    (ds.GreaterThan(("score",), 0.0625), [1, 2]),
+    (ds.GreaterThanOrEqual(("score",), TENTH), [1, 2]),
+    (ds.LessThan(("score",), 0.0625), [3]),
+    (ds.LessThanOrEqual(("score",), TENTH), [1, 3]),
+    (ds.EqualTo(("score",), TENTH), [1]),
+    (ds.In(("score",), (TENTH, -1.5)), [1, 3]),
+    (ds.Not(ds.GreaterThan(("score",), TENTH)), [1, 3]),
+    (ds.Not(ds.LessThan(("score",), TENTH)), [1, 2]),
+    (ds.Not(ds.EqualTo(("score",), TENTH)), [2, 3]),
+    (ds.Not(ds.In(("score",), (TENTH, -1.5))), [2]),
+    (ds.GreaterThan(("ratio",), 0.05), [1, 2]),
+    (ds.LessThan(("ratio",), 0.05), [3]),
+    (ds.GreaterThanOrEqual(("half",), -1.5), [1, 2, 3]),
+    (ds.LessThan(("half",), 0.5), [1, 3]),
     (ds.EqualTo(("price",), Decimal("1.10")), [1]),
     (ds.EqualTo(("day",), dt.date(2024, 1, 2)), [2]),
     (ds.EqualTo(("zoned",), NOON.replace(tzinfo=dt.UTC)), [1]),
@@ -92,6 +111,9 @@ def test_a_pushed_filter_finds_what_spark_would(
         # Spark takes -0.0 and 0.0 for equal, and NaN for equal to NaN.
         ds.EqualTo(("score",), 0.0),
         ds.EqualTo(("score",), float("nan")),
+        # No value of the column: the table would round the number, Spark does not.
+        ds.LessThan(("score",), 0.1),
+        ds.LessThan(("half",), TENTH),
         ds.In(("id",), (1, None)),
         ds.In(("id",), ()),
         ds.EqualTo(("id",), "1"),

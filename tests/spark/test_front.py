@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import lancewal
@@ -142,6 +143,30 @@ def test_a_planned_condition_is_said_in_sql_or_left_to_spark(
     planned: dict[str, Any], sql: str | None
 ) -> None:
     assert planned_to_sql(planned, KEYED) == sql
+
+
+@pytest.mark.parametrize(
+    ("column", "of", "type_"),
+    [
+        (pa.date32(), 2932897, "date"),
+        (pa.timestamp("us", "UTC"), 316516204800000000, "timestamp"),
+        (pa.timestamp("us"), -(1 << 62), "timestamp_ntz"),
+    ],
+    ids=str,
+)
+def test_days_that_python_cannot_count_are_left_to_spark_and_fail_no_query(
+    column: pa.DataType, of: int, type_: str
+) -> None:
+    schema = pa.schema([("at", column)])
+    assert planned_to_sql(condition("<", field("at"), value(0, type_)), schema) is not None
+    assert planned_to_sql(condition("<", field("at"), value(of, type_)), schema) is None
+    assert planned_to_sql(condition("IN", field("at"), value(0, type_), value(of, type_)), schema) is None
+
+
+def test_a_planned_float_is_the_column_s_own_value() -> None:
+    schema = pa.schema([("score", pa.float32())])
+    tenth = condition("NOT", condition("=", field("score"), value("0.1", "float")))
+    assert planned_to_sql(tenth, schema) == "NOT (`score` = 0.10000000149011612)"
 
 
 def test_a_task_stops_when_it_has_enough_rows_and_counts_without_reading_them(table: lancewal.Table) -> None:

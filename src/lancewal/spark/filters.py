@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import datasource as ds
 
@@ -91,6 +92,11 @@ def _condition(condition: ds.Filter, column: str, type_: pa.DataType, negated: b
     literal = _literal(getattr(condition, "value", None), type_)
     if operator is None or literal is None:
         return None
+    if operator != "=" and pa.types.is_floating(type_):
+        # In Spark every NaN is above all numbers. The table puts one whose sign is set below them.
+        is_above = operator in (">", ">=")
+        beside = f"OR isnan({column})" if is_above else f"AND NOT isnan({column})"
+        return f"{negation}({column} {operator} {literal} {beside})"
     return f"{negation}({column} {operator} {literal})" if negated else f"{column} {operator} {literal}"
 
 
@@ -106,8 +112,7 @@ def _literal(value: object, type_: pa.DataType) -> str | None:
             f"cast('{value:f}' as decimal({type_.precision}, {type_.scale}))" if _fits(value, type_) else None
         )
     if isinstance(value, float) and types.is_floating(type_):
-        # In Spark -0.0 equals 0.0 and all NaNs are equal; the table compares their bits.
-        return repr(value) if math.isfinite(value) and value != 0 else None
+        return _float(value, type_)
     if isinstance(value, str) and _is_text(type_):
         return "'" + value.replace("'", "''") + "'" if value.isprintable() or value.isspace() else None
     if isinstance(value, bytes | bytearray) and (types.is_binary(type_) or types.is_large_binary(type_)):
@@ -126,6 +131,18 @@ def _timestamp(value: dt.datetime, type_: pa.DataType) -> str | None:
         value = value.astimezone(dt.UTC).replace(tzinfo=None)
     zone = "" if type_.tz is None else "Z"
     return f"timestamp '{value.isoformat(sep=' ', timespec='microseconds')}{zone}'"
+
+
+def _float(value: float, type_: pa.DataType) -> str | None:
+    """``value`` with all digits, if the column can hold it: a table may round a literal to the column's type."""
+    if not math.isfinite(value) or value == 0:
+        # In Spark -0.0 equals 0.0 and all NaNs are equal; the table compares their bits.
+        return None
+    try:
+        stored = float(pa.scalar(value, type_).as_py())
+    except (pa.ArrowException, ValueError, OverflowError):
+        return None
+    return repr(value) if stored == value else None
 
 
 def _fits(value: Decimal, type_: pa.DataType) -> bool:
@@ -216,7 +233,10 @@ def _planned_value(literal: Mapping[str, Any]) -> Any:
         return int(text)
     if type_.startswith("decimal"):
         return Decimal(text)
-    if type_ in ("float", "double"):
+    if type_ == "float":
+        # The text has as many digits as tell floats apart, which is another double.
+        return float(np.float32(text))
+    if type_ == "double":
         return float(text)
     if type_ == "boolean":
         return text == "true"
@@ -224,9 +244,13 @@ def _planned_value(literal: Mapping[str, Any]) -> Any:
         return text
     if type_ == "binary":
         return base64.b64decode(text)
-    if type_ == "date":
-        return _EPOCH.date() + dt.timedelta(days=int(text))
-    if type_ in ("timestamp", "timestamp_ntz"):
-        moment = _EPOCH + dt.timedelta(microseconds=int(text))
-        return moment.replace(tzinfo=dt.UTC) if type_ == "timestamp" else moment
+    try:
+        if type_ == "date":
+            return _EPOCH.date() + dt.timedelta(days=int(text))
+        if type_ in ("timestamp", "timestamp_ntz"):
+            moment = _EPOCH + dt.timedelta(microseconds=int(text))
+            return moment.replace(tzinfo=dt.UTC) if type_ == "timestamp" else moment
+    except OverflowError:
+        # Spark's years are not only those from 1 to 9999.
+        return None
     return None
