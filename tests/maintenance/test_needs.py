@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lancewal.maintenance.gc as context_module
-from lancewal.errors import FencedError
+from lancewal.errors import FencedError, PartialWriteError
 from lancewal.maintenance import Resource, collect_garbage
 from lancewal.maintenance.needs import Extent, Looks, StoredLooks
 from lancewal.publish.publishing import publish
@@ -266,13 +266,19 @@ class TestClocks:
         assert positions(site) == before[0]
         assert set(before[1]) <= set(versions(site))
 
-    def test_a_bulk_load_under_way_survives_a_clock_two_days_ahead(self, site: Site) -> None:
+    def test_a_bulk_load_under_way_is_not_collected_for_a_clock_two_days_ahead(self, site: Site) -> None:
+        """It is refused, because a collection that has stood still may still delete what seems old."""
         (staged,) = stage(site, rows(600, 5))
         age(site, layout.sstable_dir(site.shard_id, staged.entry.path), 2 * DAY)
         for _ in range(2):
             report = collect_garbage(site.store)
         assert [(kept.resource, kept.name) for kept in report.kept] == [(Resource.ORPHANS, staged.entry.path)]
-        publish(site.base, site.store, [staged])
+        before = site.merged()
+        with pytest.raises(PartialWriteError, match="write the data again"):
+            publish(site.base, site.store, [staged])
+        assert site.merged() == before
+        (again,) = stage(site, rows(600, 5))
+        publish(site.base, site.store, [again])
         assert set(named(range(600, 605), "name")) <= set(site.merged())
 
     def test_a_directory_that_was_written_to_since_is_seen_anew(self, site: Site) -> None:

@@ -351,7 +351,7 @@ class Simulation:
             try:
                 written = through(self._base(store), store, staged[-1:], transaction)
             except InvalidInputError as error:
-                if "hours ago" not in str(error):
+                if "staged" not in str(error):
                     raise
                 self.met["a publication comes too late"] += 1
                 raise ConflictError(str(error)) from error

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
-from lancewal.errors import BusyError, FencedError, LanceWalError, StorageError
+from lancewal.errors import BusyError, FencedError, OutcomeUnknownError, StorageError
 from lancewal.format import PutId, ShardManifest
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
@@ -445,7 +445,9 @@ class ShardWriter:
         puts are held back. Only one call runs at a time.
 
         If ``commit`` fails, the writer ends. The pointer may already be in the log, and if the log continued
-        under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``).
+        under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``). Later puts
+        get a :class:`StorageError` or a :class:`FencedError`, whatever ``commit`` raised: nothing is wrong with
+        their rows, and a new writer takes them.
         """
         with self._inserting:
             self.force_seal_active()
@@ -462,9 +464,10 @@ class ShardWriter:
                         self._mode.backlog.note(manifest)
                 except BaseException as error:
                     failure = error
-                    if not isinstance(failure, LanceWalError):
+                    if not isinstance(failure, FencedError | StorageError | OutcomeUnknownError):
                         failure = StorageError(
-                            f"adding SSTables was cut short by {error!r}; open a new writer"
+                            f"the writer of shard {self.shard_id} ended because SSTables could not be added "
+                            f"({error!r}); its rows are flushed: open a new writer"
                         )
                     self._state.fail(failure, memory_ahead_of_log=False, ends_log=True)
                     raise

@@ -388,10 +388,11 @@ class TableWriter:
             if slot.writer is None:
                 slot.writer = self._open_shard(shard)
         writer = slot.writer
+        had_ended = not writer.usable
         try:
             return writer.write_rows(rows, put_id, patience)
         except (FencedError, StorageError, OutcomeUnknownError) as error:
-            if not self._may_come_back(slot, writer, error, put_id):
+            if not self._may_come_back(slot, writer, error, put_id, had_ended):
                 raise
             first = error
         try:
@@ -402,7 +403,7 @@ class TableWriter:
             raise told from error
 
     def _may_come_back(
-        self, slot: _Slot, lost: ShardWriter, error: LanceWalError, put_id: PutId | None
+        self, slot: _Slot, lost: ShardWriter, error: LanceWalError, put_id: PutId | None, had_ended: bool
     ) -> bool:
         """Whether the shard may be opened again for the rows that ``lost`` did not accept.
 
@@ -412,8 +413,9 @@ class TableWriter:
         if self._come_back_after is None or not lost.config.durable_write:
             return False
         if not isinstance(error, FencedError):
-            # Its log failed for good. A new writer needs an id to know whether the rows are in the log.
-            if put_id is None or lost.usable:
+            # Its log has ended for good. If that was with these rows, a new writer knows only by their id
+            # whether they are in it.
+            if lost.usable or (put_id is None and not had_ended):
                 return False
         elif error.may_be_written and put_id is None and not self._intake.schema.primary_key:
             return False
