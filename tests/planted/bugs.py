@@ -206,8 +206,8 @@ BUGS = (
     Bug(
         "a fenced flush goes on",
         "writer/flush.py",
-        "        self.backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))\n",
-        "        self.backlog.note(self._appender.manifests.commit_update(None, published))\n",
+        "        self._backlog.note(self._appender.manifests.commit_update(self._state.epoch, published))\n",
+        "        self._backlog.note(self._appender.manifests.commit_update(None, published))\n",
         "a writer that was superseded moves the cursor past its successor's rows",
         _WRITER,
     ),
@@ -222,8 +222,8 @@ BUGS = (
     Bug(
         "replay skips the last entry",
         "shard/replay.py",
-        "        self.range = ReplayRange(start, max(start, end))\n",
-        "        self.range = ReplayRange(start, max(start, end - 1))\n",
+        "        self.range = range(start, max(start, end))\n",
+        "        self.range = range(start, max(start, end - 1))\n",
         "rows are lost at a take-over",
         _WRITER,
     ),

@@ -269,15 +269,16 @@ class MemTable:
         self._indexed_rows = 0
         self._index_bytes = 0
         self._measure_at = 0
-        self._batches: list[pa.RecordBatch] = []
-        self._row_bytes = 0
+        #: All batches, visible or not; only :meth:`insert` adds to the list.
+        self.batches: list[pa.RecordBatch] = []
+        self.row_bytes = 0
         #: The last WAL position that holds rows of this MemTable; 0 before the first.
         self.covered_wal_position = 0
         self.index_seconds = 0.0
 
     @property
     def batch_count(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     @property
     def row_count(self) -> int:
@@ -286,32 +287,23 @@ class MemTable:
     @property
     def end_position(self) -> int:
         """The writer-wide batch position after the last batch."""
-        return self.first_position + len(self._batches)
+        return self.first_position + len(self.batches)
 
     @property
     def estimated_size(self) -> int:
         """Bytes held by rows, bookkeeping and indexes; 0 without rows, because a flush would free nothing."""
-        if not self._batches:
+        if not self.batches:
             return 0
         rows = self._starts[-1]
         if rows >= self._measure_at:
             self._index_bytes = self.indexes.memory_bytes
             # Every put reads this size several times, and a few rows change it little.
             self._measure_at = rows + max(rows, _SMALL_ROWS) // 64
-        return self._row_bytes + self._index_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        return self._row_bytes
-
-    @property
-    def batches(self) -> Sequence[pa.RecordBatch]:
-        """All batches, visible or not, for the flush; callers must not change the list."""
-        return self._batches
+        return self.row_bytes + self._index_bytes
 
     def takes(self, rows: int, batches: int, limits: ShardWriterConfig) -> bool:
         """Whether this many more fit without exceeding a limit; an empty MemTable takes any number."""
-        count = len(self._batches)
+        count = len(self.batches)
         return not count or (
             self.estimated_size < limits.max_memtable_size
             and self._starts[-1] + rows <= limits.max_memtable_rows
@@ -321,9 +313,9 @@ class MemTable:
     def insert(self, batches: Sequence[pa.RecordBatch], num_bytes: int) -> None:
         """Add ``batches``, which have the schema ``schema.stored`` and a size of ``num_bytes``."""
         for batch in batches:
-            self._batches.append(batch)
+            self.batches.append(batch)
             self._starts.append(self._starts[-1] + batch.num_rows)
-        self._row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
+        self.row_bytes += num_bytes + BATCH_OVERHEAD_BYTES * len(batches)
         if self._index_on_insert:
             self.update_indexes()
 
@@ -338,8 +330,8 @@ class MemTable:
         started = time.perf_counter()
         before = self._indexed_rows
         try:
-            for index in range(self._indexed_batches, len(self._batches)):
-                batch = self._batches[index]
+            for index in range(self._indexed_batches, len(self.batches)):
+                batch = self.batches[index]
                 self.indexes.insert(batch, self._indexed_rows)
                 self._indexed_batches = index + 1
                 self._indexed_rows += batch.num_rows
@@ -363,7 +355,7 @@ class MemTable:
 
     def view(self, end_position: int) -> MemTableView:
         """A fixed view of the batches below the writer-wide ``end_position``."""
-        batches = self._batches[: max(end_position - self.first_position, 0)]
+        batches = self.batches[: max(end_position - self.first_position, 0)]
         return MemTableView(self.shard_id, self.generation, batches, self._rows)
 
 

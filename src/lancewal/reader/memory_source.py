@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -162,36 +161,23 @@ class MemorySource:
 
     def __init__(self, view: MemTableView, schema: TableSchema, written: TableSchema | None = None) -> None:
         """``written`` is the schema of the rows, if the view does not have all of their columns."""
-        self._view = view
+        self.view = view
         self._schema = schema
         self._written = written or view.schema
         self.name = f"memtable:{view.generation}"
-
-    @property
-    def shard_id(self) -> UUID:
-        return self._view.shard_id
-
-    @property
-    def generation(self) -> int:
-        return self._view.generation
-
-    @property
-    def row_count(self) -> int:
-        return self._view.row_count
-
-    @property
-    def view(self) -> MemTableView:
-        return self._view
+        self.shard_id = view.shard_id
+        self.generation = view.generation
+        self.row_count = view.row_count
 
     def keys(self) -> KeySet:
-        return self._view.rows.keys(self._view)
+        return self.view.rows.keys(self.view)
 
     def key_values(self) -> pa.Array:
-        values, names = self._view.keys(), self._schema.primary_key
+        values, names = self.view.keys(), self._schema.primary_key
         return values.cast(self._schema.plain.field(names[0]).type) if len(names) == 1 else values
 
     def hide(self, superseded: Mask) -> Hidden:
-        return Hidden(superseded, int(np.count_nonzero(self._view.live_mask & ~superseded)))
+        return Hidden(superseded, int(np.count_nonzero(self.view.live_mask & ~superseded)))
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         predicate = request.predicate
@@ -208,7 +194,7 @@ class MemorySource:
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         return Found.at(
-            self._view.newest_positions(keys.values), lambda positions: self._marked(positions, columns)
+            self.view.newest_positions(keys.values), lambda positions: self._marked(positions, columns)
         )
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
@@ -220,7 +206,7 @@ class MemorySource:
         if name is None:
             return Hits.none(self)
         allowed = self.matching(query.predicate, newer)
-        index = self._view.indexes.vector(name, query.metric)
+        index = self.view.indexes.vector(name, query.metric)
         indexed = 0 if index is None else min(index.rows, rows)
         parts = []
         if index is not None and indexed:
@@ -241,13 +227,13 @@ class MemorySource:
         live = self.matching(None, newer)
         matching = live if query.predicate is None else self.matching(query.predicate, newer)
         levels: list[TextLevel] = []
-        indexed, own = 0, self._view.indexes.full_text(name)
+        indexed, own = 0, self.view.indexes.full_text(name)
         if own is not None and own.params == query.params:
             indexed = min(own.rows, rows)
             levels.append(IndexedLevel(query, self, own, indexed, live[:indexed], matching[:indexed]))
         if indexed < rows:
             texts = self._rows([query.column]).column(0)
-            made = self._view.rows.text_index(query.field_id, query.params, texts, indexed)
+            made = self.view.rows.text_index(query.field_id, query.params, texts, indexed)
             others = np.arange(indexed, rows)
             levels.append(
                 IndexedLevel(query, self, made, len(others), live[indexed:], matching[indexed:], others)
@@ -278,14 +264,14 @@ class MemorySource:
 
     def narrowed(self, predicate: Predicate) -> Narrowed | None:
         """The rows that must be tested after a BTree; ``None`` if all must be."""
-        return narrowed(predicate, self._view.indexes, self.written_name, self.row_count)
+        return narrowed(predicate, self.view.indexes, self.written_name, self.row_count)
 
     def _found(self, predicate: Predicate, newer: Newer) -> Rows | None:
         """The positions that :meth:`matching` marks, if a BTree leaves few rows to test; else ``None``."""
         left = self.narrowed(predicate)
         if left is None:
             return None
-        rows = left.rows[self._view.live_mask[left.rows]]
+        rows = left.rows[self.view.live_mask[left.rows]]
         if newer.hidden_rows is not None:
             rows = rows[~newer.hidden_rows[rows]]
         names = list(self._schema.primary_key) if len(newer) else []
@@ -308,22 +294,22 @@ class MemorySource:
         return column if sources is None else sources[column].stored_name
 
     def _live(self, newer: Newer) -> Mask:
-        live = self._view.live_mask
+        live = self.view.live_mask
         if newer.hidden_rows is not None:
             live = live & ~newer.hidden_rows
-        return live & ~newer.contains(self._view.keys()) if len(newer) else live
+        return live & ~newer.contains(self.view.keys()) if len(newer) else live
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         """The rows at ``positions``, and which of them are deletes."""
-        stored = self._view.rows_at(positions)
+        stored = self.view.rows_at(positions)
         return self._aligned(stored, columns), deleted_rows(stored)
 
     def _rows(self, columns: Sequence[str]) -> pa.Table:
-        return self._aligned(self._view.stored, columns)
+        return self._aligned(self.view.stored, columns)
 
     def _rows_at(self, positions: Rows, columns: Sequence[str]) -> pa.Table:
         if len(positions) <= FEW_ROWS:
-            return self._aligned(self._view.rows_at(positions), columns).combine_chunks()
+            return self._aligned(self.view.rows_at(positions), columns).combine_chunks()
         return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -412,7 +398,7 @@ class StreamedSource(MemorySource):
             yield first + skipped, rows.column(0).slice(skipped)
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
-        deleted = self._view.tombstones[positions]
+        deleted = self.view.tombstones[positions]
         starts = self._parts.starts
         part_of = np.searchsorted(starts, positions, side="right") - 1
         parts = np.unique(part_of).tolist()
@@ -432,11 +418,11 @@ class StreamedSource(MemorySource):
         """The live rows; if the predicate uses key columns only, those of them that match."""
         live = self._live(newer)
         if predicate is not None and self._is_about_keys(predicate):
-            live = live & predicate.mask(self._view.stored.select(sorted(predicate.columns)))
+            live = live & predicate.mask(self.view.stored.select(sorted(predicate.columns)))
         return live
 
     def _is_about_keys(self, predicate: Predicate) -> bool:
-        return bool(predicate.columns) and predicate.columns <= set(self._view.schema.primary_key)
+        return bool(predicate.columns) and predicate.columns <= set(self.view.schema.primary_key)
 
     def _read(
         self, wanted: Mask, columns: Sequence[str], *, ahead: bool = True

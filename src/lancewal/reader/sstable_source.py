@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -48,18 +47,12 @@ class SsTableSource:
         self.schema = schema
         self._indexes = indexes or LanceIndexes(lambda: sstable.dataset)
         self.name = f"sstable:{sstable.generation}"
+        self.shard_id = sstable.shard_id
+        self.generation = sstable.generation
 
     def shown_as(self, schema: TableSchema) -> SsTableSource:
         """The same SSTable for a reader that sees the columns of ``schema``."""
         return SsTableSource(self._sstable, schema, self._indexes)
-
-    @property
-    def shard_id(self) -> UUID:
-        return self._sstable.shard_id
-
-    @property
-    def generation(self) -> int:
-        return self._sstable.generation
 
     @cached_property
     def identity(self) -> Hashable:

@@ -99,16 +99,12 @@ class ShardManifestStore:
         if scan_batch_size < 1:
             raise InvalidInputError(f"manifest_scan_batch_size must be at least 1, got {scan_batch_size}")
         self._store = store
-        self._shard_id = shard_id
+        self.shard_id = shard_id
         self._scan_batch_size = scan_batch_size
         self._clock = clock
         # Versions only grow, so probing starts here. Racing updates may set it to a slightly older
         # version, which costs one more probe.
         self._seen: _Seen | None = None
-
-    @property
-    def shard_id(self) -> UUID:
-        return self._shard_id
 
     def read_latest(self) -> ShardManifest | None:
         """The newest manifest; ``None`` when the shard has none yet."""
@@ -123,7 +119,7 @@ class ShardManifestStore:
 
         A version never changes, so it is cached.
         """
-        directory = f"{layout.manifest_dir(self._shard_id)}/"
+        directory = f"{layout.manifest_dir(self.shard_id)}/"
         versions = {
             version: info
             for info in infos
@@ -160,7 +156,7 @@ class ShardManifestStore:
                 self._seen = _Seen(manifest, started)
             return manifest
         raise StorageError(
-            f"shard {self._shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished while being read"
+            f"shard {self.shard_id}: {_READ_ATTEMPTS} manifest versions in a row vanished while being read"
         )
 
     def require_latest(self) -> ShardManifest:
@@ -172,14 +168,14 @@ class ShardManifestStore:
 
     def _no_manifest(self) -> InvalidInputError:
         return InvalidInputError(
-            f"shard {self._shard_id} has no manifest; open a writer on it or initialise it first"
+            f"shard {self.shard_id} has no manifest; open a writer on it or initialise it first"
         )
 
     def read_version(self, version: int) -> ShardManifest:
-        return self._decoded(version, self._store.get(layout.manifest_file(self._shard_id, version)))
+        return self._decoded(version, self._store.get(layout.manifest_file(self.shard_id, version)))
 
     def _decoded(self, version: int, data: bytes) -> ShardManifest:
-        return decode_manifest(data, shard_id=self._shard_id, version=version)
+        return decode_manifest(data, shard_id=self.shard_id, version=version)
 
     def initialize_shard(
         self,
@@ -208,7 +204,7 @@ class ShardManifestStore:
                 version=layout.FIRST_MANIFEST_VERSION,
                 writer_epoch=0,
                 shard_spec_id=spec_id,
-                shard_id=self._shard_id,
+                shard_id=self.shard_id,
                 shard_field_entries=tuple(field_entries),
                 current_generation=layout.FIRST_GENERATION if is_new else self._first_generation(),
             )
@@ -239,7 +235,7 @@ class ShardManifestStore:
                     version=layout.FIRST_MANIFEST_VERSION,
                     writer_epoch=1,
                     shard_spec_id=spec_id or 0,
-                    shard_id=self._shard_id,
+                    shard_id=self.shard_id,
                     current_generation=self._first_generation(),
                 )
             self._refuse_claim(current, spec_id)
@@ -250,17 +246,17 @@ class ShardManifestStore:
         manifest = self._commit(claimed, write_hint)
         if manifest is None:
             raise ConflictError(
-                f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
+                f"shard {self.shard_id}: {MAX_COMMIT_ATTEMPTS} claims in a row were lost to other writers; "
                 "several processes are fighting for this shard"
             )
-        logger.info("claimed shard", extra={"shard": str(self._shard_id), "epoch": manifest.writer_epoch})
+        logger.info("claimed shard", extra={"shard": str(self.shard_id), "epoch": manifest.writer_epoch})
         return manifest.writer_epoch, manifest
 
     def check_fenced(self, epoch: int) -> None:
         """Raise :class:`FencedError` if another writer has claimed the shard."""
         current = self.require_latest()
         if current.writer_epoch != epoch:
-            raise FencedError(self._shard_id, epoch, current.writer_epoch)
+            raise FencedError(self.shard_id, epoch, current.writer_epoch)
 
     def commit_update(
         self, epoch: int | None, change: Callable[[ShardManifest], ShardManifest]
@@ -278,7 +274,7 @@ class ShardManifestStore:
             if current is None:
                 raise self._no_manifest()
             if epoch is not None and current.writer_epoch != epoch:
-                raise FencedError(self._shard_id, epoch, current.writer_epoch, "at a manifest commit")
+                raise FencedError(self.shard_id, epoch, current.writer_epoch, "at a manifest commit")
             changed = change(current)
             if changed is current:
                 return current
@@ -287,7 +283,7 @@ class ShardManifestStore:
         manifest = self._commit(next_version)
         if manifest is None:
             raise ConflictError(
-                f"shard {self._shard_id}: {MAX_COMMIT_ATTEMPTS} manifest commits in a row lost their race; "
+                f"shard {self.shard_id}: {MAX_COMMIT_ATTEMPTS} manifest commits in a row lost their race; "
                 "nothing was written, try again"
             )
         return manifest
@@ -343,15 +339,15 @@ class ShardManifestStore:
             return
         # The commit is valid without the hint, so a failure here is ignored.
         try:
-            path = layout.version_hint(self._shard_id)
+            path = layout.version_hint(self.shard_id)
             self._store.put(path, b'{"version":%d}' % seen.manifest.version, durable=False)
         except LanceWalError as error:
-            logger.debug("version hint not written: %s", error, extra={"shard": str(self._shard_id)})
+            logger.debug("version hint not written: %s", error, extra={"shard": str(self.shard_id)})
 
     def read_hint(self) -> int | None:
         """The version in the hint file; ``None`` if the file is missing or unusable."""
         try:
-            version = json.loads(bytes(self._store.get(layout.version_hint(self._shard_id))))["version"]
+            version = json.loads(bytes(self._store.get(layout.version_hint(self.shard_id))))["version"]
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         usable = isinstance(version, int) and not isinstance(version, bool)
@@ -363,24 +359,24 @@ class ShardManifestStore:
         A copied table has the original's markers, but none of its shards. SSTables at or below the marker
         would count as compacted.
         """
-        return stored_markers(self._store).get(self._shard_id, 0) + layout.FIRST_GENERATION
+        return stored_markers(self._store).get(self.shard_id, 0) + layout.FIRST_GENERATION
 
     def _refuse_claim(self, current: ShardManifest, spec_id: int | None) -> None:
         if current.status is ShardStatus.SEALED:
             raise SealedShardError(
-                f"shard {self._shard_id} is sealed and takes no writer until somebody calls "
-                f"table.unseal_shard('{self._shard_id}')"
+                f"shard {self.shard_id} is sealed and takes no writer until somebody calls "
+                f"table.unseal_shard('{self.shard_id}')"
             )
         if spec_id is not None and current.shard_spec_id != spec_id:
             raise InvalidInputError(
-                f"shard {self._shard_id} belongs to sharding spec {current.shard_spec_id}, "
+                f"shard {self.shard_id} belongs to sharding spec {current.shard_spec_id}, "
                 f"the writer asked for spec {spec_id}; open it with spec {current.shard_spec_id}"
             )
 
     def _create(self, manifest: ShardManifest, started: float, write_hint: bool = True) -> bool:
         """Create the version after the one read at ``started``; ``False`` if another commit came first."""
         data = encode_manifest(manifest, secrets.token_bytes(16))
-        path = layout.manifest_file(self._shard_id, manifest.version)
+        path = layout.manifest_file(self.shard_id, manifest.version)
         if self._store.put_if_absent(path, data) is PutOutcome.EXISTS:
             return False
         if self._clock() - started > RECHECK_AFTER.total_seconds():
@@ -390,7 +386,7 @@ class ShardManifestStore:
                 newest = self._listed_version()
             except StorageError as error:
                 raise OutcomeUnknownError(
-                    f"shard {self._shard_id}: manifest version {manifest.version} was written, but nobody "
+                    f"shard {self.shard_id}: manifest version {manifest.version} was written, but nobody "
                     f"could look whether it counts: {error}"
                 ) from error
             if newest is not None and newest > manifest.version:
@@ -448,7 +444,7 @@ class ShardManifestStore:
 
     def _content(self, version: int) -> bytes | None:
         try:
-            return self._store.get(layout.manifest_file(self._shard_id, version))
+            return self._store.get(layout.manifest_file(self.shard_id, version))
         except FileNotFoundError:
             return None
 
@@ -474,9 +470,9 @@ class ShardManifestStore:
         return list(ordered_map(self._exists, versions, 1 if self._store.is_local else len(versions)))
 
     def _exists(self, version: int) -> bool:
-        return self._store.head(layout.manifest_file(self._shard_id, version)) is not None
+        return self._store.head(layout.manifest_file(self.shard_id, version)) is not None
 
     def _listed_version(self) -> int | None:
-        infos = self._store.list(layout.manifest_dir(self._shard_id))
+        infos = self._store.list(layout.manifest_dir(self.shard_id))
         versions = (layout.parse_manifest_name(info.path.rsplit("/", 1)[-1]) for info in infos)
         return max((version for version in versions if version is not None), default=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from lancewal.errors import FencedError, WalTruncatedError
 from lancewal.format import PUT_IDS_TAG, WalEntry
@@ -14,17 +13,6 @@ from lancewal.shard.tail import WalTailer
 logger = logging.getLogger(__name__)
 
 _HEADERS_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayRange:
-    """The entries above the replay cursor, up to this writer's own sentinel."""
-
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
 
 
 class Replay:
@@ -42,7 +30,8 @@ class Replay:
         if end is None:
             # The first epoch has no predecessor, so the appender's tip is still exact.
             end = appender.next_position_hint
-        self.range = ReplayRange(start, max(start, end))
+        #: The positions above the replay cursor, up to this writer's own sentinel.
+        self.range = range(start, max(start, end))
         self._generations: dict[int, int | None] = {}
         #: The put-id tags of the entries that were read.
         self.put_ids: list[str] = []
@@ -50,7 +39,7 @@ class Replay:
     @property
     def next_position(self) -> int:
         """The position after the replayed range and the sentinel."""
-        return self.range.end + (1 if self._appender.sentinel_position is not None else 0)
+        return self.range.stop + (1 if self._appender.sentinel_position is not None else 0)
 
     def entries(self) -> Iterator[WalEntry]:
         """Yield the entries with rows that no SSTable holds yet.
@@ -59,7 +48,7 @@ class Replay:
         shard while this writer was opening it.
         """
         try:
-            for entry in self._tailer.entries(self.range.start, self.range.end):
+            for entry in self._tailer.entries(self.range.start, self.range.stop):
                 if entry.writer_epoch > self._appender.epoch:
                     raise FencedError(
                         entry.shard_id,
@@ -85,14 +74,14 @@ class Replay:
         """
         return not any(
             later <= generation
-            for position_later in range(position + 1, self.range.end)
-            if (later := self._generation_at(position_later)) is not None
+            for above in range(position + 1, self.range.stop)
+            if (later := self._generation_at(above)) is not None
         )
 
     def _generation_at(self, position: int) -> int | None:
         """The generation of the rows to replay at ``position``; ``None`` without such rows or generation."""
         if position not in self._generations:
-            some = range(position, min(position + _HEADERS_AT_ONCE, self.range.end))
+            some = range(position, min(position + _HEADERS_AT_ONCE, self.range.stop))
             for at, header in zip(some, self._tailer.headers(some.start, some.stop), strict=True):
                 if header is None or header.sentinel or self._is_flushed(at, header.generation):
                     self._generations[at] = None

@@ -315,7 +315,7 @@ def _run_replay(
             entries,
             rows,
             time.perf_counter() - started,
-            extra={"shard": str(appender.shard_id), "epoch": appender.epoch, "position": replay.range.end},
+            extra={"shard": str(appender.shard_id), "epoch": appender.epoch, "position": replay.range.stop},
         )
 
 
