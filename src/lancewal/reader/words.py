@@ -11,13 +11,12 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.index import CorpusStatistics, FullTextIndex, FullTextParams, QueryTerm, Tokenizer
 from lancewal.predicate import Predicate
-from lancewal.reader.source import Candidates, Hits, Mask, Rows, Source, WordsQuery
+from lancewal.reader.source import Hits, Mask, Rows, Source, Values, WordsQuery
 from lancewal.storage import Cache, Shelf, process_cache
 
 #: A level of up to this many rows is indexed in memory once: scores by its own statistics would be poor.
@@ -64,9 +63,8 @@ class IndexedLevel:
         return self.index.statistics(self.query.text, self.bound, allowed=self.live)
 
     def search(self, corpus: CorpusStatistics) -> Hits:
-        found = _search(self.index, self.query, self.bound, self.matching, corpus)
-        positions = found.rows if self.rows is None else self.rows[found.rows]
-        return Hits(self.source, positions, found.values)
+        positions, scores = _search(self.index, self.query, self.bound, self.matching, corpus)
+        return Hits(self.source, positions if self.rows is None else self.rows[positions], scores)
 
 
 @dataclass(frozen=True)
@@ -92,14 +90,15 @@ class ReadLevel:
     def search(self, corpus: CorpusStatistics) -> Hits:
         parts = []
         for index, rows, live in self.read(self.query.predicate):
-            found = _search(index, self.query, index.rows, live, corpus)
-            parts.append((rows[found.rows], found.values))
+            positions, scores = _search(index, self.query, index.rows, live, corpus)
+            parts.append((rows[positions], scores))
         return Hits.joined(self.source, parts)
 
 
 def _search(
     index: FullTextIndex, query: WordsQuery, bound: int, allowed: Mask, corpus: CorpusStatistics
-) -> Candidates:
+) -> tuple[Rows, Values]:
+    """The positions in ``index`` of its best rows, and their scores."""
     found = index.search(
         query.text,
         bound,
@@ -109,7 +108,7 @@ def _search(
         statistics=corpus,
         limit=query.k,
     )
-    return Candidates(found.positions, found.scores, np.ones(len(found.positions), np.bool_))
+    return found.positions, found.scores
 
 
 @dataclass(frozen=True)
