@@ -11,7 +11,7 @@ import pytest
 
 from lancewal.maintenance import compact
 from lancewal.publish import publish
-from lancewal.reader import BaseSource, TableReader
+from lancewal.reader import BaseSource, TableReader, state
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import layout
 from lancewal.writer import ShardWriter
@@ -32,12 +32,10 @@ class WatchedReader(TableReader):
         return self._store.faults.run("open", "base", super()._newest_base)
 
 
-class HastyReader(WatchedReader):
+def second_first(first: Callable[[], Any], second: Callable[[], Any], *, at_once: bool) -> tuple[Any, Any]:
     """What runs side by side on distant storage, in the other order: the listing and the base come first."""
-
-    def _both(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-        later = second()
-        return first(), later
+    later = second()
+    return first(), later
 
 
 class Scene:
@@ -148,16 +146,24 @@ HAPPENINGS: dict[str, Callable[[Scene], None]] = {
     ("live", "warm"), [(True, True), (False, True), (False, False)], ids=["live", "log", "log at first sight"]
 )
 @pytest.mark.parametrize("happening", list(HAPPENINGS))
-@pytest.mark.parametrize("kind", [WatchedReader, HastyReader], ids=["base last", "base beside the manifests"])
+@pytest.mark.parametrize("hasty", [False, True], ids=["base last", "base beside the manifests"])
 def test_a_scan_shows_one_moment_whatever_happens_at_any_of_its_storage_calls(
-    tmp_path: Path, kind: type[WatchedReader], happening: str, live: bool, warm: bool, keyed: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hasty: bool,
+    happening: str,
+    live: bool,
+    warm: bool,
+    keyed: bool,
 ) -> None:
+    if hasty:
+        monkeypatch.setattr(state, "both", second_first)
     number = reached = 0
     while number == reached:
         number += 1
         scene = Scene(tmp_path / str(number), keyed)
         store = FaultyStore(scene.table.store)
-        reader = kind(store, live_writers=live)
+        reader = WatchedReader(store, live_writers=live)
         if warm:
             scene.rows(reader)
         happened: list[bool] = []
