@@ -178,4 +178,4 @@ def test_rows_of_wide_and_of_few_results_are_the_same(tmp_path: Path) -> None:
             assert found["v"].to_pylist() == [[i, 0, 0, 0] for i in range(low, high)]
         ((_, (source,)),) = table.live.snapshot().groups
         assert isinstance(source, MemorySource)
-        assert source.narrowed(Predicate.parse("n < 800", source._view.schema.plain)) is not None
+        assert source.narrowed(Predicate.parse("n < 800", source.view.schema.plain)) is not None

@@ -567,7 +567,7 @@ def test_a_tail_that_is_kept_serves_other_manifests_with_what_they_leave_and_no_
         entries = shared.load(manifest, end, schema)
         sources = shared.sources(entries, manifest, schema)
         assert all(source.generation >= manifest.current_generation for source in sources)
-        rows = [row for source in sources for row in source._view.stored["id"].to_pylist()]
+        rows = [row for source in sources for row in source.view.stored["id"].to_pylist()]
         assert rows == [position for run in entries.runs for position in run.positions.tolist()]
         return rows
 
