@@ -28,6 +28,7 @@ from lancewal.maintenance import (
     drop_checkpoint,
     list_checkpoints,
 )
+from lancewal.maintenance import garbage as garbage_room
 from lancewal.maintenance import gc as gc_room
 from lancewal.maintenance.commits import at_crash_points
 from lancewal.reader import FixedReader, TableState
@@ -101,6 +102,7 @@ class Keeping:
         changes: list[tuple[Any, str, Any]] = [
             (status_room, "datetime", SimpleNamespace(now=self._wall_clock)),
             (gc_room, "host_clock", self._host_clock),
+            (garbage_room, "host_clock", self._host_clock),
         ]
         at_crash_points(self._at_point)
         try:
