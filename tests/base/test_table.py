@@ -13,7 +13,7 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 import lancewal
-from lancewal.base.table import BaseTable, store_column_history
+from lancewal.base.table import BaseTable, forget_columns, store_column_history
 from lancewal.errors import InvalidInputError, LanceWalError, NotInitializedError, StorageError
 from lancewal.sstable.opened import _handles as open_handles
 from lancewal.storage import ObjectStore, layout
@@ -181,3 +181,30 @@ def test_a_history_of_columns_whose_reply_was_lost_failed_the_compaction_before_
     store.faults.fail("put", after=True, where=layout.COLUMN_HISTORY)
     store_column_history(store, base.version)
     assert "was not stored" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", bytes(500)], ids=["empty", "zeros"])
+def test_a_damaged_manifest_of_an_old_version_made_the_table_unreadable_and_unwritable(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut may leave one: Lance does not sync its files, and reads the newest version only."""
+    table = lancewal.create(str(tmp_path / "t"), [{"id": 1, "name": "a"}], key="id", unsharded=True)
+    with table.writer() as writer:
+        writer.put([{"id": 2, "name": "b"}, {"id": 3, "name": "b"}])
+    table.compact()
+    with table.writer() as writer:
+        writer.put({"id": 9, "name": "c"})
+    lance.dataset(table.uri).delete("id = 1")
+    _newest, *versions = sorted((tmp_path / "t" / "_versions").glob("*.manifest"))
+    for old in versions:
+        old.write_bytes(content)
+    forget_columns(ObjectStore.from_uri(str(tmp_path / "t")))
+
+    again = lancewal.open(str(tmp_path / "t"))
+    assert sorted(again.scan().to_table().column("id").to_pylist()) == [2, 3, 9]
+    assert again.verify().ok
+    with again.writer() as writer:
+        writer.put({"id": 10, "name": "d"})
+    again.compact()
+    assert again.count_rows() == 4
+    assert versions[0].name in caplog.text

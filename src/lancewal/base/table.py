@@ -26,6 +26,7 @@ from lancewal.base.lance import committed_at, fragments_of, lance_errors, row_co
 from lancewal.base.markers import effective_markers, is_parts, newest_manifest, parts_id
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
+    CorruptManifestError,
     InvalidInputError,
     LanceWalError,
     NotInitializedError,
@@ -341,14 +342,15 @@ def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> 
 
 def find_manifest(store: ObjectStore, version: int) -> BaseManifest | None:
     """The manifest of ``version``; ``None`` if it does not exist, or no longer exists."""
-    data = _manifest_file(store, version)
-    return None if data is None else read_base_manifest(data)
+    found = _manifest_file(store, version)
+    return None if found is None else read_base_manifest(found[1], name=found[0])
 
 
-def _manifest_file(store: ObjectStore, version: int) -> bytes | None:
+def _manifest_file(store: ObjectStore, version: int) -> tuple[str, bytes] | None:
+    """The path and the content of the manifest of ``version``; ``None`` if it does not exist."""
     for path in _manifest_paths(version):
         try:
-            return bytes(store.get(path))
+            return path, bytes(store.get(path))
         except FileNotFoundError:
             continue
     return None
@@ -449,11 +451,16 @@ def _columns_of(
     found = _columns.get(key)
     if found is None:
         try:
-            data = _manifest_file(store, version)
-            manifest = None if data is None else read_base_manifest(data)
+            file = _manifest_file(store, version)
+            if file is None:
+                return None
+            path, data = file
+            manifest = read_base_manifest(data, name=path)
         except StorageError:
             return None
-        if data is None or manifest is None:
+        except CorruptManifestError as error:
+            # Only the newest version is needed; an old one says as little as one that was cleaned up.
+            logger.warning("an old version of the table at %s is passed over: %s", store.uri, error)
             return None
         own = {} if manifest.mem_wal is None else {MEM_WAL_INDEX: MEM_WAL_INDEX_NAME}
         traces = Traces.of(highest_fields(data), manifest.mem_wal_uuid)
