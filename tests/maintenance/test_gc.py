@@ -18,7 +18,7 @@ import lancewal.maintenance.gc as collect_module
 from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, StorageError, WalTruncatedError
 from lancewal.maintenance import Resource, Retention, at_crash_points, execute_shard, plan_compaction
-from lancewal.maintenance.gc import sync_file_system
+from lancewal.maintenance.gc import collect_garbage, sync_file_system
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.publishing import publish
 from lancewal.publish.staging import STAGED_DELETION_AGE
@@ -465,3 +465,34 @@ def test_a_failed_sync_of_the_base_table_counted_as_one(site: Site, monkeypatch:
     with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
         collect_later(store)
     assert [each.path for each in store.list()] == [each.path for each in before]
+
+
+def test_a_full_disk_could_not_be_freed_by_a_collection(site: Site) -> None:
+    """A collection notes what it sees before it deletes anything, and on a full disk it cannot."""
+    site.compact()
+    site.collect(now=None)  # leaves the storage's time, and a look
+    store = FaultyStore(site.store)
+    for part in (layout.CLOCK_NOW, layout.LOOKS_DIR):
+        store.faults.fail("put", times=None, where=part, error=StorageError(f"the disk is full: {part}"))
+    later = datetime.now(UTC) + 2 * DAY
+    assert directories(site) == [1, 2, 3]
+
+    with pytest.raises(StorageError, match="disk is full"):
+        collect_garbage(store, now=later, clock=clock_at(later))
+    assert directories(site) == []
+
+    with pytest.raises(StorageError, match=layout.LOOKS_DIR):
+        collect_garbage(store)  # by the time of the collection before it
+    site.store.delete(layout.CLOCK_NOW)
+    with pytest.raises(StorageError, match=layout.CLOCK_NOW):
+        collect_garbage(store)
+
+
+def test_the_look_that_a_full_disk_did_not_take_is_recorded_when_there_is_space(site: Site) -> None:
+    site.compact()
+    store = FaultyStore(site.store)
+    store.faults.fail("put", error=StorageError("the disk is full (ENOSPC)"), where=layout.LOOKS_DIR)
+    now = datetime.now(UTC)
+    collect_garbage(store, now=now, clock=clock_at(now))
+    site.collect(now=now + 2 * DAY)
+    assert directories(site) == []

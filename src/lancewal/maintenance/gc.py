@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from lancewal.base import BaseTable, open_base
-from lancewal.errors import InvalidInputError
+from lancewal.errors import InvalidInputError, StorageError
 from lancewal.maintenance.checkpoints import NeededFiles, drop_left_tags
 from lancewal.maintenance.commits import crash_point
 from lancewal.maintenance.directories import collect_sstables, dead_directories
@@ -175,11 +175,17 @@ class _Clock(NamedTuple):
 def _storage_time(store: ObjectStore, now: datetime | None, *, dry_run: bool) -> _Clock:
     """The time by the clock that stamps objects; on local paths too, which may be network mounts.
 
-    A dry run writes nothing, and uses this machine's clock. ``now`` is set by tests.
+    A dry run writes nothing, and uses this machine's clock. ``now`` is set by tests. If nothing can be
+    written, it is the time of an earlier call: everything then counts as younger than it is, which is safe.
     """
     if dry_run or now is not None:
         return _Clock(now or datetime.now(UTC), store.list(layout.CLOCK_DIR))
-    store.put(layout.CLOCK_NOW, b"", durable=False)
+    try:
+        store.put(layout.CLOCK_NOW, b"", durable=False)
+    except StorageError as error:
+        if store.head(layout.CLOCK_NOW) is None:
+            raise
+        logger.info("garbage collection of %s goes by an earlier time: %s", store.uri, error)
     # Read from a listing, like all other times: the time of a single object may be rounded differently.
     infos = store.list(layout.CLOCK_DIR)
     stamps = [info.modified for info in infos if info.path == layout.CLOCK_NOW]
@@ -202,10 +208,20 @@ def _collect_owner_records(
 
 
 def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
-    """Delete the shard's garbage of these resources."""
+    """Delete the shard's garbage of these resources.
+
+    A full disk takes no record of what exists now, but what earlier collections saw can be deleted. Then
+    there is space for the record.
+    """
+    record = partial(_record_look, shard, wanted)
+    recorded = True
     if not shard.dry_run:
-        # First, so that collections still make progress if every one of them is killed half way.
-        shard.looks.record(shard.store, dead_directories(shard) if wanted & _IN_DIRECTORIES else None)
+        try:
+            # First, so that collections still make progress if every one of them is killed half way.
+            record()
+        except StorageError as error:
+            recorded = False
+            logger.info("no look at shard %s is recorded yet: %s", shard.state.shard_id, error)
     if Resource.MANIFEST_ENTRIES in wanted:
         prune_manifest_entries(shard)
     # Before the SSTables, because a deleted entry keeps no SSTable alive.
@@ -215,6 +231,12 @@ def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
         collect_sstables(shard, wanted)
     if Resource.MANIFEST_VERSIONS in wanted:
         collect_manifest_versions(shard)
+    if not recorded:
+        record()
+
+
+def _record_look(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
+    shard.looks.record(shard.store, dead_directories(shard) if wanted & _IN_DIRECTORIES else None)
 
 
 def _collect_staging_files(
