@@ -114,6 +114,22 @@ def test_what_an_earlier_backup_has_is_not_copied_again(tmp_path: Path, table: l
     assert content(lancewal.restore(tmp_path / "backups", tmp_path / "two")) == content(table)
 
 
+def test_no_backup_could_be_made_beside_a_damaged_record(tmp_path: Path, table: lancewal.Table) -> None:
+    source = ObjectStore.from_uri(tmp_path / "backups")
+    first, second = table.backup(tmp_path / "backups"), table.backup(tmp_path / "backups")
+    source.put(f"backups/{second.id}.json", b"")
+    with pytest.raises(StorageError, match="name another backup"):
+        lancewal.restore(tmp_path / "backups", tmp_path / "restored")
+    third = table.backup(tmp_path / "backups")
+    assert third.copied_files == second.copied_files < first.copied_files
+    assert content(lancewal.restore(tmp_path / "backups", tmp_path / "restored")) == content(table)
+    for id_ in (first.id, third.id):
+        source.put(f"backups/{id_}.json", b"")
+    fourth = table.backup(tmp_path / "backups")
+    assert fourth.copied_files == first.copied_files
+    assert check_backup(source) == []
+
+
 def test_a_backup_that_died_at_any_write_is_no_backup(tmp_path: Path, table: lancewal.Table) -> None:
     store = ObjectStore.from_uri(table.uri)
     earlier = table.backup(tmp_path / "backups").id

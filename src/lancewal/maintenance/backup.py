@@ -95,7 +95,9 @@ class BackupRecord:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, InvalidInputError):
                 raise
-            raise StorageError(f"the backup's record {path} is damaged: {error!r}") from error
+            raise StorageError(
+                f"the backup's record {path} is damaged ({error!r}); delete it, or name another backup"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -363,12 +365,21 @@ class _Copier:
 
 
 def _known_files(destination: ObjectStore) -> dict[str, CopiedFile]:
-    """Files of the newest backup that still exist and may be shared, by path."""
-    if not list_backups(destination):
-        return {}
-    there = {info.path: info.size for info in destination.list(_FILES)}
-    files = read_record(destination).files
-    return {file.path: file for file in files if _is_shared(file) and there.get(file.stored) == file.size}
+    """Files of the newest backup that still exist and may be shared, by path.
+
+    A backup whose record is damaged is passed over: it must not keep others from being made.
+    """
+    for backup_id in reversed(list_backups(destination)):
+        path = _record_path(backup_id)
+        data = destination.get(path)
+        try:
+            files = BackupRecord.from_json(data, path).files
+        except StorageError as error:
+            logger.warning("an earlier backup cannot be used: %s", error)
+            continue
+        there = {info.path: info.size for info in destination.list(_FILES)}
+        return {file.path: file for file in files if _is_shared(file) and there.get(file.stored) == file.size}
+    return {}
 
 
 def _is_shared(file: CopiedFile) -> bool:
