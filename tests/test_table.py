@@ -182,6 +182,23 @@ def test_rows_in_the_log_of_a_shard_that_is_sealed_can_be_compacted(manual: Tabl
     assert lance.dataset(manual.uri).count_rows() == 3
 
 
+def test_a_busy_service_took_its_shard_back_before_it_was_sealed(
+    manual: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_id = manual.create_shard()
+    real, came_back = drain.drain_shard, iter([True])
+
+    def late(*args: Any) -> object:
+        drained = real(*args)
+        if next(came_back, False):
+            manual.shard_writer(shard_id).close()
+        return drained
+
+    monkeypatch.setattr(drain, "drain_shard", late)
+    manual.seal_shard(shard_id)
+    assert the_shard(manual).status is ShardStatus.SEALED
+
+
 def test_a_shard_that_is_taken_over_meanwhile_is_not_sealed(
     manual: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,8 @@ _ROUNDS = 8
 _AT_A_TIME = 4
 #: After so many leases an answer that was not fetched is deleted.
 _ANSWER_KEPT = 60
+#: How often a shard is claimed to be sealed, while a service takes it back.
+_SEAL_ATTEMPTS = 4
 #: Errors that an owner may report and the requester raises.
 _ERRORS = {each.__name__: each for each in (StorageError, OutcomeUnknownError, ConflictError)}
 
@@ -194,9 +196,20 @@ def delete_through_owners(base: BaseTable, store: ObjectStore, keys: Iterable[An
 
 
 def seal_through_owner(base: BaseTable, store: ObjectStore, shard_id: UUID) -> None:
-    """Seal a shard. Its owner flushes its memory first, and is then fenced."""
+    """Seal a shard. Its owner flushes its memory first, and is then fenced.
+
+    A service whose writer is fenced comes back with its next put, once in a lease. So it may claim the shard
+    between our claim and the seal, and the next attempt succeeds.
+    """
     flush_by_owners(store, [ShardManifestStore(store, shard_id).require_latest()])
-    seal_shard(base, store, shard_id)
+    for attempt in range(1, _SEAL_ATTEMPTS + 1):
+        try:
+            seal_shard(base, store, shard_id)
+            return
+        except FencedError as error:
+            if attempt == _SEAL_ATTEMPTS:
+                raise
+            logger.info("shard %s is not sealed yet: %s", shard_id, error)
 
 
 def adopt_by_owners(store: ObjectStore) -> Adopt:
