@@ -172,8 +172,8 @@ class Table(TableView):
 
         The rows are flushed first, by the owner if it is alive, because nobody can claim a sealed shard to
         flush it. **A writer that is open on the shard is fenced.** The shard is still read and compacted.
-        Raises :class:`FencedError` if other writers claim the shard meanwhile, again and again. A shard that is already
-        sealed stays as it is.
+        Raises :class:`FencedError` if other writers claim the shard meanwhile, again and again. A shard that
+        is already sealed stays as it is.
         """
         seal_through_owner(self._reader.base(), self._store, layout.parse_shard_id(shard_id))
 
