@@ -189,6 +189,15 @@ random() >= 0
 -- a comment
  id = 1
 id /* a comment */ = 1
+single in (0, 5, 6, 7, 8)
+single not in (-0.0, 5, 6, 7, 8)
+double in (0.0, 5.5, 6, 7, 8, null)
+not (double in (0, 5, 6, 7, 8) or id = 9)
+not (double not in (-0.0, 5.5, 6, 7, 8))
+not (id = 1 or (big > 3 and text is null))
+single < 1700000001
+single in (16777217, 2)
+double < 9007199254740993
 """.strip()
 
 REFUSED_AS_IN_LANCE = """
@@ -222,6 +231,8 @@ id = 1 xor id = 2
 id in (select 1)
 exists (select 1)
 unheard_of(id)
+half = 70000
+half > -1e5
 """.strip()
 
 

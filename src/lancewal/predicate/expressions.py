@@ -51,29 +51,29 @@ class ConditionBuilder:
         for operand in _operands(expression, "AND"):
             yield self._part(operand)
 
-    def _part(self, expression: Expr) -> Part:
-        """Convert one operand of ``AND``. As in Lance, only literals below ``AND`` and ``OR`` are typed."""
+    def _part(self, expression: Expr, *, strict: bool = True) -> Part:
+        """Convert one operand of ``AND``. As in Lance, only literals below ``AND`` and ``OR`` are typed.
+
+        ``strict`` is False below ``NOT``, where Lance leaves the type of literals to DataFusion.
+        """
         operator = _operator(expression)
         if operator in ("AND", "OR"):
-            parts = [self._part(operand) for operand in _operands(expression, operator)]
+            parts = [self._part(operand, strict=strict) for operand in _operands(expression, operator)]
             joined = reduce(and_ if operator == "AND" else or_, (part.expression for part in parts))
             conditions = tuple(part.condition for part in parts if part.condition is not None)
             if len(conditions) < len(parts):
                 return Part(joined)
             kind = Every if operator == "AND" else Some
             return Part(joined, kind(conditions))
-        return self._leaf(expression, strict=True)
+        return self._leaf(expression, strict=strict)
 
     def _leaf(self, expression: Expr, *, strict: bool) -> Part:
-        """Convert an expression that is no ``AND`` or ``OR``.
-
-        ``strict`` is False below ``NOT``, where Lance leaves the type of literals to DataFusion.
-        """
+        """Convert an expression that is no ``AND`` or ``OR``."""
         variant = expression.variant_name()
         if variant == "Not":
             (inner,) = expression.rex_call_operands()
-            condition = self._leaf(inner, strict=False).condition
-            return Part(expression, None if condition is None else Negation(condition))
+            part = self._part(inner, strict=False)
+            return Part(~part.expression, None if part.condition is None else Negation(part.condition))
         if variant in ("IsNull", "IsNotNull"):
             path = _path(expression.rex_call_operands()[0])
             if path is None or self._type(path) is None:
@@ -132,16 +132,11 @@ class ConditionBuilder:
         # Lance types the list only for a top-level column, not for a field of a struct.
         values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
         known = [value for value in values if value is not None]
+        negated = bool(expression.to_variant().negated())
+        if type_ is not None and pa.types.is_floating(type_):
+            return Part(_in_floats(subject, choices, known, type_, negated))
         if len(known) < len(values):
             return Part(expression)
-        negated = bool(expression.to_variant().negated())
-        if not _is_plain(type_):
-            if len(path) > 1:
-                return Part(expression)
-            from datafusion import Expr
-            from datafusion.functions import in_list
-
-            return Part(in_list(subject, [Expr.literal(value) for value in known], negated))
         present = [value.as_py() for value in known if value.is_valid]
         return Part(
             expression,
@@ -187,8 +182,7 @@ class ConditionBuilder:
             return pa.scalar(None, type_) if kind == "Null" else None
         if _takes(type_, value):
             try:
-                # Arrow makes 16-bit floats only from those of numpy.
-                return pa.scalar(np.float16(value) if type_ == pa.float16() else value, type_)
+                return _number(value, type_) if pa.types.is_floating(type_) else pa.scalar(value, type_)
             except (pa.ArrowInvalid, OverflowError):
                 if not strict:
                     return None
@@ -219,6 +213,17 @@ def _takes(type_: pa.DataType, value: object) -> bool:
     if isinstance(value, str):
         return type_ in (pa.string(), pa.large_string())
     return type_ in (pa.binary(), pa.large_binary())
+
+
+def _number(value: float, type_: pa.DataType) -> pa.Scalar:
+    """A number as the nearest float of a type, as in Lance, which has no infinity for numbers in 16 bits."""
+    if type_ != pa.float16():
+        return pa.scalar(float(value), type_)
+    with np.errstate(over="ignore"):
+        half = np.float16(value)
+    if np.isinf(half) and not np.isinf(value):
+        raise OverflowError
+    return pa.scalar(half, type_)
 
 
 def _literal_value(expression: Expr) -> tuple[str, Any]:
@@ -274,6 +279,22 @@ def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
         ">": subject.__gt__,
         ">=": subject.__ge__,
     }[operator](literal)
+
+
+def _in_floats(
+    subject: Expr, choices: Sequence[Expr], typed: Sequence[pa.Scalar], type_: pa.DataType, negated: bool
+) -> Expr:
+    """``subject`` in a list of literals, or in ``typed``, if all of these have the type of the column."""
+    from datafusion import Expr
+    from datafusion.functions import in_list
+
+    wanted = list(choices) if len(typed) < len(choices) else list(map(Expr.literal, typed))
+    if any(_literal_value(choice)[1] == 0 for choice in choices):
+        # Of a list of four or more, DataFusion compares the bits, in which the two zeros differ.
+        wanted += [
+            Expr.literal(pa.scalar(np.float16(zero), pa.float16()).cast(type_)) for zero in (0.0, -0.0)
+        ]
+    return in_list(subject, wanted, negated)
 
 
 def columns_of(expression: Expr, sql: str) -> Iterator[str]:
