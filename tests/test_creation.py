@@ -432,3 +432,9 @@ def test_checkpoints_are_not_lost_with_the_write_path_and_leave_no_tags(tmp_path
     lance.dataset(table.uri).tags.create("release", 1)
     lancewal.uninitialize(table.uri)
     assert list(lance.dataset(table.uri).tags.list()) == ["release"]
+
+
+def test_a_schema_that_arrow_makes_no_rows_of_was_an_untyped_error(tmp_path: Path) -> None:
+    columns = pa.schema({"id": pa.int64(), "either": pa.sparse_union([pa.field("a", pa.int32())])})
+    with pytest.raises(InvalidInputError, match="union"):
+        lancewal.create(tmp_path / "t", columns, key="id")

@@ -231,6 +231,7 @@ id = 1 xor id = 2
 id in (select 1)
 exists (select 1)
 unheard_of(id)
+unnest([true])
 half = 70000
 half > -1e5
 """.strip()

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.reader import base_keys, base_source
 from lancewal.reader.state import ShardPlace, ShardReader
@@ -141,3 +142,11 @@ def test_boolean_binary_and_small_integer_keys(tmp_path: Path) -> None:
         assert looked_up(table, values[::-1]) == ["new", "base 0"]
         for reader in table.readers:
             assert sorted(reader.scan().to_table()["name"].to_pylist()) == ["base 0", "new"]
+
+
+def test_an_array_without_dimensions_was_an_untyped_error(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", [{"id": 1, "n": 2}], key="id")
+    assert table.lookup(np.array(1)) == {"id": 1, "n": 2}
+    with table.writer() as writer:
+        writer.delete(np.array(1))
+    assert table.lookup(np.array(1)) is None

@@ -248,6 +248,13 @@ def test_a_column_without_its_list_was_taken_for_letters(tmp_path: Path) -> None
         table.scan(columns="id")
 
 
+def test_expressions_for_columns_were_ignored(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "t", [{"id": 1, "n": 2}], key="id")
+    with pytest.raises(InvalidInputError, match="columns is a dict; pass a list of names"):
+        table.scan(columns={"n": "n * 10"})  # type: ignore[arg-type]
+    assert table.sql("SELECT n * 10 AS n FROM t").to_pylist() == [{"n": 20}]
+
+
 @pytest.mark.parametrize("filter", ["case when id > 3 then true else false end", "cast(name as int) = 1"])
 def test_a_filter_that_only_lance_refuses_is_our_refusal_too(table: TableUnderTest, filter: str) -> None:
     with pytest.raises(InvalidInputError, match="filter"):

@@ -108,6 +108,13 @@ def test_vectors_and_several_shards(tmp_path: Path) -> None:
         (lambda w: w.update("id = 1", set_sql={"n": "'x'"}), "column n"),
         (lambda w: w.update("id = 1", {"n": 1}, set_sql={"n": "n"}), "set and set_sql"),
         (lambda w: w.update("id = 1", {"n": "x"}), "column n, row 0: 'x'"),
+        (lambda w: w.update("id = 1", "n"), "set is 'n'; pass a dict"),
+        (lambda w: w.update("id = 1", set_sql=["n"]), "set_sql is .*; pass a dict"),
+        # Each of them would be computed for a batch of rows, and so depend on where rows lie.
+        (lambda w: w.update("true", set_sql={"n": "sum(n) over ()"}), "over single rows"),
+        (lambda w: w.update("true", set_sql={"n": "row_number() over () + 1"}), "over single rows"),
+        (lambda w: w.update("true", set_sql={"n": "max(n)"}), "over single rows"),
+        (lambda w: w.update("true", set_sql={"n": "(select 1)"}), "over single rows"),
     ],
 )
 def test_what_is_refused_changes_nothing(

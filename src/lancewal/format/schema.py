@@ -346,6 +346,10 @@ def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[
         return readable_columns(schema, schema.names) if schema.blob_columns else schema.names
     if isinstance(columns, str):  # otherwise its letters would be taken as names
         raise InvalidInputError(f"columns is {columns!r}; pass a list of names, such as [{columns!r}]")
+    if isinstance(columns, Mapping):  # otherwise its expressions would be ignored
+        raise InvalidInputError(
+            "columns is a dict; pass a list of names, and compute values with table.sql or from the result"
+        )
     names = list(columns)
     unknown = [name for name in names if name not in schema.field_ids]
     if unknown:

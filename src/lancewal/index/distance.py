@@ -48,13 +48,16 @@ def checked_query(query: Any, dimension: int) -> Vector:
     if isinstance(query, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         query = query.to_pylist() if not isinstance(query, pa.Scalar) else query.as_py()
     try:
-        vector = np.asarray(query, dtype=np.float32)
+        with np.errstate(over="ignore"):  # infinities are refused below
+            vector = np.asarray(query, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"the query is not a vector of numbers: {error}") from error
     if vector.shape != (dimension,):
         raise InvalidInputError(f"the query has shape {vector.shape}, the column's vectors ({dimension},)")
     if not np.isfinite(vector).all():
-        raise InvalidInputError("the query vector contains NaN, an infinity or a null")
+        raise InvalidInputError(
+            "the query vector contains NaN, an infinity, a null, or a number beyond 32 bits"
+        )
     return vector
 
 

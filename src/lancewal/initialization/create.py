@@ -14,6 +14,7 @@ from lance.fragment import write_fragments
 from lancewal.base import check_unique, lance_errors
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
+from lancewal.format import no_rows
 from lancewal.initialization.initialize import (
     check_new_table,
     initialize,
@@ -72,9 +73,9 @@ def create(
         is_stream(schema_or_data) and not isinstance(schema_or_data, pa.Schema)
     )
     if isinstance(schema_or_data, pa.Schema):
-        rows = schema_or_data.empty_table()
+        rows = no_rows(schema_or_data)
     elif isinstance(schema_or_data, pa.RecordBatchReader):
-        rows = schema_or_data.schema.empty_table()
+        rows = no_rows(schema_or_data.schema)
     elif later:
         raise InvalidInputError(
             "rows that come one by one do not tell the table's columns; create it with a schema, "

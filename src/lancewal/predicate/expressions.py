@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 _DISTINCT = {"IS DISTINCT FROM": "!=", "IS NOT DISTINCT FROM": "="}
 _MIRRORED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_FORBIDDEN = ("Subquery", "Exists", "Aggregate", "Window", "OuterReference", "Placeholder", "Wildcard")
+_FORBIDDEN = (
+    "Unnest",
+    "Subquery",
+    "Exists",
+    "Aggregate",
+    "Window",
+    "OuterReference",
+    "Placeholder",
+    "Wildcard",
+)
 _LITERAL_GETTERS = {
     "Int64": "value_i64",
     "UInt64": "value_u64",
@@ -297,14 +306,16 @@ def _in_floats(
     return in_list(subject, wanted, negated)
 
 
-def columns_of(expression: Expr, sql: str) -> Iterator[str]:
+def columns_of(expression: Expr, sql: str, what: str = "filter") -> Iterator[str]:
+    """The columns that an expression reads; refuses one that needs more than the row, such as a window."""
     left = [expression]
     while left:
         part = left.pop()
         variant = part.variant_name()
         if any(kind in variant for kind in _FORBIDDEN):
             raise InvalidInputError(
-                f"the filter {sql!r} is no predicate over single rows: it has a {variant}"
+                f"the {what} {sql!r} is no {'predicate' if what == 'filter' else what} over single rows: "
+                f"it has a {variant}"
             )
         if variant == "Column":
             yield str(part.to_variant().name())

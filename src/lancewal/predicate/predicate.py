@@ -237,6 +237,8 @@ class Expression:
         _refuse_other_than_text(sql)
         frame = _frame(hashable(schema))
         parsed = _parse(frame, sql, schema, "expression")
+        # Rows come in batches: a window or an aggregate would be one of some of the rows.
+        set(columns_of(parsed, sql, "expression"))
         try:
             frame.select(parsed.alias("value")).to_arrow_table()
         except Exception as error:

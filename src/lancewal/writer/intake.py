@@ -235,7 +235,8 @@ class Intake:
                 raise InvalidInputError(
                     f"the key has the columns {', '.join(names)}; pass a table with these columns"
                 )
-            values = key_sequence(keys) if is_key_sequence(keys) else [keys]
+            one = keys[()] if isinstance(keys, np.ndarray) and not keys.ndim else keys
+            values = key_sequence(keys) if is_key_sequence(keys) else [one]
             batches = [self._key_batch(values)] if len(values) else []
         return [self._only_keys(batch, index) for index, batch in enumerate(batches)]
 

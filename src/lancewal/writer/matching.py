@@ -18,6 +18,12 @@ from lancewal.writer.intake import Intake
 Find = Callable[[str, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
+def _values(name: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInputError(f"{name} is {given!r}; pass a dict of columns and their values")
+    return given or {}
+
+
 class Matching:
     """Finds rows of one table; ``intake`` knows its columns."""
 
@@ -42,7 +48,7 @@ class Matching:
         self, where: str, set: Mapping[str, Any] | None, set_sql: Mapping[str, str] | None
     ) -> Iterator[pa.Table]:
         """The matching rows with new values, batch by batch; refuses at once what cannot be set."""
-        set, set_sql = set or {}, set_sql or {}
+        set, set_sql = _values("set", set), _values("set_sql", set_sql)
         columns = self._intake.plain
         for name in (*set, *set_sql):
             if name not in columns.names:

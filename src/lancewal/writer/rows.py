@@ -161,7 +161,8 @@ def is_tabular(data: Any) -> bool:
 
 def is_key_sequence(keys: Any) -> bool:
     """Whether ``keys`` holds several key values: a list, set or range, an array, a Series or an Index."""
-    return isinstance(keys, _SEQUENCES) or _is_series(keys)
+    # An array of numpy without dimensions is one value.
+    return (isinstance(keys, _SEQUENCES) and getattr(keys, "ndim", 1) > 0) or _is_series(keys)
 
 
 def key_sequence(keys: Any) -> Any:
