@@ -117,6 +117,10 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
                 options.put(key, value);
               }
             });
+    if (info.partitions().length > 1) {
+      throw new UnsupportedOperationException(
+          "a table is sharded by one column, not by " + Arrays.toString(info.partitions()));
+    }
     for (Transform each : info.partitions()) {
       shard(each, options);
     }
@@ -156,6 +160,9 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
       if (argument instanceof Literal) {
         options.put("numBuckets", String.valueOf(((Literal<?>) argument).value()));
       } else if (argument instanceof NamedReference) {
+        if (column != null) {
+          throw new UnsupportedOperationException("a table is sharded by one column, not by " + transform);
+        }
         column = String.join(".", ((NamedReference) argument).fieldNames());
       }
     }

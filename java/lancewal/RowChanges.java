@@ -81,6 +81,8 @@ final class RowChanges implements SupportsDelta {
     StructType changes = columns.add(CHANGE, DataTypes.StringType, false);
     java.util.Map<String, String> options = new java.util.HashMap<>(write.options().asCaseSensitiveMap());
     options.put("changeTypeColumn", CHANGE);
+    // A MERGE may delete a row and insert one with the same key, in any order and in different tasks.
+    options.put("deletesFirst", "true");
     BatchWrite python =
         table
             .pythonWriter(write.queryId(), changes, new CaseInsensitiveStringMap(options))
@@ -149,7 +151,10 @@ final class RowChanges implements SupportsDelta {
     }
   }
 
-  /** Spark pushes changes one by one, and a Python writer pulls them: they go over in large parts. */
+  /**
+   * Spark pushes changes one by one, and a Python writer pulls them: they go over in large parts, each of
+   * deletes or of upserts alone.
+   */
   private static final class Writer implements DeltaWriter<InternalRow> {
     private static final UTF8String UPSERT = UTF8String.fromString("upsert");
     private static final UTF8String DELETE = UTF8String.fromString("delete");
@@ -158,7 +163,8 @@ final class RowChanges implements SupportsDelta {
     private final int partition;
     private final long task;
     private final UnsafeProjection packing;
-    private final List<InternalRow> held = new ArrayList<>();
+    private final List<InternalRow> deletes = new ArrayList<>();
+    private final List<InternalRow> upserts = new ArrayList<>();
     private final List<WriterCommitMessage> written = new ArrayList<>();
     private long heldBytes;
 
@@ -180,7 +186,8 @@ final class RowChanges implements SupportsDelta {
       InternalRow after = spread(row, factory.rowPlaces(), UPSERT);
       for (int place : factory.keyPlaces()) {
         var type = factory.changes().fields()[place].dataType();
-        if (!Objects.equals(before.get(place, type), after.get(place, type))) {
+        // Deeply: keys of bytes are arrays.
+        if (!Objects.deepEquals(before.get(place, type), after.get(place, type))) {
           throw new UnsupportedOperationException(
               "UPDATE and MERGE cannot change a primary key; delete the row and insert another");
         }
@@ -195,26 +202,27 @@ final class RowChanges implements SupportsDelta {
 
     @Override
     public WriterCommitMessage commit() {
-      handOver();
+      handOverAll();
       return new Written(new ArrayList<>(written));
     }
 
     @Override
     public void abort() {
-      held.clear();
+      close();
     }
 
     @Override
     public void close() {
-      held.clear();
+      deletes.clear();
+      upserts.clear();
     }
 
     private void add(InternalRow row, int[] places, UTF8String change) {
       UnsafeRow packed = packing.apply(spread(row, places, change)).copy();
-      held.add(packed);
+      (change == DELETE ? deletes : upserts).add(packed);
       heldBytes += packed.getSizeInBytes();
       if (heldBytes >= HELD_BYTES) {
-        handOver();
+        handOverAll();
       }
     }
 
@@ -228,7 +236,13 @@ final class RowChanges implements SupportsDelta {
       return new GenericInternalRow(values);
     }
 
-    private void handOver() {
+    private void handOverAll() {
+      handOver(deletes);
+      handOver(upserts);
+      heldBytes = 0;
+    }
+
+    private void handOver(List<InternalRow> held) {
       if (held.isEmpty()) {
         return;
       }
@@ -239,7 +253,6 @@ final class RowChanges implements SupportsDelta {
         throw new java.io.UncheckedIOException(error);
       }
       held.clear();
-      heldBytes = 0;
     }
   }
 }

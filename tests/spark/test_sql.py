@@ -95,6 +95,80 @@ def test_changes_beside_a_live_writer_go_through_it_and_do_not_fence_it(
     assert [i for i, _ in content(table)] == [2, 3, 4, 5, 10]
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["few rows", "SSTables"])
+def test_a_row_that_a_merge_inserts_is_not_deleted_with_the_old_row_of_its_key(
+    spark: SparkSession, tmp_path: Path, root: str, staged: bool
+) -> None:
+    table = new_table(tmp_path / "docs")
+    with table.writer() as writer:
+        writer.put(rows(0, 60))
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    spark.conf.set("spark.sql.catalog.here.walBytes", str(0 if staged else 1 << 20))
+    spark.range(60).selectExpr("id", "concat('new_', id) AS name").createOrReplaceTempView("renamed")
+    try:
+        # Joined by another column than the key: the two rows of a key are in different tasks.
+        ask(
+            spark,
+            "MERGE INTO here.docs t USING renamed s ON t.name = s.name "
+            "WHEN NOT MATCHED THEN INSERT * WHEN NOT MATCHED BY SOURCE THEN DELETE",
+        )
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", "true")
+        spark.conf.unset("spark.sql.catalog.here.walBytes")
+    assert content(table) == [(i, f"new_{i}") for i in range(60)]
+
+
+def test_rows_with_a_key_of_bytes_are_updated_and_merged(spark: SparkSession, root: str) -> None:
+    ask(
+        spark,
+        "CREATE TABLE here.raw (id BINARY, part BIGINT, text STRING, PRIMARY KEY (id, part)) "
+        "PARTITIONED BY (bucket(2, part))",
+    )
+    ask(spark, "INSERT INTO here.raw VALUES (X'0102', 1, 'one'), (X'03', 2, 'two')")
+    ask(spark, "UPDATE here.raw SET text = upper(text) WHERE part = 1")
+    ask(
+        spark,
+        "MERGE INTO here.raw t USING (SELECT X'03' AS id, 2L AS part, 'zwei' AS text) s "
+        "ON t.id = s.id AND t.part = s.part WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+    )
+    assert content(f"{root}/raw") == [(b"\x01\x02", 1, "ONE"), (b"\x03", 2, "zwei")]
+    with pytest.raises(Exception, match="cannot change a primary key"):
+        ask(spark, "UPDATE here.raw SET id = X'04'")
+
+
+def test_a_column_that_is_created_not_null_takes_no_nulls(spark: SparkSession, root: str) -> None:
+    ask(spark, "CREATE TABLE here.strict (id BIGINT, text STRING NOT NULL, more INT, PRIMARY KEY (id))")
+    ask(spark, "INSERT INTO here.strict VALUES (1, 'one', NULL), (2, 'two', 2)")
+    with pytest.raises(Exception, match="NOT_NULL_ASSERT_VIOLATION"):
+        ask(spark, "INSERT INTO here.strict VALUES (3, NULL, 3)")
+    with pytest.raises(Exception, match="NOT_NULL_ASSERT_VIOLATION"):
+        ask(spark, "UPDATE here.strict SET text = NULL WHERE id = 1")
+    ask(spark, "DELETE FROM here.strict WHERE more = 2")
+    assert content(f"{root}/strict") == [(1, "one", None)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("id BIGINT, v VARCHAR(3)", "column v is varchar\\(3\\); tables limit no text"),
+        (
+            "id BIGINT, v ARRAY<STRUCT<a: STRING COLLATE UTF8_LCASE>>",
+            "column v.a is .*; tables keep no collation",
+        ),
+        ("id BIGINT, v VARIANT", "column v is a variant"),
+        ("id BIGINT, v INTERVAL YEAR", "column v is interval year, which no table can hold"),
+        ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (a, b", "sharded by one column"),
+        ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (bucket(4, a, b)", "sharded by one column"),
+    ],
+)
+def test_what_a_new_table_would_not_keep_is_refused_by_name(
+    spark: SparkSession, root: str, columns: str, said: str
+) -> None:
+    with pytest.raises(Exception, match=said):
+        ask(spark, f"CREATE TABLE here.other ({columns})")
+    assert not Path(root, "other").exists()
+
+
 def test_the_same_changes_by_calls(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     with table.writer() as writer:

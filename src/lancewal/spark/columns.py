@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -80,7 +81,16 @@ def spark_schema(columns: pa.Schema) -> st.StructType:
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
     """The exact Arrow schema that Spark wants for rows of ``schema``."""
-    return to_arrow_schema(schema, **_IN_UTC)
+    columns: list[pa.Field] = []
+    for field in schema.fields:
+        try:
+            columns += to_arrow_schema(st.StructType([field]), **_IN_UTC)
+        except PySparkTypeError:
+            raise InvalidInputError(
+                f"column {field.name} is {field.dataType.simpleString()}, which no table can hold; "
+                "convert it with cast, or leave it out"
+            ) from None
+    return pa.schema(columns)
 
 
 def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

@@ -134,7 +134,7 @@ def _timestamp(value: dt.datetime, type_: pa.DataType) -> str | None:
 
 
 def _float(value: float, type_: pa.DataType) -> str | None:
-    """``value`` with all digits, if the column can hold it: a table may round a literal to the column's type."""
+    """``value`` with all digits, if the column can hold it: a table may round a literal."""
     if not math.isfinite(value) or value == 0:
         # In Spark -0.0 equals 0.0 and all NaNs are equal; the table compares their bits.
         return None

@@ -67,8 +67,35 @@ def _create(options: dict[str, str], arguments: _Arguments) -> _Answer:
     schema = st.StructType.fromJson(json.loads(arguments["schema"]))
     if _exists(parsed):
         return {"error": "TableExistsError", "message": f"there is a table at {parsed.uri}"}
-    open_for_writing(parsed, schema)
+    for field in schema.fields:
+        _refuse_unkept(field.dataType, field.name)
+    open_for_writing(parsed, schema, [field.name for field in schema.fields if not field.nullable])
     return {}
+
+
+def _refuse_unkept(type_: st.DataType, column: str) -> None:
+    """Refuse types, wherever they are in a column, that would come back as another type."""
+    if isinstance(type_, st.VariantType):
+        raise InvalidInputError(
+            f"column {column} is a variant, which no table can hold; use STRING, with JSON"
+        )
+    if isinstance(type_, st.CharType | st.VarcharType):
+        raise InvalidInputError(
+            f"column {column} is {type_.simpleString()}; tables limit no text, use STRING"
+        )
+    if isinstance(type_, st.StringType) and type_ != st.StringType():
+        raise InvalidInputError(
+            f"column {column} is {type_.simpleString()}; tables keep no collation: use STRING, "
+            "and COLLATE in queries"
+        )
+    if isinstance(type_, st.ArrayType):
+        _refuse_unkept(type_.elementType, column)
+    if isinstance(type_, st.MapType):
+        _refuse_unkept(type_.keyType, column)
+        _refuse_unkept(type_.valueType, column)
+    if isinstance(type_, st.StructType):
+        for field in type_.fields:
+            _refuse_unkept(field.dataType, f"{column}.{field.name}")
 
 
 def _drop(options: dict[str, str], arguments: _Arguments) -> _Answer:

@@ -44,7 +44,7 @@ CREATE_OPTIONS = (
     "vectorDimensions",
 )
 #: For our own calls only; not part of the interface.
-INTERNAL_OPTIONS = ("job", "jobArguments")
+INTERNAL_OPTIONS = ("job", "jobArguments", "deletesFirst")
 
 #: Options of other formats that are not supported here.
 _NO_SUCH_TIME = (

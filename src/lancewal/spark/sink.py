@@ -51,7 +51,7 @@ from lancewal.publish import (
 )
 from lancewal.service import flush_through_owners, may_claim, publish_through_owners
 from lancewal.shard import BUCKET, IDENTITY, Shard, ShardManifestStore, ShardRouter
-from lancewal.spark.columns import SparkRows, arrow_schema
+from lancewal.spark.columns import DELETES, SparkRows, arrow_schema
 from lancewal.spark.options import OpenTable, Options
 
 logger = logging.getLogger(__name__)
@@ -77,26 +77,42 @@ class TaskMessage(WriterCommitMessage):
     staged: list[Staged] = field(default_factory=list)
     rows: bytes = field(default=b"", repr=False)
     query_id: str | None = None
+    #: Rows of a later turn are newer, whatever task they come from.
+    turn: int = 0
 
 
 def take_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> TaskMessage:
     """The work of a task: it sends a few rows along with its message, and stages more."""
     most = _sent_bytes(_wal_bytes(options), partition)
     held: list[pa.RecordBatch] = []
-    size = 0
+    size = turn = 0
     for batch in batches:
         if batch.num_rows:
+            turn = turn if held else _turn(options, batch)
             held.append(batch)
             size += batch.nbytes
         if size > most:
-            return TaskMessage(partition, stage_rows(options, chain(held, batches), partition))
+            staged = stage_rows(options, chain(held, batches), partition, turn)
+            return TaskMessage(partition, staged, turn=turn)
     if not held:
         return TaskMessage(partition)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, held[0].schema) as writer:
         for batch in held:
             writer.write_batch(batch)
-    return TaskMessage(partition, rows=sink.getvalue().to_pybytes())
+    return TaskMessage(partition, rows=sink.getvalue().to_pybytes(), turn=turn)
+
+
+def _turn(options: Options, batch: pa.RecordBatch) -> int:
+    """When the rows of ``batch`` count: with ``deletesFirst``, upserts come after the deletes of all tasks.
+
+    A MERGE may delete a row and insert another one with its key, in different tasks. The inserted row stays.
+    The planner's front passes deletes and upserts separately, so one row tells for all.
+    """
+    change_column = options.text("changeTypeColumn")
+    if change_column is None or not options.flag("deletesFirst"):
+        return 0
+    return 0 if batch.column(change_column)[0].as_py() in DELETES else 1
 
 
 def _wal_bytes(options: Options) -> int:
@@ -114,11 +130,13 @@ def _sent_bytes(wal_bytes: int, partition: int) -> int:
     return min(_MOST_SENT_BYTES, wal_bytes // (partition + 1))
 
 
-def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> list[Staged]:
+def stage_rows(
+    options: Options, batches: Iterator[pa.RecordBatch], partition: int, turn: int = 0
+) -> list[Staged]:
     """Write a task's rows as staged SSTables."""
     table = OpenTable.open(options)
     rows = SparkRows(table.base.schema, table.base.storage_version, options)
-    stager = _stager(table, options, partition)
+    stager = _stager(table, options, turn, partition)
     for batch in batches:
         stored = rows.stored(batch)
         if stored is not None:
@@ -126,12 +144,12 @@ def stage_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: i
     return stager.finish()
 
 
-def _stager(table: OpenTable, options: Options, partition: int) -> Stager:
+def _stager(table: OpenTable, options: Options, turn: int, partition: int) -> Stager:
     return Stager(
         table.base,
         table.store,
         ShardRouter.of_table(table.base, table.store),
-        order=(partition,),
+        order=(turn, partition),
         max_bytes=options.number("stagingBytes") or DEFAULT_STAGING_BYTES,
     )
 
@@ -192,7 +210,7 @@ def commit_write(
     options: Options, messages: Sequence[WriterCommitMessage | None], transaction: Transaction | None
 ) -> list[ShardWrite]:
     """Write what the tasks sent or staged to the table; returns what was done in each shard."""
-    told = sorted((m for m in messages if isinstance(m, TaskMessage)), key=lambda m: m.partition)
+    told = sorted((m for m in messages if isinstance(m, TaskMessage)), key=lambda m: (m.turn, m.partition))
     table = OpenTable.open(options)
     sent = _sent_rows(table, options, told)
     staged = [each for message in told for each in message.staged]
@@ -218,14 +236,17 @@ def commit_write(
 def _sent_rows(
     table: OpenTable, options: Options, told: Sequence[TaskMessage]
 ) -> dict[int, list[pa.RecordBatch]]:
-    """The rows that tasks sent, by task, in stored form. Checks all rows before anything is written."""
+    """The rows that tasks sent, in stored form, by the message's place in ``told``.
+
+    Checks all rows before anything is written.
+    """
     rows = SparkRows(table.base.schema, table.base.storage_version, options)
     found: dict[int, list[pa.RecordBatch]] = {}
-    for message in told:
+    for place, message in enumerate(told):
         if message.rows:
             stored = map(rows.stored, pa.ipc.open_stream(message.rows))
-            found[message.partition] = [batch for batch in stored if batch is not None]
-    return {partition: batches for partition, batches in found.items() if batches}
+            found[place] = [batch for batch in stored if batch is not None]
+    return {place: batches for place, batches in found.items() if batches}
 
 
 def _staged_here(
@@ -233,11 +254,12 @@ def _staged_here(
 ) -> list[Staged]:
     """Stage the rows that tasks sent. Neighbouring tasks share SSTables, and the order of tasks is kept."""
     staged: list[Staged] = []
-    for _, neighbours in groupby(told, lambda message: bool(message.staged)):
-        partitions = [message.partition for message in neighbours if message.partition in sent]
-        if partitions:
-            stager = _stager(table, options, partitions[0])
-            for batch in chain.from_iterable(sent[partition] for partition in partitions):
+    for _, neighbours in groupby(enumerate(told), lambda each: (each[1].turn, bool(each[1].staged))):
+        places = [place for place, _ in neighbours if place in sent]
+        if places:
+            first = told[places[0]]
+            stager = _stager(table, options, first.turn, first.partition)
+            for batch in chain.from_iterable(sent[place] for place in places):
                 stager.add(batch)
             staged += stager.finish()
     return staged
@@ -290,9 +312,10 @@ def check_write(options: Options, schema: st.StructType, overwrite: bool = False
     return base
 
 
-def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
+def open_for_writing(options: Options, schema: st.StructType, required: Sequence[str] = ()) -> BaseTable:
     """The table that a write goes to; creates it from the rows' ``schema`` if the options ask for it.
 
+    Besides the key, the columns ``required`` of a new table cannot be null.
     Also initialises a Lance table that has no write path yet. An existing table keeps its key and
     sharding, and an option that contradicts them is refused.
     """
@@ -310,7 +333,8 @@ def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
         if not may_create:
             raise InvalidInputError(f"{error}; or set the option createIfMissing") from None
         try:
-            create_table(uri, table_columns(options, schema), options.storage, **_sharding(options))
+            columns = table_columns(options, schema, required)
+            create_table(uri, columns, options.storage, **_sharding(options))
         except (StorageError, OutcomeUnknownError) as failure:
             if "already exists" not in str(failure.__cause__):
                 raise
@@ -320,7 +344,7 @@ def open_for_writing(options: Options, schema: st.StructType) -> BaseTable:
     return base
 
 
-def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
+def table_columns(options: Options, schema: st.StructType, required: Sequence[str] = ()) -> pa.Schema:
     """The columns of a new table for rows of ``schema``: key columns marked, vectors of fixed size."""
     key = options.names("primaryKey") or []
     change_column = options.text("changeTypeColumn")
@@ -335,8 +359,9 @@ def table_columns(options: Options, schema: st.StructType) -> pa.Schema:
         if not pa.types.is_list(type_) or not pa.types.is_floating(type_.value_type):
             raise InvalidInputError(f"column {name} is {type_}; a vector is an array of float or double")
         fields[name] = fields[name].with_type(pa.list_(type_.value_type, size))
-    # All but the key become nullable: Spark marks many computed columns "not null", and a delete needs nulls.
-    return with_key(pa.schema(list(fields.values())), key)
+    # Others become nullable: Spark marks many computed columns "not null".
+    columns = with_key(pa.schema(list(fields.values())), key)
+    return pa.schema([f.with_nullable(f.nullable and f.name not in required) for f in columns])
 
 
 def _initialized(options: Options) -> BaseTable:
