@@ -110,6 +110,36 @@ def test_an_event_that_comes_late_loses_in_a_later_micro_batch_too(
     assert [(key, gone) for key, _, _, gone in content(table)] == [(1, True), (2, False), (3, False)]
 
 
+def test_a_row_before_its_change_is_no_event_where_deletes_are_kept(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table", SEQUENCED)
+    events = "id long, name string, _sequence long, _change_type string"
+
+    def apply(kinds: list[tuple[int, str, int, str | None]]) -> None:
+        frame(spark, kinds, events).coalesce(1).write.mode("append").json(str(tmp_path / "in"))
+        apply_changes(
+            spark.readStream.schema(events).json(str(tmp_path / "in")),
+            table.uri,
+            str(tmp_path / "checkpoint"),
+            sequence_by="_sequence",
+            change_type_column="_change_type",
+            deleted_column="gone",
+            trigger={"availableNow": True},
+        ).awaitTermination()
+
+    # As Delta tells of an update: both rows have the same version.
+    pairs = [[(i, "new", 1, "update_postimage"), (i, "old", 1, "update_preimage")] for i in range(4)]
+    apply([*(each for pair in pairs for each in pair), (9, "x", 1, None), (8, "y", 1, "Delete")])
+    assert content(table) == [
+        *((i, "new", 1, False) for i in range(4)),
+        (8, "y", 1, True),
+        (9, "x", 1, False),
+    ]
+    with pytest.raises(Exception, match="column _change_type says remove; known are upsert"):
+        apply([(1, "z", 2, "remove")])
+
+
 def test_deletes_in_sequence_remove_rows_where_no_column_keeps_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -62,10 +62,10 @@ _AS_INT = frozenset(
 _AS_IS = frozenset([pa.int64(), pa.large_string(), pa.string_view(), pa.float32(), pa.float64()]) | _AS_INT
 
 #: Names of change types in our own feed, in Delta's and in Debezium's.
-_UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
+UPSERTS = ("upsert", "insert", "update", "update_postimage", "c", "u", "r")
 DELETES = ("delete", "d")
 #: The old version of a row, which another row of the feed replaces.
-_NOTHING = ("update_preimage",)
+NOTHING = ("update_preimage",)
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -200,7 +200,7 @@ class SparkRows:
             return self._upserts(batch)
         changes, batch = self._take_changes(batch)
         deleted = _is_one_of(changes, DELETES)
-        ignored = _is_one_of(changes, _NOTHING)
+        ignored = _is_one_of(changes, NOTHING)
         self._refuse_unknown(changes, deleted | ignored)
         upserted = ~(deleted | ignored)
         parts, places = [], []
@@ -243,11 +243,11 @@ class SparkRows:
         return changes, batch.select([name for name in batch.schema.names if name not in left_out])
 
     def _refuse_unknown(self, changes: pa.Array, known: _Mask) -> None:
-        unknown = ~(known | _is_one_of(changes, _UPSERTS) | changes.is_null().to_numpy(zero_copy_only=False))
+        unknown = ~(known | _is_one_of(changes, UPSERTS) | changes.is_null().to_numpy(zero_copy_only=False))
         if unknown.any():
             found = changes.filter(pa.array(unknown)).unique().slice(0, 3).to_pylist()
             raise InvalidInputError(
-                f"column {self._change_column} says {found}; known are {', '.join((*_UPSERTS, *DELETES))}"
+                f"column {self._change_column} says {found}; known are {', '.join((*UPSERTS, *DELETES))}"
             )
 
 

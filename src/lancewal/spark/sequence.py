@@ -19,7 +19,7 @@ from pyspark.sql import types as st
 
 from lancewal.errors import InvalidInputError
 from lancewal.service import TakeOver
-from lancewal.spark.columns import DELETES, for_table, quoted
+from lancewal.spark.columns import DELETES, NOTHING, UPSERTS, for_table, quoted
 from lancewal.spark.low_latency import MicroBatches, format_options, start_stream
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.sink import check_write
@@ -136,5 +136,12 @@ def _with_deletes_kept(
         )
     if change_type_column is None or change_type_column not in df.columns:
         raise InvalidInputError("deleted_column needs change_type_column, a column of the events")
-    deleted = F.coalesce(F.lower(quoted(change_type_column)).isin(*DELETES), F.lit(False))
-    return df.withColumn(deleted_column, deleted).drop(change_type_column)
+    kind = F.lower(quoted(change_type_column))
+    unknown = F.concat(F.lit(f"column {change_type_column} says "), quoted(change_type_column))
+    deleted = (
+        F.when(kind.isNull() | kind.isin(*UPSERTS), F.lit(False))
+        .when(kind.isin(*DELETES), F.lit(True))
+        .otherwise(F.raise_error(F.concat(unknown, F.lit(f"; known are {', '.join((*UPSERTS, *DELETES))}"))))
+    )
+    events_alone = df.where(kind.isNull() | ~kind.isin(*NOTHING))
+    return events_alone.withColumn(deleted_column, deleted).drop(change_type_column)
