@@ -17,6 +17,7 @@ from lancewal.spark import changes, feed_lag
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.feed_source import HAS_LIMITS, FeedReader, FeedStream
 from lancewal.spark.options import OpenTable
+from lancewal.spark.source import DefaultSource
 from lancewal.storage import ObjectStore, layout
 from tests.patience import wait_until
 from tests.publish.test_feed import staged
@@ -46,6 +47,27 @@ def advance(stream: FeedStream, start: dict[str, Any]) -> dict[str, Any]:
     """As Spark does it: offsets are JSON between two calls."""
     end: dict[str, Any] = json.loads(json.dumps(stream.latestOffset(start, stream.getDefaultReadLimit())))
     return end
+
+
+@pytest.mark.parametrize("columns", ["name", "_change_type", "id,_change_type"])
+def test_a_snapshot_with_a_filter_needs_no_key_among_the_columns(tmp_path: Path, columns: str) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 5))
+    options = {"path": table.uri, "startingPosition": "snapshot", "columns": columns, "filter": "id > 2"}
+    source = DefaultSource({"readChangeFeed": "true", **options})
+    stream = source.streamReader(source.schema())
+    start = stream.initialOffset()
+    with table.writer() as writer:
+        writer.put(rows(1, 6))
+    middle = stream.latestOffset(start)
+    end = stream.latestOffset(middle)
+
+    def count(first: dict[str, Any], last: dict[str, Any]) -> int:
+        return sum(b.num_rows for part in stream.partitions(first, last) for b in stream.read(part))
+
+    # Two rows of the snapshot, four of the changes.
+    assert (count(start, middle), count(middle, end)) == (2, 4)
 
 
 def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(

@@ -155,7 +155,8 @@ class _FeedRows:
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         wanted = arrow_schema(self._schema)
         for batch in self._changes(partition):
-            if self._filter is not None:
+            # A snapshot is filtered as it is read, and need not have the key among its columns.
+            if self._filter is not None and isinstance(partition, FeedPartition):
                 source, predicate = self._keys(self._filter)
                 keys = pa.Table.from_batches([batch.select([*source.base.schema.primary_key])])
                 batch = batch.filter(pa.array(predicate.mask(keys)))
