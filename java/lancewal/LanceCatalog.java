@@ -88,6 +88,13 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
     return load(table, options);
   }
 
+  /** TIMESTAMP AS OF; without this Spark says that there is no such table. */
+  @Override
+  public Table loadTable(Identifier table, long timestamp) {
+    throw new UnsupportedOperationException(
+        "the state of a table at any past time is not kept; VERSION AS OF reads a checkpoint by its name");
+  }
+
   private Table load(Identifier table, Map<String, String> options) throws NoSuchTableException {
     try {
       return new LanceTable(name + "." + table, options, PythonCalls.describe(options));

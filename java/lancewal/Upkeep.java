@@ -72,6 +72,11 @@ final class Upkeep implements UnboundProcedure, BoundProcedure {
     ObjectNode arguments = PythonCalls.JSON.createObjectNode();
     arguments.put("procedure", name);
     ProcedureParameter[] parameters = parameters();
+    for (int i = 0; i < parameters.length; i++) {
+      if (given.isNullAt(i) && parameters[i].defaultValue() == null) {
+        throw new IllegalArgumentException("the argument " + parameters[i].name() + " of " + name + " is null");
+      }
+    }
     for (int i = 1; i < parameters.length; i++) {
       if (!given.isNullAt(i)) {
         Object value = given.get(i, parameters[i].dataType());

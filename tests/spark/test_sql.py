@@ -169,6 +169,18 @@ def test_what_a_new_table_would_not_keep_is_refused_by_name(
     assert not Path(root, "other").exists()
 
 
+def test_a_past_time_and_a_procedure_without_its_table_are_refused_for_what_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = new_table(tmp_path / "table")
+    with pytest.raises(Exception, match="VERSION AS OF reads a checkpoint"):
+        ask(spark, f"SELECT * FROM lance.`{table.uri}` TIMESTAMP AS OF '2024-01-01'")
+    with pytest.raises(Exception, match="the argument table of flush is null"):
+        ask(spark, "CALL lance.flush(NULL)")
+    with pytest.raises(Exception, match="the argument to of backup is null"):
+        ask(spark, f"CALL lance.backup('{table.uri}', to => NULL)")
+
+
 def test_the_same_changes_by_calls(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     with table.writer() as writer:
