@@ -40,6 +40,7 @@ from lancewal.spark.options import (
     Options,
     parse_positions,
 )
+from lancewal.spark.worker import settle
 from lancewal.storage import ObjectStore, layout
 
 try:
@@ -153,6 +154,7 @@ class _FeedRows:
         return ChangeFeed.open(self._options.uri, self._options.storage)
 
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
         wanted = arrow_schema(self._schema)
         for batch in self._changes(partition):
             # A snapshot is filtered as it is read, and need not have the key among its columns.

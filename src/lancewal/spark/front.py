@@ -24,6 +24,7 @@ from lancewal.shard import ShardRouter
 from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.sink import open_for_writing
 from lancewal.spark.source import DefaultSource
+from lancewal.spark.worker import settle
 from lancewal.storage import ObjectStore
 from lancewal.table import Table
 
@@ -33,6 +34,7 @@ _Answer = dict[str, Any]
 
 def answer(asked: Mapping[str, Any]) -> _Answer:
     """The answer to one question; errors of lancewal are returned as answers too."""
+    settle()
     try:
         options = {name.lower(): value for name, value in asked["options"].items()}
         return _ANSWERS[asked["question"]](options, asked["arguments"])

@@ -42,6 +42,7 @@ from lancewal.spark.options import OpenTable, Options
 from lancewal.spark.progress import BatchReport
 from lancewal.spark.sink import check_write
 from lancewal.spark.spark_session import slots_of
+from lancewal.spark.worker import settle
 from lancewal.storage import ObjectStore, ordered_map
 
 if TYPE_CHECKING:
@@ -341,6 +342,7 @@ class Appending:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for ``mapInArrow``."""
+        settle()
         context = TaskContext.get()
         assert context is not None, "Spark calls this in tasks only"
         written = self.append(batches, context.partitionId())

@@ -28,6 +28,7 @@ from lancewal.reader import (
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.filters import planned_to_sql, split_filters
 from lancewal.spark.options import Options, state_to_read
+from lancewal.spark.worker import settle
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
@@ -344,6 +345,7 @@ class MergedReader(DataSourceReader):
         return self._merged.partitions(self._wanted) if rows is None else [AnsweredPartition.of(rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle()
         if isinstance(partition, AnsweredPartition):
             yield from partition.rows()
             return

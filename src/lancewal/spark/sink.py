@@ -53,6 +53,7 @@ from lancewal.service import flush_through_owners, may_claim, publish_through_ow
 from lancewal.shard import BUCKET, IDENTITY, Shard, ShardManifestStore, ShardRouter
 from lancewal.spark.columns import DELETES, SparkRows, arrow_schema
 from lancewal.spark.options import OpenTable, Options
+from lancewal.spark.worker import settle
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class TaskMessage(WriterCommitMessage):
 
 def take_rows(options: Options, batches: Iterator[pa.RecordBatch], partition: int) -> TaskMessage:
     """The work of a task: it sends a few rows along with its message, and stages more."""
+    settle()
     most = _sent_bytes(_wal_bytes(options), partition)
     held: list[pa.RecordBatch] = []
     size = turn = 0

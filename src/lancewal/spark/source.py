@@ -110,5 +110,7 @@ class DefaultSource(DataSource):
 
     def _parsed(self) -> Options:
         from lancewal.spark.options import Options
+        from lancewal.spark.worker import settle
 
+        settle()
         return Options.parse(dict(self.options))
