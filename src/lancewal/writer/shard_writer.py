@@ -445,9 +445,8 @@ class ShardWriter:
         puts are held back. Only one call runs at a time.
 
         If ``commit`` fails, the writer ends. The pointer may already be in the log, and if the log continued
-        under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``). Later puts
-        get a :class:`StorageError` or a :class:`FencedError`, whatever ``commit`` raised: nothing is wrong with
-        their rows, and a new writer takes them.
+        under this epoch, the next flush would make it count (``lancewal.publish.sstable_pointers``). Later
+        puts do not get what ``commit`` raised, but an error that says that a new writer takes their rows.
         """
         with self._inserting:
             self.force_seal_active()
