@@ -31,6 +31,12 @@ from tests.shard.support import (
 WAL = f"{layout.wal_dir(SHARD)}/"
 
 
+@pytest.fixture(autouse=True)
+def no_readers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that an earlier test dropped count until the garbage collector finds them."""
+    monkeypatch.setattr(tail._Window, "_all", set())
+
+
 def written(store: ObjectStore, count: int) -> WalAppender:
     """A log of ``count`` entries; entry n has the row n."""
     appender = WalAppender.open(store, SHARD)

@@ -317,6 +317,8 @@ class Ingestion:
         )
         self._taken = taken or (lambda file, rows: None)
         self._finished: set[tuple[str, tuple[int, int]]] = set()
+        #: Those of earlier runs.
+        self._before: frozenset[tuple[str, tuple[int, int]]] = frozenset()
         self.report = IngestReport()
 
     def run(self, files: Iterable[SourceFile], *, skip_refused: bool = False) -> IngestReport:
@@ -324,6 +326,7 @@ class Ingestion:
 
         A refused file ends the run with an error; with ``skip_refused`` the report names it instead.
         """
+        self._before = frozenset(self._finished)
         for source, group in itertools.groupby(files, key=lambda file: self._source or file.source):
             journal = Journal(self._store, source)
             wanted = list(group)
@@ -404,7 +407,7 @@ class Ingestion:
             journal.summarise(state)
             self.flush(at_least=FLUSH_AFTER_BYTES)
             self._count(file, rows, part)
-        if not self._has_taken(file):
+        if not self._has_taken(file) or (str(file), file.identity) in self._before:
             self.report.skipped += 1
         return state
 
