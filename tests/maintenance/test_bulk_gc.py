@@ -12,14 +12,16 @@ from uuid import UUID, uuid4
 import pytest
 
 from bench.distant import DistantBackend, distant_store, measured_depth
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import StorageError, WalTruncatedError
 from lancewal.maintenance import GcReport, Resource, collect_garbage, directories, verify
 from lancewal.maintenance.directories import _pointers
 from lancewal.publish.publishing import publish
-from lancewal.shard import WalAppender, WalTailer, established_tip
+from lancewal.shard import WalAppender, WalTailer, discover_manifests, established_tip
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.status import table_status
 from lancewal.storage import ObjectStore, layout
+from lancewal.writer.drain import flush_shards
 from tests.faults import FaultyStore
 from tests.maintenance.support import (
     LATER,
@@ -235,7 +237,7 @@ class TestShards:
             reports.append(report.counts())
         assert reports[0] == reports[1]
 
-    @pytest.mark.parametrize("what", ["verify", "status"])
+    @pytest.mark.parametrize("what", ["verify", "status", "flush"])
     def test_64_shards_cost_three_times_the_depth_of_one_at_most(self, tmp_path: Path, what: str) -> None:
         depths = []
         for count in (1, 64):
@@ -246,6 +248,8 @@ class TestShards:
             with measured_depth() as depth:
                 if what == "verify":
                     assert verify(store, deep=False).ok
+                elif what == "flush":
+                    flush_shards(site.base, discover_manifests(store), store, ShardWriterConfig())
                 else:
                     assert len(table_status(store, lambda: site.base).shards) == count  # noqa: B023
                 depths.append(depth())
