@@ -12,9 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 # Extra arguments for demo, bench, test and soak: `make bench ARGS="append_tail --quick"`.
 ARGS ?=
 
-# Three workers share the tests, and one of them has the Spark session: tests wait for storage and processes about
-# half of the time. Who names files wants one process.
-WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 3)
+# Two workers share the tests, and one of them has the Spark session. Who names files wants one process.
+WORKERS = $(if $(filter tests% src%,$(ARGS)),,--numprocesses 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test spark matrix soak lint typecheck format bench tasks weight first versions release docs jar lock clean
