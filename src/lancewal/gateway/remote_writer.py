@@ -261,6 +261,7 @@ class RemoteWriter:
         for number, put in enumerate(group.puts):
             if number not in open_puts:
                 put.settle(put.num_rows)
+                put.wake()
         message.trying.unanswered |= bool(open_puts & landed_puts)
         if all(isinstance(each, (*PASSING, ShardOwnedError)) for each in left.values()):
             return cast("LanceWalError", next(iter(left.values())))
