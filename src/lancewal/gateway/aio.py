@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lancewal.errors import BusyError, ClosedError, InvalidInputError, PartialWriteError
 from lancewal.gateway.client import RemoteTable, RemoteView
-from lancewal.gateway.gathering import Turnout, Waiting, own_copy, take_group
+from lancewal.gateway.gathering import Turnout, Waiting, own_copy, size_of, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
 from lancewal.storage import Bell, check_process, is_forked, run_in_background
@@ -234,7 +234,7 @@ class AsyncWriter:
         batches = [batch for batch in (self._batches or as_batches)(data) if batch.num_rows]
         if not batches:
             return 0
-        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
+        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(map(size_of, batches))
         return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
     async def delete(self, keys: Any = None, *, where: str | None = None) -> int:
