@@ -1,16 +1,17 @@
 """Puts through a gateway in a process of its own, beside puts in this process and beside peers.
 
-The clients are threads of this process with one writer, as the threads of a service are: what they put at the
-same time goes as one message. Other lines have clients that are processes: beside puts in this process, and
-beside the same messages to a server of Arrow Flight that stores nothing, which is the most that this machine
-can do. On two cores clients and gateway take each other's time, which puts in one process do not. Peers are
-the ways for several processes to write one table without a gateway. Lance's and LanceDB's merge_insert and
-Delta's merge commit a version with each call, and conflict; SlateDB has one process with a log of its own.
-Those that are not installed are left out.
+The clients are threads of this process with one writer, as the threads of a service are, or its coroutines,
+which SlateDB's clients are too: what they put at the same time goes as one message. Other lines have clients
+that are processes: beside puts in this process, and beside the same messages to a server of Arrow Flight that
+stores nothing, which is the most that this machine can do. On two cores clients and gateway take each other's
+time, which puts in one process do not. Peers are the ways for several processes to write one table without a
+gateway. Lance's and LanceDB's merge_insert and Delta's merge commit a version with each call, and conflict;
+SlateDB has one process with a log of its own. Those that are not installed are left out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -220,6 +221,24 @@ def _rate(puts: Sequence[Callable[[pa.RecordBatch], object]], batches: list[pa.R
     return len(puts) * each / seconds
 
 
+def _rate_of_coroutines(remote: lancewal.RemoteTable, clients: int, batches: list[pa.RecordBatch]) -> float:
+    """As :func:`_rate`, by coroutines of one event loop."""
+
+    async def client(writer: lancewal.AsyncWriter) -> None:
+        for batch in batches:
+            await writer.put(batch)
+
+    async def run() -> float:
+        async with lancewal.AsyncTable(remote).writer() as writer:
+            for _ in range(2):
+                started = time.perf_counter()
+                await asyncio.gather(*(client(writer) for _ in range(clients)))
+                seconds = time.perf_counter() - started
+            return clients * len(batches) / seconds
+
+    return asyncio.run(run())
+
+
 def _rate_apart(address: str, clients: int, puts: int, program: str = _CLIENT) -> float:
     """As :func:`_rate`, by clients that are processes of their own: each put is a message then."""
     with ExitStack() as stack:
@@ -263,13 +282,23 @@ def gateway(context: Context) -> list[Comparison]:
             some = vector_batches(context.size(full=6400 // clients, quick=2), rows=20, dimension=8)
             rates = context.in_turn(
                 gateway=partial(_rate, [writer.put] * clients, some),
+                coroutines=partial(_rate_of_coroutines, remote, clients, some),
                 local=partial(_rate, [local.put] * clients, some),
             )
-            name = f"{clients} clients"
-            found.append(
-                Comparison(name, rates["gateway"], rates["local"], "puts/s", True, "in this process", 0.5)
-            )
-            found += _beside_peers(context, clients, rates["gateway"])
+            peers = _peer_rates(context, clients)
+            for side, name in (("gateway", "clients"), ("coroutines", "coroutines")):
+                found.append(
+                    Comparison(
+                        f"{clients} {name}",
+                        rates[side],
+                        rates["local"],
+                        "puts/s",
+                        True,
+                        "in this process",
+                        0.5,
+                    )
+                )
+                found += _beside(rates[side], f"{clients} {name}", peers)
             if clients == CLIENTS[0]:
                 apart = _rate_apart(address, clients, len(some))
                 name = f"{clients} clients, each a process of its own"
@@ -287,15 +316,17 @@ def _latency(name: str, laps: dict[str, Laps], percent: float) -> Comparison:
     return Comparison(name, through, local, "ms", False, "in this process")
 
 
-def _beside_peers(context: Context, clients: int, ours: float) -> list[Comparison]:
-    """So many clients of the gateway beside each peer that is installed."""
-    found = []
-    for name, (program, processes, tasks) in _PEERS[clients].items():
-        theirs = _peer_rate(context, program, processes, tasks)
-        if theirs is not None:
-            what = f"{clients} clients, beside {name}"
-            found.append(Comparison(what, ours, theirs, "puts/s", True, name.partition(",")[0], 20.0))
-    return found
+def _peer_rates(context: Context, clients: int) -> dict[str, float]:
+    """The puts per second of each peer that is installed."""
+    rates = {name: _peer_rate(context, *peer) for name, peer in _PEERS[clients].items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _beside(ours: float, clients: str, peers: dict[str, float]) -> list[Comparison]:
+    return [
+        Comparison(f"{clients}, beside {name}", ours, rate, "puts/s", True, name.partition(",")[0], 20.0)
+        for name, rate in peers.items()
+    ]
 
 
 def _peer_rate(context: Context, program: str, processes: int, tasks: int) -> float | None:

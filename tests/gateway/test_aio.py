@@ -8,6 +8,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ import pytest
 
 import lancewal
 from lancewal.errors import BusyError, ClosedError, InvalidInputError
-from lancewal.gateway import Gateway
+from lancewal.gateway import Gateway, aio, gathering
 from lancewal.gateway.aio import AsyncTable, AsyncWriter
+from lancewal.gateway.gathering import Turnout
 from tests.patience import PATIENCE, wait_until
 from tests.tables import APPEND_ONLY, fast, ids, rows, wal_table
 
@@ -79,6 +81,86 @@ def test_waiting_puts_go_together() -> None:
 
     asyncio.run(run())
     assert calls == [1, 49, -1]
+
+
+class Gated:
+    """A writer whose calls wait until they may end; it notes how many puts each call has."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.may_end = threading.Semaphore(0)
+
+    def batches(self, data: Any) -> Any:
+        raise AssertionError
+
+    def put(self, data: Any) -> Any:
+        self.calls.append(len(data))
+        assert self.may_end.acquire(timeout=PATIENCE)
+        return lancewal.TableWriteResult(sum(batch.num_rows for batch in data), {})
+
+    def delete(self, keys: Any = None, *, where: str | None = None) -> Any:
+        raise AssertionError
+
+    update = delete
+
+    def close(self) -> None: ...
+
+
+def test_coroutines_of_one_call_hear_its_outcome_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, told = Gated(), []
+    tell = aio._tell
+    monkeypatch.setattr(aio, "_tell", lambda settled: (told.append(len(settled)), tell(settled)))
+
+    async def run() -> None:
+        async with AsyncWriter(lambda: writer) as puts:
+            first = asyncio.create_task(puts.put(some(0)))
+            while not writer.calls:
+                await asyncio.sleep(0.001)
+            others = [asyncio.create_task(puts.put(some(number))) for number in range(1, 50)]
+            await asyncio.sleep(0)
+            writer.may_end.release(2)
+            assert await asyncio.gather(first, *others) == [1] * 50
+
+    asyncio.run(run())
+    assert told == [1, 49]
+
+
+def test_a_call_waits_for_the_coroutines_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_GATHER_SHARE", 1e6)  # the wait ends because all have come
+    monkeypatch.setattr(gathering, "_LONG", 1e6)
+    writer = Gated()
+
+    async def client(puts: AsyncWriter, number: int) -> None:
+        for turn in range(3):
+            await puts.put(some(3 * number + turn))
+            await asyncio.sleep(0.002 * number)
+
+    async def run() -> None:
+        async with AsyncWriter(lambda: writer) as puts:
+            clients = [asyncio.create_task(client(puts, number)) for number in range(8)]
+            while sum(writer.calls) < 8:  # a first call may have begun with fewer
+                writer.may_end.release()
+                await asyncio.sleep(0.05)
+            writer.may_end.release(20)
+            await asyncio.gather(*clients)
+
+    asyncio.run(run())
+    assert writer.calls[-2:] == [8, 8]
+
+
+def test_a_call_waits_for_no_coroutine_that_does_not_put_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    turnout = Turnout()
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(gathering, "time", clock)
+    assert turnout.seconds_left(1) == 0, "a lone put is written at once"
+    turnout.note(16, 2, 0.010)
+    assert turnout.expected == 18
+    assert turnout.seconds_left(17) == pytest.approx(0.005)
+    assert turnout.seconds_left(18) == 0
+    clock.now += 0.006
+    assert turnout.seconds_left(1) == 0
+    turnout.note(3, 0, 5.0)  # an outage says nothing about who puts next
+    assert turnout.seconds_left(1) == 0
 
 
 #: A row that looks like the others until its values are looked at.

@@ -2,7 +2,8 @@
 
 Puts that are awaited at the same time are gathered: while one call runs, new puts wait, and the next call
 writes them together. So one thread writes for any number of coroutines, and more coroutines need fewer calls
-per put, as in the group commit itself. A put that is refused fails alone.
+per put, as in the group commit itself. All coroutines of a call hear its outcome at once, and the next call
+waits a moment for them to put again. A put that is refused fails alone.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +24,7 @@ import pyarrow as pa
 
 from lancewal.errors import BusyError, ClosedError, InvalidInputError, PartialWriteError
 from lancewal.gateway.client import RemoteTable, RemoteView
-from lancewal.gateway.gathering import Waiting, own_copy, take_group
+from lancewal.gateway.gathering import Turnout, Waiting, own_copy, size_of, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
 from lancewal.storage import Bell, check_process, is_forked, run_in_background
@@ -154,21 +156,41 @@ class _Awaited(Waiting):
 
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[int]
+    #: Shared by all operations of a writer: those with an outcome that their event loops do not know yet.
+    #: Only the thread that writes uses it.
+    settled: list[_Awaited]
+    outcome: int | BaseException | None = field(init=False, default=None)
 
     def settle(self, outcome: int | BaseException) -> None:
-        """Set the outcome, from any thread; does nothing if the coroutine was cancelled."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.settled.append(self)
 
-        def settle() -> None:
-            if self.done.done():
-                return
-            if isinstance(outcome, BaseException):
-                self.done.set_exception(outcome)
-            else:
-                self.done.set_result(outcome)
+    def wake(self) -> None:
+        """Tell the event loops all outcomes at once.
 
-        # The loop may have been closed while the rows were written: then no coroutine awaits them.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(settle)
+        Told one by one, the first coroutine would put its next rows while the others still wait, and the
+        next message would have one put instead of all.
+        """
+        if not self.settled:
+            return
+        settled = self.settled.copy()
+        self.settled.clear()
+        for loop in {id(each.loop): each.loop for each in settled}.values():
+            # The loop may have been closed while the rows were written: then no coroutine awaits them.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_tell, [each for each in settled if each.loop is loop])
+
+
+def _tell(settled: Sequence[_Awaited]) -> None:
+    """Give coroutines their outcomes, in their event loop. Those that were cancelled get none."""
+    for each in settled:
+        if each.done.done():
+            continue
+        if isinstance(each.outcome, int):
+            each.done.set_result(each.outcome)
+        elif each.outcome is not None:
+            each.done.set_exception(each.outcome)
 
 
 class AsyncWriter:
@@ -212,7 +234,7 @@ class AsyncWriter:
         batches = [batch for batch in (self._batches or as_batches)(data) if batch.num_rows]
         if not batches:
             return 0
-        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
+        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(map(size_of, batches))
         return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
     async def delete(self, keys: Any = None, *, where: str | None = None) -> int:
@@ -246,7 +268,8 @@ class AsyncWriter:
     ) -> int:
         check_process()  # first: a forked child has no thread that writes, and would wait for ever
         loop = asyncio.get_running_loop()
-        waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future())
+        settled = self._line.settled
+        waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future(), settled)
         self._line.add(waiting)
         return await waiting.done
 
@@ -260,7 +283,11 @@ class _Line:
         self._writer: _Writer | None = None
         self._lock = threading.Lock()
         self._come = Bell()
+        self._turnout = Turnout()
         self._waiting: list[_Awaited] = []
+        #: The thread is woken when so many operations wait.
+        self._wanted = 1
+        self.settled: list[_Awaited] = []
         self._thread: threading.Thread | None = None
         self._closed = False
         self._ended: Exception | None = None
@@ -273,7 +300,9 @@ class _Line:
             if self._thread is None:
                 self._thread = self._started()
             self._waiting.append(waiting)
-        self._come.ring()
+            is_wanted = len(self._waiting) >= self._wanted
+        if is_wanted:
+            self._come.ring()
 
     def opened(self) -> _Writer:
         """The writer; the first caller opens it. Call it in a thread that may wait."""
@@ -315,24 +344,33 @@ class _Line:
     def _write_all(self) -> None:
         """Run the writing thread until this writer is closed and nothing waits."""
         while group := self._next_group():
+            began, number = time.monotonic(), len(group)
             run_in_background(partial(self._write_group, group))
+            self._turnout.note(number, len(self._waiting), time.monotonic() - began)
             del group  # otherwise the last rows and their coroutines would stay in memory until new ones come
         run_in_background(self._close_writer)
 
     def _write_group(self, group: list[_Awaited]) -> None:
         try:
-            writer = self.opened()
+            _write(self.opened(), group)
         except Exception as error:
             for each in group:
                 each.settle(error)
-            return
-        _write(writer, group)
+        finally:
+            group[0].wake()
 
     def _next_group(self) -> list[_Awaited]:
         """The next operations that are written together; empty at the end."""
-        self._come.wait_for(lambda: bool(self._waiting or self._closed))
+        self._wait_for(1)
+        if left := self._turnout.seconds_left(len(self._waiting)):
+            self._wait_for(self._turnout.expected, left)
         with self._lock:
             return take_group(self._waiting)
+
+    def _wait_for(self, number: int, seconds: float | None = None) -> None:
+        """Wait until so many operations wait, or the writer is closed, or time is over."""
+        self._wanted = number
+        self._come.wait_for(lambda: len(self._waiting) >= number or self._closed, seconds)
 
     def _close_writer(self) -> None:
         try:
@@ -344,7 +382,7 @@ class _Line:
 
 
 def _write(writer: _Writer, group: list[_Awaited]) -> None:
-    """Write a group, and settle each of its operations separately."""
+    """Write a group, and settle each of its operations separately. The caller wakes who waits."""
     if len(group) > 1 and isinstance(writer, RemoteWriter):
         writer.write_group(group)
         return
@@ -365,6 +403,7 @@ def _write(writer: _Writer, group: list[_Awaited]) -> None:
             each.settle(_written(writer, each))
         except BaseException as error:
             each.settle(error)
+        each.wake()
 
 
 def _written(writer: _Writer, each: _Awaited) -> int:

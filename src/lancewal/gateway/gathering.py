@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: The most bytes of one message, unless a single put is larger.
 _MOST_BYTES = 16 << 20
+#: Below this size it does not matter whether rows are a part of their buffers or all of them.
+_SMALL_BYTES = 64 << 10
 #: After so many seconds a running message is no longer waited for: the next one is sent alongside it. So no
 #: put waits for a large one, or for one whose shard has no room.
 _LONG = 0.1
@@ -52,10 +54,14 @@ class Waiting(ABC):
 
     @abstractmethod
     def settle(self, outcome: int | BaseException) -> None:
-        """Set the outcome: the number of rows written, or the error; only the first outcome counts."""
+        """Set the outcome: the number of rows written, or the error; only the first outcome counts.
 
-    def wake(self) -> None:  # noqa: B027
-        """Wake a waiting thread, so that it looks for an outcome or for something to send."""
+        Whoever waits learns of it by :meth:`wake`.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Wake whoever waits, so that they look for an outcome or for something to send."""
 
     @property
     def given_up(self) -> bool:
@@ -69,6 +75,15 @@ class Waiting(ABC):
             and first.schema is not None
             and self.schema.equals(first.schema, check_metadata=True)
         )
+
+
+def size_of(batch: pa.RecordBatch) -> int:
+    """How many bytes a batch adds to a message.
+
+    ``nbytes`` looks at each column, which takes longer than all else that prepares a small put.
+    """
+    at_most: int = batch.get_total_buffer_size()
+    return at_most if at_most <= _SMALL_BYTES else int(batch.nbytes)
 
 
 W = TypeVar("W", bound=Waiting)
@@ -104,7 +119,6 @@ class ThreadPut(Waiting):
     def settle(self, outcome: int | BaseException) -> None:
         if self.outcome is None:
             self.outcome = outcome
-            self.wake()
 
     @property
     def given_up(self) -> bool:
@@ -140,11 +154,36 @@ class Group(Generic[M]):
         """Give every put without an outcome the error, or its number of rows if there is no error."""
         for put in self.puts:
             put.settle(put.num_rows if error is None else own_copy(error))
+        for put in self.puts:
+            put.wake()
 
 
 def own_copy(error: BaseException) -> BaseException:
     """A copy of an error for one of several threads: a shared object would mix their tracebacks."""
     return rebuilt(describe(error)) if isinstance(error, LanceWalError) else error
+
+
+class Turnout:
+    """How many puts the next message is likely to get, and how long it is worth waiting for them.
+
+    The callers of a message usually put again as soon as it is answered. Without a short wait, two halves of
+    them would take turns with half-empty messages. A lone caller never waits, and the wait ends when all
+    expected puts have come.
+    """
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self._until = 0.0
+
+    def note(self, sent: int, waiting: int, seconds: float) -> None:
+        """A message of ``sent`` puts was answered after so many seconds, while ``waiting`` others waited."""
+        if seconds < _LONG:
+            self.expected = sent + waiting
+            self._until = time.monotonic() + _GATHER_SHARE * seconds
+
+    def seconds_left(self, waiting: int) -> float:
+        """How long to wait for more puts than those that wait already; 0 if no longer."""
+        return max(0.0, self._until - time.monotonic()) if waiting < self.expected else 0.0
 
 
 class Gathering(Generic[M]):
@@ -156,8 +195,7 @@ class Gathering(Generic[M]):
         self._lock = threading.Lock()
         self._waiting: list[ThreadPut] = []
         self._under_way: list[Group[M]] = []
-        self._expected = 0
-        self._gather_until = 0.0
+        self._turnout = Turnout()
 
     def write(self, put: ThreadPut) -> int:
         """Send the put, or let another thread send it; returns its rows."""
@@ -185,7 +223,7 @@ class Gathering(Generic[M]):
                 return None
             group = put.group
             if group is None:
-                if self._is_sending() or self._is_gathering():
+                if self._is_sending() or self._turnout.seconds_left(len(self._waiting)):
                     return None
                 taken = take_group(self._waiting)
                 group = Group(taken)
@@ -203,19 +241,11 @@ class Gathering(Generic[M]):
         latest = time.monotonic() - _LONG
         return any(group.began > latest for group in self._under_way)
 
-    def _is_gathering(self) -> bool:
-        """Whether to wait for the callers of the last message, which usually put again. Requires the lock.
-
-        Otherwise two halves of the callers would take turns with half-empty messages. A lone caller never
-        waits, and the wait ends when all expected puts have arrived.
-        """
-        return len(self._waiting) < self._expected and time.monotonic() < self._gather_until
-
     def _look_again_after(self, put: ThreadPut) -> float:
         if put.group is not None:
             return LOOK_AGAIN_SECONDS
-        left = self._gather_until - time.monotonic()
-        return left if left > 0.0 and not self._under_way else _LONG
+        left = self._turnout.seconds_left(len(self._waiting))
+        return left if left and not self._under_way else _LONG
 
     def _lead(self, group: Group[M]) -> None:
         sent = False
@@ -230,10 +260,6 @@ class Gathering(Generic[M]):
             with self._lock:
                 if group in self._under_way:
                     self._under_way.remove(group)
-                now = time.monotonic()
-                took = now - group.began
-                if took < _LONG:
-                    self._expected = len(group.puts) + len(self._waiting)
-                    self._gather_until = now + _GATHER_SHARE * took
+                self._turnout.note(len(group.puts), len(self._waiting), time.monotonic() - group.began)
                 for put in (*self._waiting[:1], *group.puts[: 0 if sent else None]):
                     put.wake()

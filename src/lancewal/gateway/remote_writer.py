@@ -26,7 +26,7 @@ from lancewal.errors import (
 from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
-from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
+from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting, size_of
 from lancewal.storage import check_process, is_forked, run_in_background, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches
 
@@ -168,7 +168,7 @@ class RemoteWriter:
         check_process()
         if self._closed:
             raise ClosedError("this writer is closed; open a new one")
-        return self._gathering.write(ThreadPut(op, [batch], batch.schema, batch.num_rows, batch.nbytes))
+        return self._gathering.write(ThreadPut(op, [batch], batch.schema, batch.num_rows, size_of(batch)))
 
     def write_group(self, puts: Sequence[Waiting]) -> None:
         """Send the puts of several callers together, and settle each of them separately."""
@@ -261,6 +261,7 @@ class RemoteWriter:
         for number, put in enumerate(group.puts):
             if number not in open_puts:
                 put.settle(put.num_rows)
+                put.wake()
         message.trying.unanswered |= bool(open_puts & landed_puts)
         if all(isinstance(each, (*PASSING, ShardOwnedError)) for each in left.values()):
             return cast("LanceWalError", next(iter(left.values())))
