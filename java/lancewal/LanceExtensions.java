@@ -73,9 +73,13 @@ public final class LanceExtensions extends AbstractFunction1<SparkSessionExtensi
   /** Jobs and the change feed are sources of their own kind, and who asked for filterPushdown has it. */
   private static boolean isPlainRead(CaseInsensitiveStringMap options) {
     return SQLConf.get().getConfString(SWITCH, "true").equals("true")
-        && !isTrue(options, "readChangeFeed")
         && !isTrue(options, "filterPushdown")
-        && !options.containsKey("job");
+        && isMergedRead(options);
+  }
+
+  /** Whether the rows of a table are read, and not its change feed or the report of a job. */
+  static boolean isMergedRead(CaseInsensitiveStringMap options) {
+    return !isTrue(options, "readChangeFeed") && !options.containsKey("job");
   }
 
   /** Any other word is for lancewal to refuse. */

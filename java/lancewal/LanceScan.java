@@ -1,5 +1,6 @@
 package lancewal;
 
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.metric.CustomMetric;
@@ -20,7 +21,9 @@ final class LanceScan implements Scan {
   private final PythonCalls.Description table;
   private final CaseInsensitiveStringMap options;
   private final StructType columns;
-  private final String request;
+  /** The columns as Python sends them. */
+  private final StructType packed;
+  private final ObjectNode request;
   private final boolean limited;
   private PythonDataSourceReadInfo info;
   private Scan planned;
@@ -29,11 +32,13 @@ final class LanceScan implements Scan {
       PythonCalls.Description table,
       CaseInsensitiveStringMap options,
       StructType columns,
-      String request,
+      ObjectNode request,
       boolean limited) {
     this.table = table;
     this.options = options;
     this.columns = columns;
+    boolean isMerged = LanceExtensions.isMergedRead(options);
+    this.packed = isMerged ? PackedLists.packed(columns) : columns;
     this.request = request;
     this.limited = limited;
   }
@@ -66,6 +71,9 @@ final class LanceScan implements Scan {
   @Override
   public Batch toBatch() {
     Batch batch = planned().toBatch();
+    if (packed != columns) {
+      batch = new PackedLists(batch, packed);
+    }
     return limited ? new ReadToTheEnd(batch, columns) : batch;
   }
 
@@ -78,7 +86,7 @@ final class LanceScan implements Scan {
     if (planned == null) {
       PythonDataSourceV2 source = PythonCalls.freshSource();
       source.setReadInfo(info());
-      planned = new PythonScan(source, PythonCalls.FORMAT, columns, options, new Filter[0]);
+      planned = new PythonScan(source, PythonCalls.FORMAT, packed, options, new Filter[0]);
     }
     return planned;
   }
@@ -92,14 +100,18 @@ final class LanceScan implements Scan {
   }
 
   private StructType withRequest() {
-    StructField[] fields = columns.fields().clone();
+    StructField[] fields = packed.fields().clone();
     StructField first = fields[0];
+    ObjectNode asked = request.deepCopy();
+    if (packed != columns) {
+      asked.set("packed", PackedLists.typesOf(columns));
+    }
     fields[0] =
         new StructField(
             first.name(),
             first.dataType(),
             first.nullable(),
-            new MetadataBuilder().withMetadata(first.metadata()).putString(REQUEST, request).build());
+            new MetadataBuilder().withMetadata(first.metadata()).putString(REQUEST, asked.toString()).build());
     return new StructType(fields);
   }
 }

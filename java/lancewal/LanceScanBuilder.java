@@ -139,6 +139,6 @@ final class LanceScanBuilder
     if (SQLConf.get().getConfString(ANSWERS, "true").equals("true")) {
       request.put("answer", true);
     }
-    return new LanceScan(table, options, wanted, request.toString(), limit != null);
+    return new LanceScan(table, options, wanted, request, limit != null);
   }
 }

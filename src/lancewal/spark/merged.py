@@ -28,6 +28,7 @@ from lancewal.reader import (
 from lancewal.spark.columns import arrow_schema, for_spark
 from lancewal.spark.filters import planned_to_sql, split_filters
 from lancewal.spark.options import Options, state_to_read
+from lancewal.spark.packed import packed_batches
 from lancewal.spark.worker import settle
 from lancewal.sstable import held_generation
 from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
@@ -321,7 +322,10 @@ class MergedReader(DataSourceReader):
     def __init__(self, options: Options, schema: st.StructType) -> None:
         # The snapshot is taken here: Spark pickles this object before it asks for partitions.
         self._merged = MergedState(options, state_to_read(options))
-        request, self._schema = _taken_request(schema)
+        #: The columns as Spark wants them; those in which it wants lists packed are binary.
+        self._sent: st.StructType
+        request, self._sent = _taken_request(schema)
+        self._schema = _unpacked(self._sent, request.get("packed", {}))
         #: Whether the planner's front can return the rows of an answer itself.
         self._may_answer = bool(request.get("answer"))
         self._table_columns = self._merged.state.base(options.storage).base.schema.plain
@@ -347,7 +351,8 @@ class MergedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle()
         if isinstance(partition, AnsweredPartition):
-            yield from partition.rows()
+            for rows in partition.rows():
+                yield from self._packed(rows)
             return
         schema = arrow_schema(self._schema)
         if self._wanted.counts:
@@ -356,7 +361,7 @@ class MergedReader(DataSourceReader):
             return
         for batch in self._merged.read(partition, self._wanted):
             if batch.num_rows:
-                yield for_spark(batch, schema)
+                yield from self._packed(for_spark(batch, schema))
 
     def answer(self) -> pa.RecordBatch | None:
         """The rows of all partitions together, if they are few; otherwise ``None``."""
@@ -369,6 +374,11 @@ class MergedReader(DataSourceReader):
         batches = found.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], found.schema)
         return for_spark(rows, schema)
+
+    def _packed(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._sent == self._schema:
+            return iter([rows])
+        return packed_batches(rows, arrow_schema(self._sent))
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Accept the filters that the table can evaluate; returns the rest, for Spark."""
@@ -387,6 +397,13 @@ def _taken_request(schema: st.StructType) -> tuple[dict[str, Any], st.StructType
     first = schema.fields[0].metadata if schema.fields else {}
     asked = json.loads(first.get(REQUEST_KEY, "{}"))
     return asked, st.StructType([st.StructField(f.name, f.dataType, f.nullable) for f in schema.fields])
+
+
+def _unpacked(schema: st.StructType, packed: dict[str, Any]) -> st.StructType:
+    """``schema`` with the types of the columns that the front wants packed."""
+    types = {name: st.ArrayType.fromJson(type_) for name, type_ in packed.items()}
+    fields = [st.StructField(f.name, types.get(f.name, f.dataType), f.nullable) for f in schema.fields]
+    return st.StructType(fields)
 
 
 class _PushFilters:
