@@ -163,6 +163,35 @@ def test_limits_and_filters_on_other_columns(spark: SparkSession, table: lancewa
 
 
 @pytest.mark.usefixtures("by_tasks")
+def test_spark_computes_with_vectors_as_ever(spark: SparkSession, table: lancewal.Table) -> None:
+    """Items and lengths are read, rows are sorted, shuffled and grouped by vectors, by their bytes."""
+    both_ways(
+        spark,
+        table,
+        lambda df: df.filter("size(wide) = 70 AND wide[69] > 0").selectExpr(
+            "id",
+            "short[2] AS c",
+            "size(any)",
+            "get(tokens, 62)",
+            "exists(any, x -> x IS NULL) AS n",
+            "reverse(short)",
+        ),
+    )
+    both_ways(
+        spark,
+        table,
+        lambda df: (
+            df.repartition(3, "short").groupBy("any", "bytes").agg({"id": "min"}).select("min(id)", "any")
+        ),
+    )
+    # The other side's arrays were made by Spark, item by item.
+    oracle = expected(table, ["id", *PACKED])
+    made = spark.createDataFrame(oracle)
+    for one, other in ((load(spark, table).select("id", *PACKED), made), (made, load(spark, table))):
+        assert one.exceptAll(other.select("id", *PACKED)).count() == 0
+
+
+@pytest.mark.usefixtures("by_tasks")
 def test_an_empty_table_has_no_vectors(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "empty")
     lance.write_dataset(SCHEMA.empty_table(), path, data_storage_version="2.2")
