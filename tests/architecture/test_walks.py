@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,4 +75,6 @@ def test_coming_back_to_a_file_is_counted() -> None:
 
     walk = Walk(steps("aababcb"), steps("aaabbbc"))
     assert path_of(walk.steps) == list("ababcb")
-    assert walk.figures == {"functions": 7, "lines": 35, "files": 3, "returns": 3, "reopened": 0}
+    counted = {"functions": 7, "lines": 35, "files": 3, "returns": 3, "reopened": 0}
+    assert walk.figures == {**counted, "own": 3, "own returns": 3}
+    assert replace(walk, room="b").figures == {**counted, "own": 1, "own returns": 0}
