@@ -52,12 +52,12 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, forget_columns, open_base, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
-from lancewal.format import ShardManifest
+from lancewal.format import ShardIdentity, ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.merge import ShardSnapshot, Snapshot
-from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
+from lancewal.reader.pruning import KeyLocator, ShardPruner
+from lancewal.reader.snapshot import ShardSnapshot, Snapshot
 from lancewal.reader.source import ShardLevel
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
@@ -94,10 +94,6 @@ class ShardPlace:
     @property
     def shard_id(self) -> UUID:
         return self.manifest.shard_id
-
-    @property
-    def identity(self) -> ShardIdentity:
-        return ShardIdentity.of(self.manifest)
 
     @property
     def wal_range(self) -> range:
@@ -187,7 +183,7 @@ class ShardReader:
     def at(cls, store: ObjectStore, place: ShardPlace) -> ShardReader:
         """A reader of one state of the shard; other readers may read newer states at the same time."""
         reader = cls(store, place.shard_id, live_writers=False)
-        reader.identity = place.identity
+        reader.identity = place.manifest.identity
         reader._is_newest = False
         return reader
 
@@ -236,7 +232,7 @@ class ShardReader:
         manifest = self._manifests.read_latest()
         self._manifest = manifest
         if manifest is not None:
-            self.identity = ShardIdentity.of(manifest)
+            self.identity = manifest.identity
         return manifest
 
     def keep(self, place: ShardPlace) -> None:
