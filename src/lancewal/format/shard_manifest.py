@@ -22,7 +22,7 @@ import crc32c
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.protos import DecodeError, ShardManifestMessage, unknown_fields
-from lancewal.storage import is_plain_name
+from lancewal.storage import is_plain_name, layout
 
 WRITE_ID_BYTES = 16
 
@@ -117,6 +117,14 @@ class ShardManifest:
         rewrites a manifest.
         """
         return {entry.field_id: entry.value for entry in self.shard_field_entries}
+
+    @property
+    def first_unsettled(self) -> int:
+        """The lowest WAL position that may be the tip.
+
+        Never at or below the replay cursor: an entry written there would not be replayed.
+        """
+        return max(self.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
 
     @cached_property
     def identity(self) -> ShardIdentity:

@@ -61,7 +61,7 @@ from lancewal.reader.snapshot import ShardSnapshot, Snapshot
 from lancewal.reader.source import ShardLevel
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
-from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
+from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
 from lancewal.storage import ObjectStore, Shelf, both, check_process, layout, ordered_map
 from lancewal.writer import live_writer, open_writers
@@ -97,7 +97,7 @@ class ShardPlace:
 
     @property
     def wal_range(self) -> range:
-        return range(first_unsettled(self.manifest), self.wal_end)
+        return range(self.manifest.first_unsettled, self.wal_end)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class ShardReader:
         # Take the time after the manifest: a base that another thread read before it must not count as later.
         now = time.monotonic()
         if views and epoch == manifest.writer_epoch:
-            return ShardPlace(manifest, first_unsettled(manifest), views, now)
+            return ShardPlace(manifest, manifest.first_unsettled, views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
 
     def confirmed(self, place: ShardPlace) -> ShardPlace:
@@ -219,7 +219,7 @@ class ShardReader:
             if newest.version == place.manifest.version:
                 return place
             if place.views and newest.writer_epoch == place.manifest.writer_epoch:
-                return replace(place, manifest=newest, wal_end=first_unsettled(newest))
+                return replace(place, manifest=newest, wal_end=newest.first_unsettled)
             if not place.views and _rows_of(newest) == _rows_of(place.manifest):
                 return replace(place, manifest=newest)
             place = ShardPlace(newest, self._tail.find_end(newest), read_at=place.read_at)
@@ -259,7 +259,7 @@ class ShardReader:
         # Rows that were flushed since are no longer in memory, and this manifest does not list them.
         if epoch != manifest.writer_epoch or views[0].generation > manifest.current_generation:
             return None
-        return replace(place, wal_end=first_unsettled(manifest), views=views)
+        return replace(place, wal_end=manifest.first_unsettled, views=views)
 
     def _live_rows(self) -> tuple[tuple[MemTableView, ...], int]:
         """The MemTables of the shard's writer in this process, oldest first, and its epoch."""

@@ -38,7 +38,7 @@ from lancewal.base import (
 )
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
 from lancewal.format import ShardManifest, SsTableEntry, WalEntry, parse_manifest_version
-from lancewal.shard import ShardManifestStore, WalTailer, first_unsettled
+from lancewal.shard import ShardManifestStore, WalTailer
 from lancewal.sstable.opened import open_sstable
 from lancewal.storage import ObjectStore, Shelf, layout
 
@@ -257,7 +257,7 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
         if stamp is not None:
             yield stamp, entry.generation
     tailer = WalTailer(store, manifest.shard_id)
-    position = first_unsettled(manifest)
+    position = manifest.first_unsettled
     while (wal_entry := tailer.read_entry(position)) is not None:
         if not wal_entry.sentinel and wal_entry.base_version is not None and wal_entry.generation is not None:
             yield wal_entry.base_version, wal_entry.generation
