@@ -253,11 +253,6 @@ class Candidates(NamedTuple):
     values: Values
     live: Mask
 
-    def in_order(self, *, largest_first: bool) -> Candidates:
-        """Sorted: best first, and equally good ones by row, because Lance does not define their order."""
-        order = np.lexsort((self.rows, -self.values if largest_first else self.values))
-        return Candidates(self.rows[order], self.values[order], self.live[order])
-
 
 def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
     """The schema of a read of ``columns``."""

@@ -418,12 +418,8 @@ class StateReader:
         """The state, opened; shards that cannot hold what ``wants`` locates are left out."""
         check_process()  # even if storage is not used: Lance would hang in a forked process
         staleness = self._max_staleness if max_staleness is None else max_staleness
-
-        def take(attempt: int) -> Snapshot:
-            # A kept state may be too old to be readable, so a retry reads a new one.
-            return self._take_snapshot(wants, staleness if attempt == 1 else 0.0)
-
-        return self._retried(take)
+        # A kept state may be too old to be readable, so a retry reads a new one.
+        return self._retried(lambda attempt: self._take_snapshot(wants, staleness if attempt == 1 else 0.0))
 
     def _retried(self, read: Callable[[int], T]) -> T:
         for attempt in range(1, _ATTEMPTS + 1):

@@ -204,12 +204,11 @@ def _held_by_earlier_table(base: BaseTable, store: ObjectStore, manifest: ShardM
         return 0
     first = next((entry for entry in manifest.sstables if entry.generation == lowest), None)
     stamp = None if first is None else _stamp(store, manifest.shard_id, first)
-    if lowest == layout.FIRST_GENERATION and stamp is not None and base.initialized_since(stamp):
+    is_of_this_table = stamp is not None and base.initialized_since(stamp)
+    if is_of_this_table and lowest == layout.FIRST_GENERATION:
         return 0
     # Nothing proves that the oldest generation belongs to this table, or earlier generations were pruned.
-    if stamp is not None and base.initialized_since(stamp):
-        stamp = None
-    earlier = earlier_table(base, store, stamp)
+    earlier = earlier_table(base, store, None if is_of_this_table else stamp)
     if earlier is None:
         return 0
     unknown = unknown_entries(store, manifest, earlier)
